@@ -1,0 +1,36 @@
+# make demo   a federation of three organisations, trained and explained, in about a minute
+# make test   the whole test suite
+# make setup  only the environment (.venv)
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup demo test lint clean
+
+setup: .venv/installed
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "verfedgnn needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing verfedgnn into .venv (once; about a minute)"
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "installing the test tools into .venv (once)"
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: .venv/installed
+	@$(BIN)/verfedgnn train --data synthetic --preset best --parties 3 --lift --out runs/demo --overwrite
+
+test: .venv/installed-dev
+	@$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,56 @@
+"""The `verfedgnn` command: its sub-commands, and one place where errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+import verfedgnn
+from verfedgnn.cli.evaluate import evaluate
+from verfedgnn.cli.recommend import recommend
+from verfedgnn.cli.train import train
+from verfedgnn.errors import VerFedGNNError
+
+app = typer.Typer(
+    name="verfedgnn",
+    help="Organisations that share users but not items train one graph recommender together, "
+    "without showing each other who consumed what.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"verfedgnn {verfedgnn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """What all commands share."""
+
+
+app.command()(train)
+app.command()(evaluate)
+app.command()(recommend)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
+    try:
+        app()
+    except VerFedGNNError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escape(str(error))}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(4)
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("[", r"\[")

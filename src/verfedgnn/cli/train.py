@@ -1,0 +1,155 @@
+"""`verfedgnn train`: a federation on one machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from verfedgnn.cli.show import RoundProgress, error_console, lift_table, run_table
+from verfedgnn.config import build_config, fields, parse_settings, presets
+from verfedgnn.data import PartyData, read_parties
+from verfedgnn.errors import ConfigError
+from verfedgnn.evaluation.lift import lift as compute_lift
+from verfedgnn.run import Run, write_json
+from verfedgnn.training import resume as resume_run
+from verfedgnn.training import train as train_run
+
+
+def _settings_help() -> str:
+    lines = ["**Settings** (`--set name=value`, or the same tree in a TOML file):", ""]
+    for path, field in fields().items():
+        default = field.default
+        shown = "unset" if default is None else str(list(default) if isinstance(default, tuple) else default)
+        lines.append(f"- `{path}` = {shown}: {field.description}")
+    return "\n".join(lines)
+
+
+def train(
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A file, a folder or a name (synthetic, ml-1m, ...); several times, NAME=FILE: one file per party."),
+    ] = None,
+    preset: Annotated[str, typer.Option(help=f"Where to start from: {', '.join(presets())}.")] = "paper",
+    model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.")] = None,
+    parties: Annotated[int, typer.Option(help="Cut one data set's items at random into so many parties.")] = 10,
+    by: Annotated[str | None, typer.Option(help="Cut by an item column instead, such as genre or category.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to write.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="One setting, key=value; see the list below.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    lift: Annotated[bool, typer.Option("--lift", help="Also train each party alone and all data pooled, and compare.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Continue this interrupted run folder.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    one_by_one: Annotated[
+        bool,
+        typer.Option("--one-by-one", help="Compute parties one after the other, bit for bit as separate processes."),
+    ] = False,
+    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.")] = 0,
+    columns: Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...")] = None,
+    duplicates: Annotated[str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Text encoding of the table, such as latin-1.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Column separator of the table.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json on one line at the end.")] = False,
+) -> None:
+    """Train a federation on one machine and say what it gained, cost and protects."""
+    if threads:
+        torch.set_num_threads(threads)
+    progress = RoundProgress(hidden=quiet)
+    halt = _Halt()
+    with progress, halt:
+        watch: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": device, "stack": not one_by_one}
+        if resume is not None:
+            run = resume_run(resume, **watch)
+            folder: Path | None = resume
+        else:
+            overrides: dict[str, Any] = parse_settings(set_ or [])
+            if seed is not None:
+                overrides["seed"] = seed
+            chosen = build_config(preset=preset, model=_gnn(model), file=config, overrides=overrides)
+            options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
+            read = read_parties(
+                data or ["synthetic"],
+                parties=parties,
+                seed=chosen.seed,
+                by=by,
+                columns=_columns(columns),
+                **{key: value for key, value in options.items() if value is not None},
+            )
+            if not quiet:
+                _introduce(read)
+            folder = out
+            run = train_run(read, chosen, out=out, overwrite=overwrite, **watch)
+        if lift and "lift" not in run.metrics:
+            run.metrics["lift"] = compute_lift(run, stack=not one_by_one, watch=progress.step)
+            if folder is not None:
+                write_json(folder / "metrics.json", run.metrics)
+    _report(run, folder, as_json=as_json, quiet=quiet)
+
+
+def _report(run: Run, folder: Path | None, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(run.metrics))
+        return
+    if quiet:
+        return
+    console = Console()
+    console.print(run_table(run.metrics))
+    if "lift" in run.metrics:
+        console.print(lift_table(run.metrics["lift"]))
+    if folder is not None:
+        console.print(f"run folder: [bold]{folder}[/]; next: verfedgnn recommend {folder} --user ID", highlight=False)
+
+
+def _introduce(parties: list[PartyData]) -> None:
+    console = error_console()
+    first = parties[0].ratings
+    ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
+    console.print(f"{len(parties)} parties, {first.n_users:,} common users, {items:,} items, {ratings:,} ratings")
+    for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
+        console.print(f"  {note}", style="dim")
+
+
+class _Halt:
+    """The first Ctrl-C asks for a stop after the round; the second one stops at once."""
+
+    def __enter__(self) -> _Halt:
+        self._asked = False
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, *_: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def asked(self) -> bool:
+        return self._asked
+
+
+def _gnn(name: str | None) -> Any:
+    if name not in (None, "gcn", "gat", "ggnn"):
+        raise ConfigError(f"there is no model '{name}'; there are: gcn, gat, ggnn")
+    return name
+
+
+def _columns(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    if len(pairs) != len(text.split(",")):
+        raise ConfigError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
+    return pairs
+
+
+train.__doc__ = (train.__doc__ or "") + "\n\n" + _settings_help()

@@ -1,0 +1,294 @@
+"""The configuration: one typed tree, a sentence under each field; presets and `key=value` overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from verfedgnn.errors import ConfigError
+
+Gnn = Literal["gcn", "gat", "ggnn"]
+
+
+class Section(BaseModel):
+    """A branch of the tree: immutable, and nothing in it that is not declared here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """The graph neural network (Sec. 3.2)."""
+
+    gnn: Gnn = "gcn"
+    """Aggregation and update: gcn, gat or ggnn."""
+    dim: int = Field(6, ge=1, le=4096)
+    """D, the size of an embedding (paper: 6)."""
+    layers: int = Field(2, ge=1, le=16)
+    """K, the number of propagation layers (paper: 2)."""
+    activation: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid"
+    """The non-linearity of GCN's and GAT's update (paper: sigmoid)."""
+    threshold: float | None = None
+    """An item is a neighbour of a user from this rating on; unset: three quarters up the rating scale (4 of 5, 8 of 10)."""
+    init_std: float = Field(0.1, ge=0)
+    """Standard deviation of the initial embeddings; their mean is 0."""
+    init_mix: float = Field(1.0, gt=0)
+    """Initial a_k (eq. 3), as a multiple of the value at which layers of 1/2 predict the middle of the rating scale."""
+    estimators: bool = True
+    """Estimate a user's degree from the party's own share (Sec. 4.3); off, exact degrees are exchanged (unprotected)."""
+
+
+class ExchangeConfig(Section):
+    """What parties tell each other about neighbourhoods (Sec. 4.4)."""
+
+    mode: Literal["projected", "exact", "none"] = "projected"
+    """projected: Phi X is sent; exact: X itself (unprotected); none: no neighbourhood leaves a party."""
+    ratio: float = Field(5.0, gt=0)
+    """N/q, how many users one row of the projection stands for (paper: 5)."""
+    block: int = Field(0, ge=0)
+    """Block size B of a block-diagonal projection; 0, or at least N: one block, the paper's Phi."""
+    reconstruction: Literal["adjoint", "scaled"] = "adjoint"
+    """adjoint: Phi^T Y (eq. 14); scaled: Phi^T Y / (1 + (m+1)/q), the multiple with the least expected error."""
+    refresh: int = Field(0, ge=0, le=16)
+    """Exchange-only round trips before each training round; K of them make the exchange synchronous (exact)."""
+
+
+class GradientConfig(Section):
+    """How the gradients of public parameters are protected (Sec. 4.5)."""
+
+    mechanism: Literal["ternary", "laplace", "none"] = "ternary"
+    """ternary quantization (Def. 4.2), Laplace noise (Table 6), or none (unprotected)."""
+    r: float = Field(3.0, gt=0)
+    """The ternary scheme's r: one release moves by at most 1/r in total variation for gradients 1 apart in l1."""
+    epsilon: float = Field(1.0, gt=0)
+    """The Laplace mechanism's epsilon per release."""
+    clip: float | None = Field(0.5, gt=0)
+    """Bound on each coordinate before the mechanism (paper: 0.5); unset only without a mechanism."""
+    rescale_users: float = Field(1.0, gt=0)
+    """Public factor s on the user embeddings' gradient before the clip, divided out after it; it costs no privacy."""
+    rescale_weights: float = Field(1.0, gt=0)
+    """The same for the shared weights (W, a_k, attention, GRU)."""
+
+
+class TrainingConfig(Section):
+    """Rounds, steps and when to stop."""
+
+    optimizer: Literal["adagrad", "sgd"] = "adagrad"
+    """The rule for public and private steps (paper: Adagrad)."""
+    lr: float = Field(0.05, gt=0)
+    """Learning rate (paper: 0.05)."""
+    l2: float = Field(1.0, ge=0)
+    """Weight of the regulariser of eq. 5, (1/N) sum |e_u|^2 + (1/M) sum |e_v|^2."""
+    batch: int = Field(5000, ge=0)
+    """Training ratings per round over all parties; 0: all of them."""
+    epochs: int = Field(50, ge=1)
+    """Passes over the training ratings; rounds = epochs x ratings / batch."""
+    participation: float = Field(1.0, gt=0, le=1)
+    """Share of the parties that take part in a round (Sec. 4.6)."""
+    evaluate_every: int = Field(0, ge=0)
+    """Rounds between two validations; 0: once an epoch."""
+    patience: int = Field(0, ge=0)
+    """Stop after so many validations without a better one; 0: train to the end. The best one is kept either way."""
+    checkpoint_every: int = Field(500, ge=1)
+    """Rounds between two checkpoints."""
+
+
+class SplitConfig(Section):
+    """Which ratings train, select and judge."""
+
+    kind: Literal["rating", "time"] = "rating"
+    """rating: at random by `fractions`; time: each user's last rating tests, the one before validates."""
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    """Shares of training, validation and test (paper: 60/20/20)."""
+
+
+class Config(Section):
+    """Everything that decides a training. All parties of a federation share it; its hash is checked."""
+
+    seed: int = Field(0, ge=0)
+    """Seed of the split, the initial values, the projection, the batches and the noise."""
+    base: str = "paper"
+    """The preset this configuration started from."""
+    model: ModelConfig = ModelConfig()
+    """The graph neural network."""
+    exchange: ExchangeConfig = ExchangeConfig()
+    """The exchange of neighbourhoods."""
+    gradients: GradientConfig = GradientConfig()
+    """The protection of gradients."""
+    training: TrainingConfig = TrainingConfig()
+    """Rounds and steps."""
+    split: SplitConfig = SplitConfig()
+    """Training, validation and test parts."""
+    unprotected: tuple[Literal["projection", "clip"], ...] = ()
+    """Conditions of the paper's theorems that this run may break: projection (2q <= N + 1), clip (at most 0.5)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        problem = _problem(self)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+    @staticmethod
+    def preset(name: str, *, model: Gnn = "gcn", **overrides: Any) -> Config:
+        """The preset `name` ("paper", "best") for one GNN, with `overrides` by field name: `preset("paper", dim=16)`."""
+        return build_config(preset=name, model=model, overrides=overrides)
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that two configurations share if and only if they are the same."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def with_values(self, overrides: Mapping[str, Any]) -> Config:
+        """A copy with `overrides`, keyed by field name (`r`) or path (`gradients.r`); values may be text."""
+        tree = self.model_dump(mode="json")
+        for key, value in overrides.items():
+            path = _resolve(key)
+            _assign(tree, path, value)
+        return _validated(tree)
+
+    def to_toml(self) -> str:
+        """The configuration as TOML; unset fields are left out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def _problem(config: Config) -> str | None:
+    gradients, exchange = config.gradients, config.exchange
+    if gradients.mechanism != "none":
+        if gradients.clip is None:
+            return f"gradients.clip must be set for {gradients.mechanism}: without it no bound holds"
+        if gradients.mechanism == "ternary" and gradients.clip > gradients.r:
+            return f"gradients.clip = {gradients.clip} exceeds r = {gradients.r}: |x|/r would not be a probability; raise r"
+        if gradients.clip > 0.5 and "clip" not in config.unprotected:
+            return (
+                f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
+                'guarantee does not cover; use 0.5 or ask for it with unprotected=["clip"]'
+            )
+    if exchange.mode == "projected" and exchange.ratio < 2 and "projection" not in config.unprotected:
+        return (
+            f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
+            'use 2 or more, or ask for it with unprotected=["projection"]'
+        )
+    if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:
+        return f"split.fractions = {list(config.split.fractions)} must be shares that add up to 1"
+    return None
+
+
+def build_config(
+    *,
+    preset: str = "paper",
+    model: Gnn | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """A configuration from a preset, then a TOML file, then single values; each may leave anything out.
+
+    A preset's `[for.gat]`-like tables hold what differs for one GNN.
+    """
+    tree = read_preset(preset)
+    written = _read_toml(file) if file else {}
+    chosen = model or written.get("model", {}).get("gnn") or tree.get("model", {}).get("gnn") or "gcn"
+    per_model = tree.pop("for", {}).get(chosen, {})
+    tree = _merge(_merge(_merge(tree, per_model), written), {"base": preset, "model": {"gnn": chosen}})
+    return _validated(tree).with_values(overrides or {})
+
+
+def presets() -> list[str]:
+    """Names of the presets that come with the package."""
+    return sorted(f.name.removesuffix(".toml") for f in resources.files("verfedgnn").joinpath("presets").iterdir())
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The tree of a preset as written in its file."""
+    if name not in presets():
+        raise ConfigError(f"there is no preset '{name}'; there are: {', '.join(presets())}")
+    return tomllib.loads(resources.files("verfedgnn").joinpath(f"presets/{name}.toml").read_text("utf-8"))
+
+
+def load_config(path: Path) -> Config:
+    """The configuration a run wrote."""
+    return _validated(_read_toml(path))
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, str]:
+    """`["r=5", "model.dim=16"]` as a mapping."""
+    pairs = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, not '{setting}'; for example --set model.dim=16")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """Every leaf of the tree by its path, as pydantic's field description."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found |= fields(field.annotation, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = field
+    return found
+
+
+def _resolve(key: str) -> list[str]:
+    paths = list(fields())
+    matches = [path for path in paths if path == key or path.endswith("." + key)]
+    if len(matches) == 1:
+        return matches[0].split(".")
+    if matches:
+        raise ConfigError(f"'{key}' could be {' or '.join(matches)}; write the whole path")
+    near = [path for path in paths if key.split(".")[-1][:4] in path]
+    hint = f"did you mean {', '.join(near[:4])}?" if near else "`verfedgnn train --help` lists them all"
+    raise ConfigError(f"there is no setting '{key}'; {hint}")
+
+
+def _assign(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    if isinstance(value, str):
+        try:
+            value = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            value = None if value.lower() in {"none", "unset", ""} else value
+    tree[path[-1]] = value
+
+
+def _validated(tree: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = first["msg"].removeprefix("Value error, ")
+        given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
+        raise ConfigError(f"{where}: {text}{given}" if where else text) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(low)
+    for key, value in high.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}

@@ -1,0 +1,36 @@
+"""Files, tables and generators of ratings -> `Ratings` -> split -> parties."""
+
+from verfedgnn.data.bookcrossing import densest
+from verfedgnn.data.parties import (
+    PartyData,
+    align_users,
+    check_parties,
+    parties_from_files,
+    pool_parties,
+    read_parties,
+    split_items,
+)
+from verfedgnn.data.ratings import Ratings, make_ratings
+from verfedgnn.data.read import read_ratings
+from verfedgnn.data.split import TEST, TRAIN, VALID, split_by_rating, split_by_time
+from verfedgnn.data.synthetic import synthetic_ratings
+
+__all__ = [
+    "TEST",
+    "TRAIN",
+    "VALID",
+    "PartyData",
+    "Ratings",
+    "align_users",
+    "check_parties",
+    "densest",
+    "make_ratings",
+    "parties_from_files",
+    "pool_parties",
+    "read_parties",
+    "read_ratings",
+    "split_by_rating",
+    "split_by_time",
+    "split_items",
+    "synthetic_ratings",
+]

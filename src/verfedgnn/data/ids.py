@@ -1,0 +1,122 @@
+"""Ids as text: coding them, putting them in order, joining on them and hashing them, a column at a time.
+
+Ids are fixed-width numpy text (dtype `U`): sorting, searching and viewing them as integers need no Python objects,
+and two million ids of 14 characters take 112 MB. One overlong id would widen all of them, hence `LONGEST_ID`.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.errors import DataError
+
+TEXT = pa.string()
+StrArray = NDArray[np.str_]
+
+LONGEST_ID = 256
+LONGEST_TITLE = 160
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def as_text(values: Any, what: str) -> pa.Array:
+    """One pyarrow text array from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
+    try:
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"the {what} column mixes types that do not go together: give them all as text") from error
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_floating(array.type):
+        # Tables that once had a gap hold integer ids as 17.0; as text they must still be '17'.
+        try:
+            array = pc.cast(array, pa.int64())
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"the {what} column holds fractions or NaN, not ids: name another with --columns {what}=..."
+            ) from error
+    try:
+        return pc.cast(array, TEXT)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"the {what} column has type {array.type}, which cannot be read as ids: store it as text or integers"
+        ) from error
+
+
+def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> StrArray:
+    """Numpy text from pyarrow text; nulls become "" and `longest` cuts what would widen the whole array."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    array = pc.fill_null(array, "")
+    if longest is not None:
+        array = pc.utf8_slice_codeunits(array, 0, longest)
+    return array.to_numpy(zero_copy_only=False).astype(np.str_)  # type: ignore[no-any-return]
+
+
+def order_of(ids: pa.Array) -> NDArray[np.int64]:
+    """The order in which ids are kept: by number if all of them are integers, else by code point."""
+    by_text: NDArray[np.int64] = pc.sort_indices(ids).to_numpy().astype(np.int64)
+    if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]{1,18}$")).as_py():
+        numbers = pc.cast(ids, pa.int64()).to_numpy()[by_text]
+        return by_text[np.argsort(numbers, kind="stable")]
+    return by_text
+
+
+def sorted_ids(ids: StrArray) -> StrArray:
+    """Ids in the order of `order_of`, so that everyone who holds the same ids holds them in the same order."""
+    return ids[order_of(pa.array(ids, type=TEXT))]
+
+
+def encode(values: pa.Array, what: str) -> tuple[NDArray[np.int32], StrArray]:
+    """The code of each value and the ids in order, ``ids[codes] == values``."""
+    coded = pc.dictionary_encode(values)
+    longest = pc.max(pc.utf8_length(coded.dictionary)).as_py() or 0
+    if longest > LONGEST_ID:
+        raise DataError(
+            f"a {what} id has {longest:,} characters (at most {LONGEST_ID}): that column is hardly one of ids,"
+            f" name another with --columns {what}=..."
+        )
+    order = order_of(coded.dictionary)
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank[coded.indices.to_numpy()], to_numpy(coded.dictionary.take(pa.array(order)))
+
+
+def positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
+    """The row of each id in `among`, -1 where it is not there."""
+    found = pc.index_in(pa.array(ids, type=TEXT), value_set=pa.array(among, type=TEXT))
+    return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def look_up(ids: StrArray, keys: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> StrArray:
+    """The value that belongs to each id in a table of keys and values, "" where there is none."""
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    found = pc.index_in(pa.array(ids, type=TEXT), value_set=pc.cast(keys, TEXT))
+    return to_numpy(pc.take(values, found), LONGEST_TITLE)
+
+
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64: a bijection of 64 bits in which each bit of input moves half of the output."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+def hash64(ids: StrArray, seed: int) -> NDArray[np.uint64]:
+    """A 64-bit hash of each id, from its code points and the seed only.
+
+    The padding of fixed-width text is zeros and leaves the hash as it is, so an id hashes alike beside any others.
+    """
+    start = np.full(len(ids), int(seed) % 2**64, np.uint64)
+    h = mix(start + _GOLDEN)
+    width = ids.dtype.itemsize // 4
+    points = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), width)
+    for column in points.T:
+        h = np.where(column != 0, mix((h ^ column) + _GOLDEN), h)
+    return h

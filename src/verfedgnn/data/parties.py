@@ -1,0 +1,175 @@
+"""Organisations with the same users and their own items: by cutting one table, or from one file each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verfedgnn.data.ids import positions, sorted_ids
+from verfedgnn.data.pool import pool_tables, refuse_shared_items
+from verfedgnn.data.ratings import Ratings, counted
+from verfedgnn.data.read import is_folder_of_tables, locate, read_ratings, tables_in
+from verfedgnn.data.tables import table_stem
+from verfedgnn.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class PartyData:
+    """An organisation's data; all parties share one array of user ids, the items are the party's own."""
+
+    name: str
+    ratings: Ratings
+
+    def __repr__(self) -> str:
+        return f"<PartyData {self.name}: {self.ratings.summary()}>"
+
+
+def split_items(ratings: Ratings, parties: int = 10, *, seed: int = 0, by: str | None = None) -> list[PartyData]:
+    """Cut a table by items: at random into `parties` groups whose sizes differ by at most one, or by a column.
+
+    With `by` (e.g. "genre") there is one party per value, and `parties` is not used; items without a value go to
+    "unknown". All users of the table are users of every party, with or without ratings there.
+    """
+    if by is None:
+        if not 1 <= parties <= ratings.n_items:
+            raise DataError(
+                f"{ratings.n_items:,} items cannot go to {parties} parties: use --parties from 1 to {ratings.n_items}"
+            )
+        order = np.random.default_rng(seed).permutation(ratings.n_items)
+        width = len(str(parties - 1))
+        groups = {f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))}
+    else:
+        if by not in ratings.columns:
+            there = ", ".join(ratings.columns) or "none"
+            raise DataError(f"{ratings.name} has no item column {by!r} to split by: there is {there}")
+        values = ratings.columns[by]
+        names, code = np.unique(np.where(values == "", "unknown", values), return_inverse=True)
+        groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names)}
+    return [PartyData(name, replace(ratings.select_items(index), name=name)) for name, index in groups.items()]
+
+
+def parties_from_files(
+    files: Mapping[str, str | Path] | Sequence[str | Path], *, scale: tuple[float, float] | None = None, **options: Any
+) -> list[PartyData]:
+    """One party per file, named by the mapping's keys or the files' stems, aligned to the users in every file.
+
+    The parties share one scale: the given one, or from the lowest to the highest rating at any of them.
+    """
+    named = list(files.items()) if isinstance(files, Mapping) else [(table_stem(Path(file)), file) for file in files]
+    if not named:
+        raise _no_parties()
+    _refuse_same_names([name for name, _ in named])
+    tables = [replace(read_ratings(file, scale=scale, **options), name=name) for name, file in named]
+    low, high = min(t.scale[0] for t in tables), max(t.scale[1] for t in tables)
+    parties = [PartyData(table.name, replace(table, scale=(low, high))) for table in tables]
+    return align_users(parties)
+
+
+def align_users(parties: Sequence[PartyData]) -> list[PartyData]:
+    """The parties with only the users they have in common, in one order; each party's notes say what was dropped."""
+    if not parties:
+        raise _no_parties()
+    common = parties[0].ratings.user_ids
+    for party in parties[1:]:
+        common = common[positions(common, party.ratings.user_ids) >= 0]
+    if not len(common):
+        names = ", ".join(party.name for party in parties)
+        raise DataError(f"no user is at every one of {names}: check that they write user ids in the same way")
+    users = sorted_ids(common)
+    return [PartyData(party.name, _restricted(party.ratings, users)) for party in parties]
+
+
+def _restricted(ratings: Ratings, users: np.ndarray[Any, np.dtype[np.str_]]) -> Ratings:
+    kept = replace(ratings.select_users(positions(users, ratings.user_ids)), user_ids=users)
+    dropped = ratings.n_users - len(users)
+    if not dropped:
+        return kept
+    return kept.with_notes(
+        f"kept {len(users):,} of {ratings.n_users:,} users, dropped {counted(dropped, 'user')} with"
+        f" {counted(len(ratings) - len(kept), 'rating')} that are not at every party"
+    )
+
+
+def check_parties(parties: Sequence[PartyData]) -> None:
+    """Raise `DataError` unless these parties can form a federation."""
+    if not parties:
+        raise _no_parties()
+    _refuse_same_names([party.name for party in parties])
+    users = parties[0].ratings.user_ids
+    if not len(users):
+        raise DataError("the parties have no user in common: check that they write user ids in the same way")
+    rated = np.zeros(len(users), bool)
+    for party in parties:
+        table = party.ratings
+        if not table.n_items or not len(table):
+            lack = "ratings" if table.n_items else "items"
+            raise DataError(f"party {party.name!r} has no {lack}: leave it out or give it some")
+        if not np.array_equal(table.user_ids, users):
+            raise DataError(
+                f"parties {parties[0].name!r} and {party.name!r} have different users: bring them together with align_users"
+            )
+        rated[table.user] = True
+    if not rated.all():
+        idle = int((~rated).sum())
+        first = str(users[int(np.argmin(rated))])
+        raise DataError(f"{counted(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids")
+    refuse_shared_items([replace(party.ratings, name=party.name) for party in parties])
+
+
+def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings:
+    """All parties' ratings in one table, as if they were one organisation; the item column `column` names the party."""
+    if not parties:
+        raise _no_parties()
+    tables = [replace(party.ratings, name=party.name) for party in parties]
+    return pool_tables(tables, column, "+".join(table.name for table in tables))
+
+
+def read_parties(
+    data: str | Path | Sequence[str | Path],
+    *,
+    parties: int = 10,
+    seed: int = 0,
+    by: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[PartyData]:
+    """From what stands on the command line to checked parties.
+
+    One path or name is read and its items are split (`parties`, `seed`, `by`). Several, each `FILE` or `NAME=FILE`, are
+    one party each; so is each table of a folder without a publisher's layout, unless `by` is given.
+    """
+    given = [data] if isinstance(data, str | Path) else list(data)
+    if not given:
+        raise DataError("no data given: use --data with a file, a folder or a name such as synthetic or ml-1m")
+    named = [_named(entry) for entry in given]
+    single = named[0][1] if len(named) == 1 and named[0][0] is None else None
+    if single is None:
+        _refuse_same_names([name or table_stem(Path(file)) for name, file in named])
+        files: dict[str, str | Path] = {name or table_stem(Path(file)): file for name, file in named}
+        found = parties_from_files(files, columns=columns, seed=seed, **options)
+    elif str(single) != "synthetic" and by is None and is_folder_of_tables(locate(single)):
+        found = parties_from_files(tables_in(locate(single)), columns=columns, seed=seed, **options)
+    else:
+        keep = () if by is None else (by,)
+        found = split_items(read_ratings(single, columns=columns, seed=seed, keep=keep, **options), parties, seed=seed, by=by)
+    check_parties(found)
+    return found
+
+
+def _named(entry: str | Path) -> tuple[str | None, str | Path]:
+    name, equals, file = str(entry).partition("=")
+    if not equals or Path(entry).exists() or not name or "/" in name:
+        return None, entry
+    return name, file
+
+
+def _no_parties() -> DataError:
+    return DataError("there are no parties: give at least one file or table")
+
+
+def _refuse_same_names(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"two parties are called {twice[0]!r}: name them apart with --data NAME=FILE")

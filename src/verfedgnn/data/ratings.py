@@ -1,0 +1,237 @@
+"""`Ratings`, a table of (user, item, rating) with its original ids, and `make_ratings`, which checks what goes in."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.data.ids import LONGEST_TITLE, StrArray, as_text, encode, to_numpy
+from verfedgnn.errors import DataError
+
+DUPLICATES = ("error", "first", "last", "mean")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ratings:
+    """A table of ratings with its original ids."""
+
+    user: NDArray[np.int32]
+    """Row in `user_ids`, per rating."""
+    item: NDArray[np.int32]
+    """Row in `item_ids`, per rating."""
+    rating: NDArray[np.float32]
+    """The rating itself, finite."""
+    user_ids: StrArray
+    """The users' ids: integers in numeric order, anything else in text order."""
+    item_ids: StrArray
+    """The items' ids, in the same kind of order."""
+    time: NDArray[np.int64] | None = None
+    """Seconds since 1970, per rating."""
+    titles: StrArray | None = None
+    """Per item, "" where unknown."""
+    columns: Mapping[str, StrArray] = field(default_factory=dict)
+    """Per item, e.g. "genre", "category", "file"; "" where unknown."""
+    scale: tuple[float, float]
+    """Lowest and highest rating, of the data or as given."""
+    name: str
+    """What the table is called in front of people."""
+    notes: tuple[str, ...] = ()
+    """Sentences about rows that were left out or changed on the way here."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(a) for a in (self.user, self.item, self.rating, self.time) if a is not None}
+        per_item = {len(a) for a in (self.item_ids, self.titles, *self.columns.values()) if a is not None}
+        if len(lengths) > 1 or len(per_item) > 1:
+            raise ValueError(f"columns of {self.name} differ in length: {sorted(lengths)} ratings, {sorted(per_item)} items")
+
+    def __len__(self) -> int:
+        return len(self.rating)
+
+    @property
+    def n_users(self) -> int:
+        """Number of users, with or without ratings."""
+        return len(self.user_ids)
+
+    @property
+    def n_items(self) -> int:
+        """Number of items, with or without ratings."""
+        return len(self.item_ids)
+
+    def summary(self) -> str:
+        """One line for people."""
+        low, high = self.scale
+        people = f"{self.n_users:,} users on {self.n_items:,} items"
+        return f"{self.name}: {len(self):,} ratings ({low:g} to {high:g}) by {people}"
+
+    def __repr__(self) -> str:
+        return f"<Ratings {self.summary()}>"
+
+    def take(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
+        """The ratings of a mask or an index; users and items stay as they are."""
+        return replace(
+            self,
+            user=self.user[which],
+            item=self.item[which],
+            rating=self.rating[which],
+            time=None if self.time is None else self.time[which],
+        )
+
+    def select_items(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
+        """These items and their ratings, the items coded anew in the order given; the users stay as they are."""
+        index = _as_index(which)
+        code = _recode(index, self.n_items)
+        kept = self.take(code[self.item] >= 0)
+        return replace(
+            kept,
+            item=code[kept.item],
+            item_ids=self.item_ids[index],
+            titles=None if self.titles is None else self.titles[index],
+            columns={name: values[index] for name, values in self.columns.items()},
+        )
+
+    def select_users(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
+        """These users and their ratings, the users coded anew in the order given; the items stay as they are."""
+        index = _as_index(which)
+        code = _recode(index, self.n_users)
+        kept = self.take(code[self.user] >= 0)
+        return replace(kept, user=code[kept.user], user_ids=self.user_ids[index])
+
+    def with_notes(self, *notes: str) -> "Ratings":
+        """The same table with more to say about it."""
+        return replace(self, notes=(*self.notes, *notes))
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things in words: "1 user", "1,329 users"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _as_index(which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    index = np.flatnonzero(which) if which.dtype == np.bool_ else which
+    return index.astype(np.int64)
+
+
+def _recode(index: NDArray[np.integer[Any]], size: int) -> NDArray[np.int32]:
+    code = np.full(size, -1, np.int32)
+    code[index] = np.arange(len(index), dtype=np.int32)
+    return code
+
+
+def make_ratings(
+    user: Any,
+    item: Any,
+    rating: Any,
+    *,
+    time: Any = None,
+    titles: Any = None,
+    columns: Mapping[str, Any] | None = None,
+    scale: tuple[float, float] | None = None,
+    name: str = "ratings",
+    duplicates: str = "error",
+    notes: tuple[str, ...] = (),
+    where: Callable[[int], str] | None = None,
+) -> Ratings:
+    """Ratings from columns with one entry per rating, checked.
+
+    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length; titles and
+    columns belong to items, the first one that is not empty counts. `duplicates` says what becomes of a (user, item)
+    pair that occurs again: "error", "first", "last" or "mean". `where` names the place of a row in errors.
+    """
+    at = where or (lambda row: f"row {row} of {name} (counted from 0)")
+    if duplicates not in DUPLICATES:
+        raise DataError(f"duplicates={duplicates!r} is not known: use one of {', '.join(DUPLICATES)}")
+    users, items = as_text(user, "user"), as_text(item, "item")
+    values = _numbers(rating)
+    if len({len(users), len(items), len(values)}) > 1:
+        raise DataError(f"{name}: {len(users):,} users, {len(items):,} items, {len(values):,} ratings: give one of each per row")
+    for what, array in (("user", users), ("item", items)):
+        missing = pc.or_kleene(pc.is_null(array), pc.equal(array, ""))
+        _refuse(missing, f"have no {what}", at, "fill it in or remove them")
+    _refuse(~np.isfinite(values), "have a rating that is missing, NaN or infinite", at, "give a number or remove them")
+    if not len(values):
+        raise DataError(f"{name} holds no ratings: give a table with at least one row")
+    low, high = scale if scale is not None else (float(values.min()), float(values.max()))
+    outside = (values < low) | (values > high)
+    _refuse(outside, f"have a rating outside the scale {low:g} to {high:g}", at, "correct them or give another scale")
+
+    user_code, user_ids = encode(users, "user")
+    item_code, item_ids = encode(items, "item")
+    table = Ratings(
+        user=user_code,
+        item=item_code,
+        rating=values.astype(np.float32),
+        user_ids=user_ids,
+        item_ids=item_ids,
+        time=None if time is None else np.asarray(time, np.int64),
+        titles=None if titles is None else _per_item(titles, item_code, len(item_ids)),
+        columns={key: _per_item(column, item_code, len(item_ids)) for key, column in (columns or {}).items()},
+        scale=(float(low), float(high)),
+        name=name,
+        notes=notes,
+    )
+    return _without_duplicates(table, duplicates, at)
+
+
+def _numbers(rating: Any) -> NDArray[np.float64]:
+    if isinstance(rating, pa.Array | pa.ChunkedArray):
+        rating = rating.to_numpy() if isinstance(rating, pa.ChunkedArray) else rating.to_numpy(zero_copy_only=False)
+    try:
+        return np.asarray(rating, np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a rating is not a number ({error}): correct it or remove the row") from error
+
+
+def _refuse(bad: Any, what: str, at: Callable[[int], str], remedy: str) -> None:
+    """Raise if any row is bad, naming how many and the first."""
+    mask = np.asarray(bad, bool)
+    if mask.any():
+        count = int(mask.sum())
+        verb = what.replace("have", "has", 1) if count == 1 else what
+        raise DataError(f"{counted(count, 'row')} {verb}, the first in {at(int(mask.argmax()))}: {remedy}")
+
+
+def _per_item(values: Any, item: NDArray[np.int32], n_items: int) -> StrArray:
+    """The first non-empty value of each item."""
+    coded = pc.dictionary_encode(pc.fill_null(as_text(values, "title"), ""))
+    dictionary = to_numpy(coded.dictionary, LONGEST_TITLE)
+    codes = coded.indices.to_numpy()
+    filled = np.flatnonzero((dictionary != "")[codes])[::-1]
+    first = np.full(n_items, len(dictionary), np.int64)
+    # Written last to first, so that what stays is the first.
+    first[item[filled]] = codes[filled]
+    return np.append(dictionary, "")[first]
+
+
+def _without_duplicates(table: Ratings, duplicates: str, at: Callable[[int], str]) -> Ratings:
+    key = table.user.astype(np.int64) * table.n_items + table.item
+    in_order = np.sort(key)
+    if not (in_order[1:] == in_order[:-1]).any():
+        return table
+    order = np.argsort(key, kind="stable")
+    new = np.append(True, in_order[1:] != in_order[:-1])
+    repeats = int((~new).sum())
+    rows = counted(repeats, "row") + (" repeats" if repeats == 1 else " repeat")
+    if duplicates == "error":
+        starts = order[new]
+        twice = np.flatnonzero(np.diff(np.append(np.flatnonzero(new), len(key))) > 1)
+        first = int(starts[twice].min())
+        second = int(np.flatnonzero(key == key[first])[1])
+        pair = f"({str(table.user_ids[table.user[first]])!r}, {str(table.item_ids[table.item[first]])!r})"
+        raise DataError(
+            f"{rows} a (user, item) pair, first {pair} in {at(first)} and {at(second)}:"
+            ' keep one with duplicates="first" (--duplicates first|last|mean|error) or remove them'
+        )
+    outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
+    if duplicates == "mean":
+        group = np.cumsum(new) - 1
+        mean = np.bincount(group, weights=table.rating[order]) / np.bincount(group)
+        rating = table.rating.copy()
+        rating[order[new]] = mean
+        table = replace(table, rating=rating)
+    last = np.append(new[1:], True)
+    kept = np.sort(order[last] if duplicates == "last" else order[new])
+    return table.take(kept).with_notes(f"{rows} a (user, item) pair: {outcome}")

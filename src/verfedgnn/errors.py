@@ -1,0 +1,25 @@
+"""Errors meant for the person who reads them: one line that names the cause and the remedy."""
+
+
+class VerFedGNNError(Exception):
+    """Base of all errors a user can cause and mend; the command line prints it on one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class DataError(VerFedGNNError):
+    """A file or table of ratings cannot be used as it is."""
+
+
+class ConfigError(VerFedGNNError):
+    """A configuration is contradictory, unknown, or asks for something unprotected without naming it."""
+
+
+class RunError(VerFedGNNError):
+    """A run folder cannot be written, read or resumed."""
+
+
+class ProtocolError(VerFedGNNError):
+    """A message is malformed, out of order or out of bounds; its content is never part of the text."""
+
+    exit_code = 3

@@ -1,0 +1,1 @@
+"""How good a run is: accuracy, ranking, lift."""

@@ -1,0 +1,1 @@
+"""Graph neural networks: one operator a file, the model around them."""

@@ -1,0 +1,106 @@
+"""The recommender around an operator: public parameters, propagation, prediction (eq. 1-4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verfedgnn.config import ModelConfig
+from verfedgnn.gnn.gat import GAT
+from verfedgnn.gnn.gcn import GCN
+from verfedgnn.gnn.ggnn import GGNN
+from verfedgnn.gnn.operator import Operator
+from verfedgnn.graph import Graph
+
+OPERATORS: dict[str, type[Operator]] = {cls.name: cls for cls in (GCN, GAT, GGNN)}
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """What one forward pass gives."""
+
+    users: Tensor
+    """h_u (S, N, D)."""
+    items: Tensor
+    """h_v (S, M, D)."""
+    neighbourhoods: list[Tensor]
+    """X^k for k < K, each (S, N, C), detached."""
+
+    def predict(self, user: Tensor, item: Tensor) -> Tensor:
+        """h_u . h_v for rows of the flattened (S*N, D) users and (S*M, D) items (eq. 4)."""
+        return (self.users.flatten(0, 1)[user] * self.items.flatten(0, 1)[item]).sum(-1)
+
+
+class Model:
+    """Shapes and arithmetic of one configuration for N users; it holds no parameters."""
+
+    def __init__(self, config: ModelConfig, users: int) -> None:
+        self.config, self.users = config, users
+        self.operator = OPERATORS[config.gnn](
+            dim=config.dim, layers=config.layers, activation=config.activation, estimators=config.estimators
+        )
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "users": (users, config.dim),
+            "mix": (config.layers + 1,),
+            **self.operator.weights(),
+        }
+
+    @property
+    def size(self) -> int:
+        """Number of public parameters."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def user_size(self) -> int:
+        """How many of them are user embeddings; they come first."""
+        return math.prod(self.shapes["users"])
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The public parameters by name, as views of one flat vector (..., size)."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = torch.split(flat, sizes, -1)
+        lead = flat.shape[:-1]
+        return {name: part.view(*lead, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def initial_public(self, seed: int, middle: float) -> Tensor:
+        """Public parameters before the first round, from a seed; `middle` of the rating scale is public."""
+        rng = np.random.default_rng([seed, 1])
+        flat = torch.zeros(self.size)
+        for name, view in self.views(flat).items():
+            if name == "users":
+                view.copy_(self.initial_embeddings(rng, self.users))
+            elif name == "mix":
+                view.fill_(self.config.init_mix * 2 / self.config.layers * math.sqrt(max(middle, 0.0) / self.config.dim))
+            elif not name.endswith("bias"):
+                bound = math.sqrt(3 / self.config.dim)
+                view.copy_(torch.from_numpy(rng.uniform(-bound, bound, view.shape).astype(np.float32)))
+        return flat
+
+    def initial_embeddings(self, rng: np.random.Generator, rows: int) -> Tensor:
+        """User or item embeddings before the first round."""
+        values = rng.normal(0.0, self.config.init_std, (rows, self.config.dim))
+        return torch.from_numpy(values.astype(np.float32))
+
+    def propagate(
+        self, public: Mapping[str, Tensor], items: Tensor, graph: Graph, others: Sequence[Tensor] | None
+    ) -> Propagation:
+        """K layers and their mixture, h = sum_k a_k e^k (eq. 1-3).
+
+        `public` with a leading S, `items` (S, M, D), `others` the other parties' X^k, k < K, each (S, N, C), constants.
+        """
+        users, mix = public["users"], public["mix"]
+        weights = {name: value for name, value in public.items() if name not in ("users", "mix")}
+        share = mix.view(*mix.shape, 1, 1).unbind(1)
+        h_users, h_items = share[0] * users, share[0] * items
+        neighbourhoods = []
+        for k in range(self.config.layers):
+            own, users, items = self.operator.layer(k, weights, users, items, graph, others[k] if others else None)
+            neighbourhoods.append(own.own.detach())
+            h_users = h_users + share[k + 1] * users
+            h_items = h_items + share[k + 1] * items
+        return Propagation(h_users, h_items, neighbourhoods)

@@ -1,0 +1,95 @@
+"""What the three GNNs share: a layer takes embeddings and the others' neighbourhoods, and gives the next embeddings.
+
+Every operator aggregates a user's items with a weight per edge and divides by a function of the weights' sum,
+
+    n_u = sum_v w_uv x_v * f(w_u),    w_u = sum_v w_uv  over all parties' neighbours v of u,
+
+and differs in w, x and f. A party knows its own part of both sums. With the estimators of Sec. 4.3 it takes
+E_p(w_u) = (sum_i M_i / M_p) * own w_u and exchanges the finished X_p = own sum * f(E_p(w_u)), so that n_u = sum_p X_p. Without
+them it exchanges both sums (one column more) and n_u is exact.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from verfedgnn.graph import Graph
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "identity": lambda x: x,
+}
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """A party's view of one layer's aggregation.
+
+    Shapes: S parties, N users, C columns (D, and one more without estimators).
+    """
+
+    own: Tensor
+    """X_p^k, what the party exchanges (S, N, C)."""
+    total: Tensor
+    """n_u^k, own and others together (S, N, D)."""
+    weight: Tensor
+    """w_u, estimated or exact sum of edge weights (S, N, 1)."""
+
+
+class Operator(ABC):
+    """One GNN: its shared weights and its layer. Stateless; weights are passed in."""
+
+    name: ClassVar[str]
+
+    def __init__(self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True) -> None:
+        self.dim, self.layers, self.estimators = dim, layers, estimators
+        self.activation = ACTIVATIONS[activation]
+
+    @property
+    def columns(self) -> int:
+        """C, columns of an exchanged neighbourhood."""
+        return self.dim + (not self.estimators)
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the shared weights, all public, by name."""
+
+    @abstractmethod
+    def layer(
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+    ) -> tuple[Neighbourhood, Tensor, Tensor]:
+        """Layer k: (S, N, D) users and (S, M, D) items to the neighbourhood and the next of both.
+
+        `weights` have a leading S; `others` is the sum of the other parties' X^k (S, N, C), a constant.
+        """
+
+    def gather(
+        self, own: Tensor, weight: Tensor, others: Tensor | None, graph: Graph, normalise: Callable[[Tensor], Tensor]
+    ) -> Neighbourhood:
+        """Own sum (S, N, D) and own weight (S, N, 1) to the neighbourhood, with estimators or exactly."""
+        if self.estimators:
+            estimate = graph.ratio * weight
+            x = own * normalise(estimate)
+            return Neighbourhood(x, x if others is None else x + others, estimate)
+        exchanged = torch.cat([own, weight], -1)
+        whole = exchanged if others is None else exchanged + others
+        total, weight = whole[..., :-1], whole[..., -1:]
+        return Neighbourhood(exchanged, total * normalise(weight), weight)
+
+
+def inverse(degree: Tensor) -> Tensor:
+    """1/x, and 0 for a user without neighbours."""
+    return torch.where(degree > 0.5, 1 / degree.clamp(min=0.5), torch.zeros_like(degree))
+
+
+def inverse_sqrt(degree: Tensor) -> Tensor:
+    """1/sqrt(x), and 0 for a user without neighbours."""
+    return torch.where(degree > 0.5, degree.clamp(min=0.5).rsqrt(), torch.zeros_like(degree))

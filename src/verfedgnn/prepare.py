@@ -1,0 +1,65 @@
+"""From a party's table to what the protocol and the evaluation take: rated pairs by part, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config, SplitConfig
+from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, check_parties, split_by_rating, split_by_time
+from verfedgnn.errors import DataError
+from verfedgnn.protocol.party import PartyInput
+from verfedgnn.protocol.step import Pairs
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A party's data on its device; the test part is for the evaluation alone and never enters the protocol."""
+
+    party: PartyData
+    parts: NDArray[np.int8]
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+
+    @property
+    def input(self) -> PartyInput:
+        """What the protocol's party gets."""
+        table = self.party.ratings
+        return PartyInput(self.party.name, table.n_users, table.n_items, table.scale, self.train, self.valid)
+
+
+def prepare(parties: Sequence[PartyData], config: Config, device: torch.device) -> list[Prepared]:
+    """Check the parties, split their ratings, move them to `device`."""
+    check_parties(parties)
+    return [_prepare(party, split(party.ratings, config.split, config.seed), device) for party in parties]
+
+
+def split(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:
+    """The part of each rating; a party computes it alone."""
+    if config.kind == "time":
+        return split_by_time(ratings)
+    return split_by_rating(ratings, fractions=config.fractions, seed=seed)
+
+
+def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) -> Prepared:
+    train, valid, test = (_pairs(party.ratings, parts == part, device) for part in (TRAIN, VALID, TEST))
+    for name, pairs in (("training", train), ("validation", valid)):
+        if not len(pairs):
+            raise DataError(
+                f"party '{party.name}' has {len(party.ratings)} ratings and none of them falls into its {name} part; "
+                "give it more data or change split.fractions"
+            )
+    return Prepared(party, parts, train, valid, test)
+
+
+def _pairs(ratings: Ratings, chosen: NDArray[np.bool_], device: torch.device) -> Pairs:
+    return Pairs(
+        torch.from_numpy(ratings.user[chosen]).to(device),
+        torch.from_numpy(ratings.item[chosen]).to(device),
+        torch.from_numpy(ratings.rating[chosen]).to(device),
+    )

@@ -1,0 +1,1 @@
+"""What keeps values from being seen: projection, gradient mechanisms, accounting."""

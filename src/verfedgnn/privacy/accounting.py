@@ -1,0 +1,58 @@
+"""What a run's releases guarantee, per release and composed, and what they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verfedgnn.config import Config
+
+
+def privacy_report(config: Config, *, releases: int, users: int, rows: int, protected: bool) -> dict[str, Any]:
+    """The `privacy` part of metrics.json.
+
+    `releases` is how often the busiest party sent gradients; `rows` is q, `protected` whether 2q <= N + 1 in every block.
+    """
+    return {
+        "gradients": _gradients(config, releases),
+        "neighbourhoods": _neighbourhoods(config, users, rows, protected),
+    }
+
+
+def _gradients(config: Config, releases: int) -> dict[str, Any]:
+    settings = config.gradients
+    report: dict[str, Any] = {"mechanism": settings.mechanism, "clip": settings.clip, "releases": releases}
+    if settings.mechanism == "none":
+        return report | {"guarantee": "none: the coordinator receives each party's gradients as they are"}
+    report["neighbouring"] = "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
+    if settings.mechanism == "laplace":
+        epsilon = settings.epsilon
+        return report | {
+            "per_round": {"epsilon": epsilon, "delta": 0.0},
+            "composed": {"epsilon": epsilon * releases, "delta": 0.0},
+            "guarantee": f"epsilon = {epsilon:g} per release, at worst {epsilon * releases:g} over the run",
+        }
+    delta = min(1.0, 1 / settings.r)
+    composed = min(1.0, releases * delta)
+    meaning = "no guarantee over the whole run" if composed >= 1 else f"delta {composed:.3g} over the whole run"
+    return report | {
+        "r": settings.r,
+        "per_round": {"epsilon": 0.0, "delta": delta},
+        "composed": {"epsilon": 0.0, "delta": composed},
+        "guarantee": f"(0, {delta:.3g})-DP per release; composed over {releases:,} releases: {meaning}",
+    }
+
+
+def _neighbourhoods(config: Config, users: int, rows: int, protected: bool) -> dict[str, Any]:
+    mode = config.exchange.mode
+    if mode == "none":
+        return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
+    if mode == "exact":
+        text = "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
+        return {"mechanism": "exact", "guarantee": text}
+    condition = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
+    text = (
+        f"{condition}: no single value can be solved for exactly (Theorem 1); an obfuscation, not differential privacy"
+        if protected
+        else f"none: {condition}"
+    )
+    return {"mechanism": "gaussian projection", "users": users, "rows": rows, "protected": protected, "guarantee": text}

@@ -1,0 +1,57 @@
+"""Mechanisms that a party applies to the gradients of public parameters before they leave it (Sec. 4.5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config import GradientConfig
+
+
+def clip(gradient: Tensor, bound: float | None) -> Tensor:
+    """Each coordinate to [-bound, bound]."""
+    return gradient if bound is None else gradient.clamp(-bound, bound)
+
+
+def ternary(x: Tensor, r: float, generator: torch.Generator) -> Tensor:
+    r"""Signs of the ternary scheme, int8 in {-1, 0, 1} (Def. 4.2).
+
+    .. math::
+        Q(x)_i = r \, \mathrm{sign}(x_i) \, b_i, \qquad P(b_i = 1) = |x_i| / r
+
+    What is returned is Q(x) / r. It is unbiased, and one release moves by at most |x - y|_1 / r in total variation.
+    """
+    uniform = torch.rand(x.shape, generator=generator, device=x.device)
+    return ((uniform * r < x.abs()) * x.sign()).to(torch.int8)
+
+
+def laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
+    """x plus Laplace noise of scale 1/epsilon: epsilon-DP per release for gradients that differ by at most 1 in l1."""
+    uniform = torch.rand(x.shape, generator=generator, device=x.device, dtype=torch.float64) - 0.5
+    noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-16)) / epsilon
+    return x + noise.to(x.dtype)
+
+
+def protect(gradient: Tensor, config: GradientConfig, user_size: int, generator: torch.Generator) -> Tensor:
+    """A flat public gradient as it may leave the party: rescaled, clipped, then quantized (int8) or noised (float32).
+
+    The first `user_size` coordinates belong to user embeddings; the two public factors are divided out by `recover`.
+    """
+    scaled = gradient.clone()
+    scaled[:user_size] *= config.rescale_users
+    scaled[user_size:] *= config.rescale_weights
+    scaled = clip(scaled, config.clip)
+    if config.mechanism == "ternary":
+        return ternary(scaled, config.r, generator)
+    if config.mechanism == "laplace":
+        return laplace(scaled, config.epsilon, generator)
+    return scaled
+
+
+def recover(total: Tensor, config: GradientConfig, user_size: int, scale: float) -> Tensor:
+    """The estimate of the summed gradient from the sum of protected ones, times the participation factor `scale`."""
+    unit = config.r if config.mechanism == "ternary" else 1.0
+    gradient = total.to(torch.float32)
+    gradient[:user_size] *= unit * scale / config.rescale_users
+    gradient[user_size:] *= unit * scale / config.rescale_weights
+    return gradient

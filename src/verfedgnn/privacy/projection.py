@@ -1,0 +1,148 @@
+r"""Random projection of neighbourhoods (Sec. 4.4, Theorems 1 and 2).
+
+.. math::
+    Y = \Phi X, \quad \hat X = \Phi^T Y, \quad \Phi \in R^{q \times N}, \quad \Phi_{ij} \sim N(0, 1/q)
+
+With a block size B < N, users are cut into blocks of B and Phi is block-diagonal: each block has its own Gaussian, satisfies
+Theorem 1 by itself and costs O(N B) instead of O(N q). B >= N is the paper's Phi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TILE_VALUES = 1 << 22
+"""Values of Phi drawn at a time (16 MiB)."""
+CACHE_VALUES = 1 << 28
+"""Phi is kept between applications up to this many values (1 GiB) and drawn anew from its seed above that."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A piece of Phi: all rows of one block, some of its columns."""
+
+    rows: slice
+    columns: slice
+    index: int
+
+
+class Projection:
+    """Phi for N users, defined by its seed alone: every holder of the seed has the same one on any device."""
+
+    def __init__(
+        self,
+        users: int,
+        *,
+        ratio: float,
+        block: int = 0,
+        seed: int = 0,
+        reconstruction: Literal["adjoint", "scaled"] = "adjoint",
+        device: torch.device | str = "cpu",
+        cache_values: int = CACHE_VALUES,
+    ) -> None:
+        self.users, self.seed, self.reconstruction, self.device = users, seed, reconstruction, torch.device(device)
+        bounds = blocks(users, block)
+        self.tiles: list[Tile] = []
+        self.protected = True
+        self.rows = 0
+        values = 0
+        for start, stop in bounds:
+            q = block_rows(stop - start, ratio)
+            self.protected &= 2 * q <= (stop - start) + 1
+            width = max(1, TILE_VALUES // q)
+            for left in range(start, stop, width):
+                right = min(left + width, stop)
+                self.tiles.append(Tile(slice(self.rows, self.rows + q), slice(left, right), len(self.tiles)))
+            self.rows += q
+            values += q * (stop - start)
+        self._cache: list[Tensor] | None = [] if values <= cache_values else None
+        self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
+
+    def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
+        """1 / (1 + (m+1)/q) of each user's block (N, 1): among multiples of Phi^T Y the one of least expected error."""
+        scale = np.empty((self.users, 1), np.float32)
+        for start, stop in bounds:
+            m = stop - start
+            scale[start:stop] = 1 / (1 + (m + 1) / block_rows(m, ratio))
+        return torch.from_numpy(scale).to(self.device)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
+        y = x.new_zeros(self.rows, x.shape[1])
+        for tile, phi in self._pieces():
+            y[tile.rows].addmm_(phi, x[tile.columns])
+        return y
+
+    def reconstruct(self, y: Tensor) -> Tensor:
+        """X^ = Phi^T Y, scaled if so configured: (q, C) -> (N, C) (eq. 14)."""
+        x = y.new_empty(self.users, y.shape[1])
+        for tile, phi in self._pieces():
+            torch.mm(phi.mT, y[tile.rows], out=x[tile.columns])
+        return x if self._scale is None else x.mul_(self._scale)
+
+    def _pieces(self) -> Iterator[tuple[Tile, Tensor]]:
+        if self._cache is None:
+            yield from ((tile, self._draw(tile)) for tile in self.tiles)
+            return
+        if not self._cache:
+            self._cache = self._merged([self._draw(tile) for tile in self.tiles])
+        yield from zip(self.tiles, self._cache, strict=True)
+
+    def _merged(self, pieces: list[Tensor]) -> list[Tensor]:
+        """Tiles of one block side by side, so that a cached block is one product."""
+        merged: dict[int, tuple[Tile, list[Tensor]]] = {}
+        for tile, piece in zip(self.tiles, pieces, strict=True):
+            first, parts = merged.setdefault(tile.rows.start, (tile, []))
+            merged[tile.rows.start] = (
+                Tile(first.rows, slice(first.columns.start, tile.columns.stop), first.index),
+                [*parts, piece],
+            )
+        self.tiles = [tile for tile, _ in merged.values()]
+        return [torch.cat(parts, 1) for _, parts in merged.values()]
+
+    def _draw(self, tile: Tile) -> Tensor:
+        q, width = tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, tile.index])))
+        values = rng.standard_normal((q, width), dtype=np.float32)
+        values *= np.float32(1 / math.sqrt(q))
+        return torch.from_numpy(values).to(self.device)
+
+
+class Identity:
+    """The exact exchange: X itself travels. It protects nothing."""
+
+    protected = False
+
+    def __init__(self, users: int) -> None:
+        self.users = self.rows = users
+
+    def project(self, x: Tensor) -> Tensor:
+        """X."""
+        return x
+
+    def reconstruct(self, y: Tensor) -> Tensor:
+        """Y."""
+        return y
+
+
+def blocks(users: int, block: int) -> list[tuple[int, int]]:
+    """First and last-plus-one user of each block; block 0: one for all."""
+    size = users if block == 0 else min(block, users)
+    return [(start, min(start + size, users)) for start in range(0, users, size)]
+
+
+def block_rows(users: int, ratio: float) -> int:
+    """q for a block of `users`: users / ratio, rounded down, at least 1."""
+    return max(1, int(users / ratio))
+
+
+def projected_rows(users: int, ratio: float, block: int) -> int:
+    """Rows of the whole Phi."""
+    return sum(block_rows(stop - start, ratio) for start, stop in blocks(users, block))

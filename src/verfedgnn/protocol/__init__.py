@@ -1,0 +1,1 @@
+"""Algorithm 1 as two state machines that exchange messages."""

@@ -1,0 +1,88 @@
+"""Arrays as they travel: small integers packed into few bytes, real numbers in fixed point.
+
+Integers, because sums of integers are exact in any order and can be masked; fixed point, because every recipient then
+subtracts its own part of a sum without a trace of rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.errors import ProtocolError
+
+FRACTION_BITS = 20
+"""Neighbourhoods travel as int32 multiples of 2^-20; a sum may reach +-2048."""
+_LIMIT = 2**31 - 1
+
+
+def pack(values: NDArray[np.integer[Any]], bound: int) -> NDArray[np.uint8]:
+    """Integers in [-bound, bound] as bytes: several digits of base 2*bound + 1 in a byte while they fit, else whole bytes."""
+    digits = _digits(bound)
+    if digits == 1:
+        return np.ascontiguousarray(values, _whole(bound)).view(np.uint8).reshape(-1)
+    base = 2 * bound + 1
+    padded = np.zeros(-(-len(values) // digits) * digits, np.uint8)
+    padded[: len(values)] = values.astype(np.int8) + bound
+    columns = padded.reshape(-1, digits)
+    out = columns[:, -1].copy()
+    for place in range(digits - 2, -1, -1):
+        out *= base
+        out += columns[:, place]
+    return out
+
+
+def unpack(data: NDArray[np.uint8], bound: int, size: int) -> NDArray[np.integer[Any]]:
+    """The `size` integers behind `pack`; anything else than exactly those is refused."""
+    digits = _digits(bound)
+    if digits == 1:
+        kind = np.dtype(_whole(bound))
+        if data.nbytes != size * kind.itemsize:
+            raise ProtocolError(f"packed integers: {data.nbytes} bytes, expected {size * kind.itemsize}")
+        values = data.view(kind)
+        if size and (values.min() < -bound or values.max() > bound):
+            raise ProtocolError(f"packed integers: a value lies outside +-{bound}")
+        return values
+    expected = -(-size // digits)
+    if data.nbytes != expected:
+        raise ProtocolError(f"packed integers: {data.nbytes} bytes, expected {expected}")
+    if expected and int(data.max()) >= (2 * bound + 1) ** digits:
+        raise ProtocolError(f"packed integers: a byte holds no digits of base {2 * bound + 1}")
+    return _table(bound)[data].reshape(-1)[:size]
+
+
+def to_fixed(values: NDArray[np.float32], parties: int) -> NDArray[np.int32]:
+    """Real numbers as multiples of 2^-20, with room for the sum over `parties`."""
+    scaled = np.rint(values.astype(np.float64) * (1 << FRACTION_BITS))
+    limit = _LIMIT // max(1, parties)
+    if not (np.abs(scaled) <= limit).all():
+        raise ProtocolError(
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS):.0f} or not a number: "
+            "training has diverged; lower training.lr"
+        )
+    return scaled.astype(np.int32)
+
+
+def from_fixed(values: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+    """The real numbers behind `to_fixed`, or behind sums and differences of them."""
+    return (values * (1.0 / (1 << FRACTION_BITS))).astype(np.float32)
+
+
+def _digits(bound: int) -> int:
+    """How many digits of base 2*bound + 1 fit into a byte (1: none shares a byte)."""
+    return max(1, int(8 / math.log2(2 * bound + 1)))
+
+
+def _whole(bound: int) -> type[np.signedinteger[Any]]:
+    return np.int8 if bound <= 127 else np.int16 if bound <= 32767 else np.int32
+
+
+@cache
+def _table(bound: int) -> NDArray[np.int8]:
+    base, digits = 2 * bound + 1, _digits(bound)
+    codes = np.arange(256)
+    return np.stack([(codes // base**place) % base - bound for place in range(digits)], 1).astype(np.int8)

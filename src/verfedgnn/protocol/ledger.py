@@ -1,0 +1,45 @@
+"""The ledger of bytes: every encoded message is an event; totals are sums over events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Literal
+
+Direction = Literal["up", "down"]
+_Key = tuple[str, Direction, str]
+
+
+class Ledger:
+    """Counts messages and encoded bytes by kind, direction (up: to the coordinator) and party."""
+
+    def __init__(self) -> None:
+        self.messages: Counter[_Key] = Counter()
+        self.bytes: Counter[_Key] = Counter()
+
+    def record(self, kind: str, direction: Direction, party: str, size: int) -> None:
+        """One message of `size` encoded bytes."""
+        self.messages[kind, direction, party] += 1
+        self.bytes[kind, direction, party] += size
+
+    def total(self, direction: Direction | None = None, *, kind: str | None = None, party: str | None = None) -> int:
+        """Bytes of the messages that match."""
+        return sum(
+            size for (k, d, p), size in self.bytes.items() if direction in (None, d) and kind in (None, k) and party in (None, p)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ledger.json: totals, and one row per kind, direction and party."""
+        rows = [
+            {"kind": k, "direction": d, "party": p, "messages": self.messages[k, d, p], "bytes": size}
+            for (k, d, p), size in sorted(self.bytes.items())
+        ]
+        return {"up": self.total("up"), "down": self.total("down"), "rows": rows}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Ledger:
+        """The ledger behind `to_dict`."""
+        ledger = cls()
+        for row in data["rows"]:
+            key = (row["kind"], row["direction"], row["party"])
+            ledger.messages[key], ledger.bytes[key] = row["messages"], row["bytes"]
+        return ledger

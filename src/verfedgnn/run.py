@@ -1,0 +1,152 @@
+"""A run: what a training left behind, in memory or as a folder.
+
+    RUN/config.toml  metrics.json  history.jsonl  ledger.json  parties/  model/  checkpoint/
+
+Everything a later command needs is in the folder; the data it was trained from may be gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from torch import Tensor
+
+from verfedgnn.config import Config, load_config
+from verfedgnn.data import PartyData
+from verfedgnn.errors import RunError
+from verfedgnn.evaluation.report import evaluate
+from verfedgnn.prepare import Prepared, prepare
+from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.runtime.checkpoint import write_bytes
+from verfedgnn.store import read_parties, safe_names, write_parties
+
+
+@dataclass(frozen=True)
+class PartyModel:
+    """What a party needs to serve: h_u (N, D) and h_v (M_p, D), and its private e_v^0."""
+
+    users: Tensor
+    items: Tensor
+    embeddings: Tensor
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item."""
+
+    item: str
+    title: str
+    party: str
+    score: float
+
+
+@dataclass
+class Run:
+    """A finished training."""
+
+    config: Config
+    parties: list[PartyData]
+    models: list[PartyModel]
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]]
+    ledger: Ledger
+    public: Tensor
+    """Public parameters at the end, flat."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
+        """The k items of the parties' catalogues (or of one party's) that `user` has not rated and would rate highest."""
+        chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
+        if not chosen:
+            names = ", ".join(p.name for p in self.parties)
+            raise RunError(f"there is no party '{party}' in this run; there are: {names}")
+        found = np.flatnonzero(self.parties[0].ratings.user_ids == str(user))
+        if not len(found):
+            raise RunError(f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'")
+        row, candidates = int(found[0]), []
+        for p in chosen:
+            table, model = self.parties[p].ratings, self.models[p]
+            scores = (model.items @ model.users[row]).clone()
+            scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
+            top = scores.topk(min(k, len(scores)))
+            for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+                if score > -torch.inf:
+                    title = "" if table.titles is None else str(table.titles[item])
+                    candidates.append(Recommendation(str(table.item_ids[item]), title, self.parties[p].name, score))
+        return sorted(candidates, key=lambda r: -r.score)[:k]
+
+    def evaluate(self, k: int = 20) -> dict[str, Any]:
+        """Accuracy and ranking of the kept model, computed anew."""
+        return evaluate(self.prepared(), [(m.users, m.items) for m in self.models], k)
+
+    def prepared(self) -> list[Prepared]:
+        """The parties' data, split as in training."""
+        return prepare(self.parties, self.config, self.device)
+
+    def save(self, path: str | Path) -> None:
+        """Write the run as a folder (into it, if training already began to)."""
+        folder = Path(path)
+        begin_folder(folder, self.config, self.parties)
+        write_history(folder, self.history)
+        (folder / "model").mkdir(exist_ok=True)
+        for name, model in zip(safe_names(self.parties), self.models, strict=True):
+            arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
+            write_bytes(folder / "model" / f"{name}.safetensors", safetensors.numpy.save(arrays))
+        public = {"public": self.public.cpu().numpy()}
+        write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save(public))
+        write_json(folder / "ledger.json", self.ledger.to_dict())
+        write_json(folder / "metrics.json", self.metrics)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """A finished run from its folder."""
+        folder = Path(path)
+        if not (folder / "config.toml").is_file():
+            raise RunError(f"{folder} is not a run: it has no config.toml; `verfedgnn train --out {folder}` makes one")
+        if not (folder / "metrics.json").is_file():
+            raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
+        parties = read_parties(folder / "parties")
+        try:
+            models = []
+            for name in safe_names(parties):
+                arrays = safetensors.numpy.load((folder / "model" / f"{name}.safetensors").read_bytes())
+                models.append(PartyModel(**{key: torch.from_numpy(value) for key, value in arrays.items()}))
+            public = safetensors.numpy.load((folder / "model" / "_public.safetensors").read_bytes())["public"]
+            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
+            ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
+            history = read_history(folder)
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise RunError(f"the run {folder} is damaged ({error}); train it again") from None
+        return cls(load_config(folder / "config.toml"), parties, models, metrics, history, ledger, torch.from_numpy(public))
+
+
+def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData]) -> None:
+    """What a run folder holds before the first round."""
+    try:
+        if not (folder / "parties" / "_parties.parquet").exists():
+            write_parties(folder / "parties", parties)
+        write_bytes(folder / "config.toml", config.to_toml().encode())
+    except OSError as error:
+        raise RunError(f"cannot write the run folder {folder}: {error.strerror or error}; choose another --out") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file that is whole or not there."""
+    write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def write_history(folder: Path, history: Sequence[dict[str, Any]]) -> None:
+    """history.jsonl, one evaluation a line."""
+    write_bytes(folder / "history.jsonl", "".join(json.dumps(entry) + "\n" for entry in history).encode())
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """What `write_history` wrote."""
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text("utf-8").splitlines()]

@@ -1,0 +1,74 @@
+"""Checkpoints on disk: written beside the last one and put in place by a rename, so that a kill leaves the last good one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from verfedgnn.errors import RunError
+from verfedgnn.protocol.state import State
+
+_NAME = re.compile(r"round-(\d{8})")
+
+
+def write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
+    """All states of `round` as `folder`/round-N, then remove the older ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final, part = folder / f"round-{round:08d}", folder / f".round-{round:08d}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    for name, state in states.items():
+        arrays = {key: np.ascontiguousarray(value) for key, value in state.arrays.items()}
+        write_bytes(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
+    plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
+    write_bytes(part / "state.json", json.dumps(plain).encode())
+    if final.exists():
+        shutil.rmtree(final)
+    part.rename(final)
+    _sync(folder)
+    for old in folder.iterdir():
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | None:
+    """The newest complete checkpoint and its plain values, or None if there is none."""
+    found = sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    if not found:
+        return None
+    newest = found[-1]
+    try:
+        plain = json.loads((newest / "state.json").read_text("utf-8"))
+        states = {
+            name: State(safetensors.numpy.load((newest / f"{name}.safetensors").read_bytes()), values)
+            for name, values in plain.pop("states").items()
+        }
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise RunError(f"the checkpoint {newest} cannot be read ({error}); delete it to start from the one before") from None
+    return states, plain
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """A file that is whole or not there."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

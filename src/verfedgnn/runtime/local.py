@@ -1,0 +1,94 @@
+"""All parties in this process. Messages are encoded and counted as if they travelled; shared work is done once.
+
+What is shared is public: one replica of the public parameters and one projection serve all parties. Active parties are
+stacked, so that a round is a few large products; `stack=False` runs them one by one, exactly as separate processes would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from verfedgnn.graph import Graph, stack_graphs
+from verfedgnn.protocol.coordinator import Closed, Coordinator
+from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
+from verfedgnn.protocol.party import Party, make_projection
+from verfedgnn.protocol.replica import Replica
+from verfedgnn.protocol.step import compute
+
+
+class LocalRuntime:
+    """A coordinator and its parties, joined and ready for rounds."""
+
+    def __init__(
+        self, coordinator: Coordinator, parties: Sequence[Party], ledger: Ledger | None = None, *, stack: bool = True
+    ) -> None:
+        self.coordinator, self.ledger, self.stack = coordinator, ledger or Ledger(), stack
+        self.parties = {party.data.name: party for party in parties}
+        self._stacked: tuple[tuple[str, ...], Graph] | None = None
+        self._join()
+
+    def _join(self) -> None:
+        for name, party in self.parties.items():
+            hello = self._up(name, party.hello())
+            assert isinstance(hello, Hello)
+            self.coordinator.hello(hello)
+        first = next(iter(self.parties.values()))
+        projection = make_projection(first.config, first.data.users, first.device)
+        replica: Replica | None = None
+        for name, party in self.parties.items():
+            (welcome,) = self._down({name: self.coordinator.welcome(name)}).values()
+            assert isinstance(welcome, Welcome)
+            party.welcome(welcome, replica, projection)
+            replica = party.replica
+
+    def round(self) -> Closed:
+        """One round with all its trips."""
+        while True:
+            starts = self._down(self.coordinator.open())
+            for name, reply in self._replies(starts).items():
+                received = self._up(name, reply)
+                assert isinstance(received, RoundReply)
+                self.coordinator.receive(name, received)
+            closed = self.coordinator.close()
+            if self.coordinator.trip == 0:
+                return closed
+
+    def finish(self) -> None:
+        """Tell the parties that training is over."""
+        for name, message in self._down(dict.fromkeys(self.parties, self.coordinator.finish())).items():
+            assert isinstance(message, Finish)
+            self.parties[name].finish(message)
+
+    def _replies(self, starts: dict[str, Message]) -> dict[str, RoundReply]:
+        messages = {name: start for name, start in starts.items() if isinstance(start, RoundStart)}
+        if not self.stack:
+            replies = {name: self.parties[name].handle(start) for name, start in messages.items()}
+            return {name: reply for name, reply in replies.items() if reply is not None}
+        parties = [self.parties[name] for name in messages]
+        works = [party.begin(messages[party.data.name]) for party in parties]
+        first, graph = parties[0], self._graph(tuple(messages))
+        outcomes = compute(first.model, graph, first.replica.parameters, first.projection, works)
+        return {p.data.name: p.end(messages[p.data.name], out) for p, out in zip(parties, outcomes, strict=True)}
+
+    def _graph(self, names: tuple[str, ...]) -> Graph:
+        if self._stacked is None or self._stacked[0] != names:
+            self._stacked = (names, stack_graphs([self.parties[name].graph for name in names]))
+        return self._stacked[1]
+
+    def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
+        """Coordinator to parties; a message that goes to many is encoded and decoded once and counted for each."""
+        sent: dict[int, tuple[int, Message]] = {}
+        received = {}
+        for name, message in messages.items():
+            if id(message) not in sent:
+                data = encode(message)
+                sent[id(message)] = (len(data), decode(data))
+            size, received[name] = sent[id(message)]
+            self.ledger.record(type(message).__name__, "down", name, size)
+        return received
+
+    def _up(self, name: str, message: Message) -> Message:
+        data = encode(message)
+        self.ledger.record(type(message).__name__, "up", name, len(data))
+        return decode(data)

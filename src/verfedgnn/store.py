@@ -1,0 +1,87 @@
+"""The parties' tables inside a run folder: the common users once, then a Parquet file a party with its items as metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verfedgnn.data import PartyData, Ratings
+from verfedgnn.errors import RunError
+
+_KEY = b"verfedgnn"
+
+
+def safe_names(parties: Sequence[PartyData]) -> list[str]:
+    """File names for the parties, in order: theirs where it is plain, made plain and numbered where not."""
+    names: list[str] = []
+    for index, party in enumerate(parties):
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", party.name).strip("-._") or "party"
+        same = plain == party.name and plain not in names
+        names.append(plain if same else f"{plain}-{index}")
+    return names
+
+
+def write_parties(folder: Path, parties: Sequence[PartyData]) -> None:
+    """All tables, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    users = pa.table({"user": parties[0].ratings.user_ids.tolist()})
+    _write(folder / "_users.parquet", users)
+    for name, party in zip(safe_names(parties), parties, strict=True):
+        _write(folder / f"{name}.parquet", _table(party))
+    _write(folder / "_parties.parquet", pa.table({"file": safe_names(parties)}))
+
+
+def read_parties(folder: Path) -> list[PartyData]:
+    """What `write_parties` wrote."""
+    try:
+        users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
+        files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
+        return [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the data of the run in {folder} cannot be read ({error}); train again") from None
+
+
+def _table(party: PartyData) -> Any:
+    table = party.ratings
+    columns: dict[str, Any] = {"user": table.user, "item": table.item, "rating": table.rating}
+    if table.time is not None:
+        columns["time"] = table.time
+    about = {
+        "party": party.name,
+        "name": table.name,
+        "scale": list(table.scale),
+        "notes": list(table.notes),
+        "item_ids": table.item_ids.tolist(),
+        "titles": None if table.titles is None else table.titles.tolist(),
+        "columns": {key: value.tolist() for key, value in table.columns.items()},
+    }
+    return pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about).encode()})
+
+
+def _party(arrow: Any, users: Any) -> PartyData:
+    about = json.loads(arrow.schema.metadata[_KEY])
+    columns = {name: arrow[name].to_numpy() for name in arrow.column_names}
+    ratings = Ratings(
+        **columns,
+        user_ids=users,
+        item_ids=np.array(about["item_ids"]),
+        titles=None if about["titles"] is None else np.array(about["titles"]),
+        columns={key: np.array(value) for key, value in about["columns"].items()},
+        scale=tuple(about["scale"]),
+        name=about["name"],
+        notes=tuple(about["notes"]),
+    )
+    return PartyData(about["party"], ratings)
+
+
+def _write(path: Path, table: Any) -> None:
+    part = path.with_name(f".{path.name}.part")
+    pq.write_table(table, part)
+    part.replace(path)

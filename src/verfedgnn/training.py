@@ -1,0 +1,254 @@
+"""Training a federation on one machine: set up, rounds, checkpoints, the kept model, its figures."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from verfedgnn.config import Config, load_config
+from verfedgnn.data import PartyData
+from verfedgnn.errors import RunError, VerFedGNNError
+from verfedgnn.evaluation.report import evaluate
+from verfedgnn.prepare import Prepared, prepare
+from verfedgnn.privacy.accounting import privacy_report
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.protocol.party import Party
+from verfedgnn.run import PartyModel, Run, begin_folder, read_history, write_history
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runtime.local import LocalRuntime
+from verfedgnn.store import read_parties, safe_names
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each round."""
+
+    round: int
+    rounds: int
+    valid_rmse: float | None
+    best_rmse: float
+    bytes: int
+
+
+class Interrupted(VerFedGNNError):
+    """Training was asked to stop; what was trained is in the checkpoint."""
+
+    exit_code = 4
+
+
+Watcher = Callable[[Progress], None]
+
+
+def train(
+    parties: Sequence[PartyData],
+    config: Config | None = None,
+    *,
+    out: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    stack: bool = True,
+    overwrite: bool = False,
+    watch: Watcher | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Train `parties` together; with `out`, leave a run folder that can be resumed and loaded.
+
+    `watch` is called after every round; when `stop()` turns true the round is finished, a checkpoint is written and
+    `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would.
+    """
+    config = config or Config.preset("paper")
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        _claim(folder, overwrite)
+    session = _Session(prepare(parties, config, _device(device)), config, folder, stack)
+    if folder is not None:
+        begin_folder(folder, config, parties)
+    return session.run(watch, stop)
+
+
+def resume(
+    out: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    stack: bool = True,
+    watch: Watcher | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Continue an interrupted run from its last checkpoint, to the same result as without the interruption."""
+    folder = Path(out)
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder} holds no run to resume; start one with `verfedgnn train --out {folder}`")
+    if (folder / "metrics.json").is_file():
+        return Run.load(folder)
+    config = load_config(folder / "config.toml")
+    session = _Session(prepare(read_parties(folder / "parties"), config, _device(device)), config, folder, stack)
+    session.restore()
+    return session.run(watch, stop)
+
+
+class _Session:
+    """One training in progress."""
+
+    def __init__(self, prepared: Sequence[Prepared], config: Config, folder: Path | None, stack: bool) -> None:
+        self.prepared, self.config, self.folder = prepared, config, folder
+        self.device = prepared[0].train.user.device
+        self.coordinator = Coordinator(config, [p.party.name for p in prepared], self.device)
+        members = [Party(p.input, config, party_secret(config.seed, i), self.device) for i, p in enumerate(prepared)]
+        self.runtime = LocalRuntime(self.coordinator, members, stack=stack)
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self.releases = dict.fromkeys(self.coordinator.names, 0)
+
+    def run(self, watch: Watcher | None, stop: Callable[[], bool]) -> Run:
+        """All remaining rounds, then the figures."""
+        coordinator, ledger = self.coordinator, self.runtime.ledger
+        done = False
+        while not done:
+            began = time.perf_counter()
+            closed = self.runtime.round()
+            self.seconds += time.perf_counter() - began
+            for name in coordinator.replies:
+                self.releases[name] += coordinator.replies[name].gradient is not None
+            if closed.valid_rmse is not None:
+                self._remember(closed.round, closed.valid_rmse)
+            done = closed.done
+            if watch is not None:
+                size = ledger.total()
+                watch(Progress(closed.round, coordinator.rounds, closed.valid_rmse, coordinator.best_rmse, size))
+            stopping = not done and stop()
+            if self.folder is not None and (stopping or done or closed.round % self.config.training.checkpoint_every == 0):
+                self._checkpoint()
+            if stopping:
+                where = f"; continue with `verfedgnn train --resume {self.folder}`" if self.folder else ""
+                raise Interrupted(f"stopped after round {closed.round} of {coordinator.rounds}{where}")
+        self.runtime.finish()
+        return self._finished()
+
+    def _remember(self, round: int, rmse: float) -> None:
+        size = self.runtime.ledger.total()
+        self.history.append({"round": round, "valid_rmse": rmse, "bytes": size, "seconds": round_seconds(self.seconds)})
+        if self.folder is not None:
+            write_history(self.folder, self.history)
+
+    def _checkpoint(self) -> None:
+        assert self.folder is not None
+        states = {"_coordinator": self.coordinator.state()}
+        for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
+            states[name] = party.state()
+        values = {"ledger": self.runtime.ledger.to_dict(), "releases": self.releases, "seconds": self.seconds}
+        write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
+
+    def restore(self) -> None:
+        """Take up the last checkpoint; without one, start over."""
+        assert self.folder is not None
+        found = read_checkpoint(self.folder / "checkpoint")
+        if found is None:
+            return
+        states, values = found
+        self.coordinator.restore(states["_coordinator"])
+        replica = self.coordinator.replica
+        for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
+            party.restore(states[name])
+            party.replica.load(replica.parameters.cpu().numpy(), replica.accumulator.cpu().numpy(), replica.round)
+        self.runtime.ledger = Ledger.from_dict(values["ledger"])
+        self.releases, self.seconds = values["releases"], values["seconds"]
+        self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
+
+    def _files(self) -> list[str]:
+        return safe_names([p.party for p in self.prepared])
+
+    def _finished(self) -> Run:
+        models = []
+        for party in self.runtime.parties.values():
+            assert party.best is not None, "the last round is always evaluated"
+            models.append(PartyModel(**party.best[1]))
+        coordinator, ledger = self.coordinator, self.runtime.ledger
+        first = next(iter(self.runtime.parties.values()))
+        rounds, count = coordinator.round, len(models)
+        traffic = ledger.total(kind="RoundStart") + ledger.total(kind="RoundReply")
+        metrics = {
+            **evaluate(self.prepared, [(m.users, m.items) for m in models]),
+            "rounds": rounds,
+            "best_round": coordinator.best_round,
+            "seconds": round_seconds(self.seconds),
+            "bytes": {
+                "up": ledger.total("up"),
+                "down": ledger.total("down"),
+                "per_party_per_round": round(traffic / rounds / count),
+            },
+            "privacy": privacy_report(
+                self.config,
+                releases=max(self.releases.values()),
+                users=first.data.users,
+                rows=first.projection.rows if first.projection is not None else 0,
+                protected=first.projection.protected if first.projection is not None else True,
+            ),
+            "public": coordinator.replica.digest(),
+            "data": [{"name": p.party.ratings.name, "notes": list(p.party.ratings.notes)} for p in self.prepared],
+            "config": self.config.fingerprint(),
+            "seed": self.config.seed,
+            "environment": environment(self.device),
+        }
+        run = Run(
+            self.config,
+            [p.party for p in self.prepared],
+            models,
+            metrics,
+            self.history,
+            ledger,
+            coordinator.replica.parameters,
+            self.device,
+        )
+        if self.folder is not None:
+            run.save(self.folder)
+        return run
+
+
+def party_secret(seed: int, index: int) -> int:
+    """The seed of a party's own randomness in a simulation; in a federation a party draws it by itself."""
+    return int(np.random.default_rng([seed, 3, index]).integers(2**62))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the figures were computed on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def round_seconds(seconds: float) -> float:
+    """Seconds to the millisecond."""
+    return round(seconds, 3)
+
+
+def _claim(folder: Path, overwrite: bool) -> None:
+    if not folder.exists():
+        return
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise RunError(f"{folder} exists already; choose another --out, --resume it, or replace it with --overwrite")
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder} is not a run folder, so --overwrite leaves it alone; choose another --out")
+    shutil.rmtree(folder)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        chosen = torch.device(device)
+        torch.zeros(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise VerFedGNNError(f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device cpu") from None
+    return chosen

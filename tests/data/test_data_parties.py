@@ -1,0 +1,147 @@
+"""Ratings, duplicates and the ways from tables to parties."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verfedgnn.data import (
+    PartyData,
+    align_users,
+    check_parties,
+    make_ratings,
+    parties_from_files,
+    pool_parties,
+    read_parties,
+    split_items,
+    synthetic_ratings,
+)
+
+
+def rows(ratings):
+    users, items = ratings.user_ids[ratings.user].tolist(), ratings.item_ids[ratings.item].tolist()
+    return set(zip(users, items, ratings.rating.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "kept", "note"),
+    [
+        ("first", {("a", "x", 1.0), ("b", "x", 5.0)}, "kept the first"),
+        ("last", {("a", "x", 3.0), ("b", "x", 5.0)}, "kept the last"),
+        ("mean", {("a", "x", 2.0), ("b", "x", 5.0)}, "took the mean rating"),
+    ],
+)
+def test_duplicates(duplicates, kept, note):
+    ratings = make_ratings(list("abaa"), ["x"] * 4, [1.0, 5.0, 2.0, 3.0], time=[1, 2, 3, 4], duplicates=duplicates)
+    assert rows(ratings) == kept
+    assert ratings.notes == (f"2 rows repeat a (user, item) pair: {note}",)
+    assert len(ratings.time) == 2
+
+
+def test_ids_are_ordered_as_numbers_or_as_text():
+    numbers = make_ratings([10, 9, -1], ["10", "9", "09"], np.ones(3))
+    assert numbers.user_ids.tolist() == ["-1", "9", "10"]
+    assert numbers.item_ids.tolist() == ["09", "9", "10"]
+    assert make_ratings(["10", "9", "é", "z"], range(4), np.ones(4)).user_ids.tolist() == ["10", "9", "z", "é"]
+
+
+def test_take_and_select():
+    ratings = make_ratings(list("abc"), list("xyx"), [1, 2, 3], titles=["X", "Y", ""], columns={"k": ["", "q", "p"]})
+    assert ratings.columns["k"].tolist() == ["p", "q"]
+    assert rows(ratings.take(ratings.rating > 1)) == {("b", "y", 2.0), ("c", "x", 3.0)}
+    only = ratings.select_items(np.array([1]))
+    assert (rows(only), only.n_users, only.titles.tolist(), only.columns["k"].tolist()) == (
+        {("b", "y", 2.0)},
+        3,
+        ["Y"],
+        ["q"],
+    )
+    assert rows(ratings.select_users(np.array([False, False, True]))) == {("c", "x", 3.0)}
+    assert ratings.summary() == "ratings: 3 ratings (1 to 3) by 3 users on 2 items"
+
+
+@given(st.integers(5, 40), st.integers(1, 12), st.integers(0, 3))
+def test_random_parties_are_near_equal_and_lose_nothing(items, count, seed):
+    ratings = synthetic_ratings(users=12, items=items, ratings=80, seed=seed, categories=2)
+    parties = split_items(ratings, min(count, items), seed=seed)
+    check_parties(parties)
+    sizes = [party.ratings.n_items for party in parties]
+    assert max(sizes) - min(sizes) <= 1
+    assert set().union(*(rows(party.ratings) for party in parties)) == rows(ratings)
+    pooled = pool_parties(parties)
+    assert rows(pooled) == rows(ratings)
+    assert (pooled.user_ids == ratings.user_ids).all()
+    assert (pooled.item_ids == ratings.item_ids).all()
+    assert (pooled.titles == ratings.titles).all()
+    assert (pooled.columns["category"] == ratings.columns["category"]).all()
+
+
+def test_names_sort_and_seeds_matter():
+    ratings = synthetic_ratings(users=30, items=40, ratings=300)
+    names = [party.name for party in split_items(ratings, 12)]
+    assert names == sorted(names)
+    assert names[:2] == ["party-00", "party-01"]
+    assert split_items(ratings, 3)[0].name == "party-0"
+    first = [split_items(ratings, 4, seed=seed)[0].ratings.item_ids.tolist() for seed in (0, 0, 1)]
+    assert first[0] == first[1] != first[2]
+
+
+def test_parties_by_column():
+    ratings = make_ratings(list("abc"), list("xyz"), [1, 2, 3], columns={"genre": ["b", "", "a"]})
+    parties = split_items(ratings, by="genre")
+    assert [(party.name, party.ratings.item_ids.tolist()) for party in parties] == [
+        ("a", ["z"]),
+        ("b", ["x"]),
+        ("unknown", ["y"]),
+    ]
+    assert all(party.ratings.n_users == 3 for party in parties)
+
+
+user_sets = st.lists(st.sets(st.integers(0, 20).map(lambda n: f"{n * 37 % 100}"), min_size=1), min_size=1, max_size=4)
+
+
+@given(user_sets)
+def test_aligned_parties_have_the_common_users_and_all_their_ratings(sets):
+    common = set.intersection(*sets) | {"1000"}
+    parties = [
+        PartyData(
+            f"p{k}",
+            make_ratings([*users, "1000"], [f"{k}-{n % 2}" for n in range(len(users) + 1)], np.ones(len(users) + 1)),
+        )
+        for k, users in enumerate(sets)
+    ]
+    aligned = align_users(parties)
+    check_parties(aligned)
+    for before, after in zip(parties, aligned, strict=True):
+        assert after.ratings.user_ids.tolist() == sorted(common, key=int)
+        assert rows(after.ratings) == {row for row in rows(before.ratings) if row[0] in common}
+        dropped = before.ratings.n_users - len(common)
+        assert bool(after.ratings.notes) == bool(dropped)
+    again = align_users(aligned)
+    assert all(rows(x.ratings) == rows(y.ratings) for x, y in zip(aligned, again, strict=True))
+
+
+def test_party_files(tmp_path):
+    one, two = tmp_path / "books.csv", tmp_path / "music.tsv"
+    one.write_text("user,item,rating\nanna,x,5\nben,y,3\nben,z,3\n")
+    two.write_text("user\titem\trating\nanna\tq\t1\ncarl\tq\t4\n")
+    for parties in (
+        read_parties([str(one), str(two)]),
+        read_parties(tmp_path),
+        parties_from_files({"books": one, "music": two}),
+    ):
+        assert [party.name for party in parties] == ["books", "music"]
+        assert [party.ratings.name for party in parties] == ["books", "music"]
+        assert parties[0].ratings.user_ids.tolist() == ["anna"]
+        assert parties[0].ratings.scale == parties[1].ratings.scale == (1, 5)
+        note = "kept 1 of 2 users, dropped 1 user with 2 ratings that are not at every party"
+        assert parties[0].ratings.notes == (note,)
+    named = read_parties([f"b={one}", f"m={two}"])
+    assert [party.name for party in named] == ["b", "m"]
+    assert [party.name for party in read_parties([f"only={one}"])] == ["only"]
+
+
+def test_read_parties_splits_one_table():
+    parties = read_parties("synthetic", parties=4, seed=3)
+    assert [party.name for party in parties] == ["party-0", "party-1", "party-2", "party-3"]
+    assert [party.name for party in read_parties("synthetic", by="category")] == ["album", "book", "film"]

@@ -1,0 +1,75 @@
+"""The generator: its promises, and that joining pays on what it makes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verfedgnn.data import TEST, TRAIN, read_ratings, split_by_rating, split_items, synthetic_ratings
+
+
+def test_default_is_deterministic_and_long_tailed():
+    ratings = synthetic_ratings()
+    again = read_ratings("synthetic", seed=0)
+    for field in ("user", "item", "rating", "time", "user_ids", "item_ids", "titles"):
+        assert (getattr(ratings, field) == getattr(again, field)).all()
+    assert (ratings.rating[:1000] != read_ratings("synthetic", seed=1).rating[:1000]).any()
+    assert abs(len(ratings) - 60_000) < 1_500
+    per_item = np.sort(np.bincount(ratings.item))[::-1]
+    assert per_item[:60].sum() > 0.25 * len(ratings)
+    assert set(ratings.rating.tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
+    first = ratings.item_ids.tolist().index("film-017")
+    assert ratings.titles[first] == "Film 017"
+    assert ratings.columns["category"][first] == "film"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(5, 60), st.integers(0, 2000), st.integers(1, 5), st.integers(0, 5))
+def test_everyone_has_five_ratings_and_every_item_one(users, items, ratings, categories, seed):
+    made = synthetic_ratings(users=users, items=items, ratings=ratings, categories=categories, seed=seed)
+    assert (made.n_users, made.n_items) == (users, items)
+    assert np.bincount(made.user).min() >= 5
+    assert np.bincount(made.item).min() >= 1
+    assert len(np.unique(made.columns["category"])) == categories
+
+
+def test_other_scales():
+    made = synthetic_ratings(users=50, items=30, ratings=800, scale=(0, 10))
+    assert set(made.rating.tolist()) == {0.0, 2.5, 5.0, 7.5, 10.0}
+
+
+def squared_errors(ratings, dim=4, ridge=4.0, rounds=8):
+    """Squared test errors of matrix factorisation with biases, fitted by alternating least squares."""
+    part = split_by_rating(ratings)
+    train, test = ratings.take(part == TRAIN), ratings.take(part == TEST)
+    mean = float(train.rating.mean())
+    rng = np.random.default_rng(0)
+    # Rows are (bias, 1, vector) of a user and (1, bias, vector) of an item: the prediction is their inner product.
+    user = np.column_stack([np.zeros(ratings.n_users), np.ones(ratings.n_users), np.zeros((ratings.n_users, dim))])
+    item = np.column_stack([np.ones(ratings.n_items), np.zeros(ratings.n_items), rng.normal(0, 0.1, (ratings.n_items, dim))])
+
+    def solve(target, rows, other, columns, fixed):
+        free = [k for k in range(dim + 2) if k != fixed]
+        x = other[columns][:, free]
+        y = train.rating - mean - other[columns][:, fixed]
+        n = len(target)
+        gram = np.stack([[np.bincount(rows, x[:, a] * x[:, b], n) for b in range(dim + 1)] for a in range(dim + 1)])
+        right = np.stack([np.bincount(rows, x[:, a] * y, n) for a in range(dim + 1)])
+        system = gram.transpose(2, 0, 1) + ridge * np.eye(dim + 1)
+        target[:, free] = np.linalg.solve(system, right.T[..., None])[..., 0]
+
+    for _ in range(rounds):
+        solve(user, train.user, item, train.item, 1)
+        solve(item, train.item, user, train.user, 0)
+    guess = mean + (user[test.user] * item[test.item]).sum(1)
+    return (np.clip(guess, *ratings.scale) - test.rating) ** 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pooling_beats_each_party_alone(seed):
+    ratings = synthetic_ratings(seed=seed)
+    pooled = np.sqrt(squared_errors(ratings).mean())
+    alone = np.sqrt(np.concatenate([squared_errors(p.ratings) for p in split_items(ratings, by="category")]).mean())
+    assert 0.65 < pooled < 0.80
+    assert alone > pooled + 0.05
+    assert alone < 0.95
