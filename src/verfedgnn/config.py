@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import hashlib
 import json
 import tomllib
@@ -22,6 +24,12 @@ class Section(BaseModel):
     """A branch of the tree: immutable, and nothing in it that is not declared here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unset(cls, values: Any) -> Any:
+        """TOML has no null: the text "unset" stands for it."""
+        return {k: None if v == "unset" else v for k, v in values.items()} if isinstance(values, dict) else values
 
 
 class ModelConfig(Section):
@@ -155,8 +163,8 @@ class Config(Section):
         return _validated(tree)
 
     def to_toml(self) -> str:
-        """The configuration as TOML; unset fields are left out."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+        """The configuration as TOML, to be read by `load_config`."""
+        return tomli_w.dumps(_spelled(self.model_dump(mode="json")))
 
 
 def _problem(config: Config) -> str | None:
@@ -246,8 +254,9 @@ def _resolve(key: str) -> list[str]:
         return matches[0].split(".")
     if matches:
         raise ConfigError(f"'{key}' could be {' or '.join(matches)}; write the whole path")
-    near = [path for path in paths if key.split(".")[-1][:4] in path]
-    hint = f"did you mean {', '.join(near[:4])}?" if near else "`verfedgnn train --help` lists them all"
+    leaves = {path.split(".")[-1]: path for path in paths}
+    near = [leaves[name] for name in difflib.get_close_matches(key.split(".")[-1], leaves)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "`verfedgnn train --help` lists them all"
     raise ConfigError(f"there is no setting '{key}'; {hint}")
 
 
@@ -255,10 +264,8 @@ def _assign(tree: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(tomllib.TOMLDecodeError):  # plain text, such as ternary
             value = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError:
-            value = None if value.lower() in {"none", "unset", ""} else value
     tree[path[-1]] = value
 
 
@@ -290,5 +297,5 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
+def _spelled(tree: dict[str, Any]) -> dict[str, Any]:
+    return {k: _spelled(v) if isinstance(v, dict) else "unset" if v is None else v for k, v in tree.items()}

@@ -6,6 +6,7 @@ same number M. Its adjacency is block-diagonal, so one product serves all partie
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+# Said once per process by torch; products of CSR and dense matrices, all we use, are long established.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +56,7 @@ class Graph:
         """A (S*N, S*M) and its transpose, every edge 1."""
         ones = torch.ones(len(self.order), device=self.order.device)
         rows, columns = self.parties * self.users, self.parties * self.items
-        by_user = torch.sparse_csr_tensor(*self.by_user, ones, (rows, columns))
-        return by_user, torch.sparse_csr_tensor(*self.by_item, ones, (columns, rows))
+        return _csr(*self.by_user, ones, (rows, columns)), _csr(*self.by_item, ones, (columns, rows))
 
     def sum_items(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """For each user, sum over own neighbours v of weights_uv x_v: (S, M, C) -> (S, N, C)."""
@@ -92,7 +95,11 @@ def _product(graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bo
         return graph.adjacency[transposed] @ dense
     pointers, columns = graph.by_item if transposed else graph.by_user
     values = weights[graph.order] if transposed else weights
-    return torch.sparse_csr_tensor(pointers, columns, values, (len(pointers) - 1, dense.shape[0])) @ dense
+    return _csr(pointers, columns, values, (len(pointers) - 1, dense.shape[0])) @ dense
+
+
+def _csr(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
 
 
 def party_graph(

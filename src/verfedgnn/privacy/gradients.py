@@ -51,7 +51,7 @@ def protect(gradient: Tensor, config: GradientConfig, user_size: int, generator:
 def recover(total: Tensor, config: GradientConfig, user_size: int, scale: float) -> Tensor:
     """The estimate of the summed gradient from the sum of protected ones, times the participation factor `scale`."""
     unit = config.r if config.mechanism == "ternary" else 1.0
-    gradient = total.to(torch.float32)
+    gradient = total.to(torch.float32, copy=True)
     gradient[:user_size] *= unit * scale / config.rescale_users
     gradient[user_size:] *= unit * scale / config.rescale_weights
     return gradient

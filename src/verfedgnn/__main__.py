@@ -1,0 +1,5 @@
+"""`python -m verfedgnn`."""
+
+from verfedgnn.cli.main import main
+
+main()

@@ -1,0 +1,32 @@
+"""What all tests share: small federations, real data where there is some."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from verfedgnn import PartyData, split_items
+from verfedgnn.data import synthetic_ratings
+
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def small_parties() -> list[PartyData]:
+    """Three parties with 120 common users; trains in a moment."""
+    return split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data sets, or a skip that says so."""
+    folder = os.environ.get("VERFEDGNN_DATA")
+    if not folder:
+        pytest.skip("VERFEDGNN_DATA is not set: no real data here")
+    return Path(folder)

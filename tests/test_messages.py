@@ -1,0 +1,164 @@
+"""The byte encoding: what each message holds, that it comes back as it was, and that rubbish is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verfedgnn import ProtocolError
+from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack
+from verfedgnn.protocol.messages import (
+    HEADER,
+    KINDS,
+    MAGIC,
+    Finish,
+    Hello,
+    Message,
+    RoundReply,
+    RoundStart,
+    Welcome,
+    decode,
+    encode,
+)
+
+HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab", round=0)
+WELCOME = Welcome(
+    index=0, items=[3, 4], rounds_per_epoch=2, round=0, parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32)
+)
+START = RoundStart(
+    round=2, trip=0, train=True, exchange=True, evaluate=False, best_round=1, updates_from=1, update_parties=[[0, 1]],
+    updates=np.ones((1, 3), np.uint8), neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
+)  # fmt: skip
+REPLY = RoundReply(round=2, trip=0, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32))
+FINISH = Finish(round=3, best_round=2)
+ALL = [HELLO, WELCOME, START, REPLY, FINISH]
+
+# Everything a message may hold. A field added to the protocol must be added here, and to docs/protocol.md, on purpose.
+FIELDS = {
+    Hello: {"party", "users", "items", "ratings", "scale", "config", "round"},
+    Welcome: {"index", "items", "rounds_per_epoch", "round", "parameters", "accumulator"},
+    RoundStart: {
+        "round", "trip", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties", "updates",
+        "neighbourhood_parties", "neighbourhoods", "parameters", "accumulator",
+    },
+    RoundReply: {"round", "trip", "gradient", "neighbourhoods", "squared_error", "count", "digest"},
+    Finish: {"round", "best_round"},
+}  # fmt: skip
+
+
+def test_what_each_message_contains() -> None:
+    assert set(KINDS.values()) == set(FIELDS)
+    for cls, names in FIELDS.items():
+        assert set(cls.model_fields) == names
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda m: type(m).__name__)
+def test_comes_back_as_it_was(message: Message) -> None:
+    again = decode(encode(message))
+    assert type(again) is type(message)
+    for name in type(message).model_fields:
+        np.testing.assert_equal(getattr(again, name), getattr(message, name))
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda m: type(m).__name__)
+def test_any_cut_is_refused(message: Message) -> None:
+    data = encode(message)
+    for size in range(len(data)):
+        with pytest.raises(ProtocolError):
+            decode(data[:size])
+    with pytest.raises(ProtocolError):
+        decode(data + b"x")
+
+
+@settings(max_examples=3000)
+@given(data=st.data(), which=st.sampled_from(ALL))
+def test_changed_bytes_never_do_worse_than_an_error(data: st.DataObject, which: Message) -> None:
+    """3,000 messages with up to four bytes changed: decoded or refused, nothing else."""
+    raw = bytearray(encode(which))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        decode(bytes(raw))
+
+
+@settings(max_examples=500)
+@given(raw=st.binary(max_size=200))
+def test_random_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(raw)
+    with pytest.raises(ProtocolError):
+        decode(MAGIC + raw)
+
+
+def forged(kind: int, text: bytes, body: bytes = b"", version: int = 1) -> bytes:
+    return HEADER.pack(MAGIC, version, kind, len(text), len(body)) + text + body
+
+
+def test_hostile_messages() -> None:
+    with pytest.raises(ProtocolError, match="version 9"):
+        decode(forged(5, b"{}", version=9))
+    with pytest.raises(ProtocolError, match="unknown message kind"):
+        decode(forged(77, b"{}"))
+    with pytest.raises(ProtocolError, match="lengths do not fit"):
+        decode(HEADER.pack(MAGIC, 1, 5, 10, 2**40) + b"{}")
+    with pytest.raises(ProtocolError, match="field"):
+        decode(forged(5, b'{"round": "1", "best_round": 0}'))
+    with pytest.raises(ProtocolError, match="extra"):
+        decode(forged(5, b'{"round": 1, "best_round": 0, "more": 1}'))
+    with pytest.raises(ProtocolError, match="extra"):
+        decode(forged(4, b'{"round": 1, "trip": 0, "gradient": [1]}'))
+    lying_header = struct.pack("<Q", 2**62) + b"{}"
+    with pytest.raises(ProtocolError, match="unreadable arrays"):
+        decode(forged(4, b'{"round": 1, "trip": 0}', lying_header))
+    for array in (np.ones(3, np.int64), np.ones(3, np.float64)):
+        with pytest.raises(ProtocolError, match="unexpected array or type"):
+            decode(forged(4, b'{"round": 1, "trip": 0}', safetensors.numpy.save({"gradient": array})))
+    nan = safetensors.numpy.save({"gradient": np.array([np.nan], np.float32)})
+    with pytest.raises(ProtocolError, match="not finite"):
+        decode(forged(4, b'{"round": 1, "trip": 0}', nan))
+
+
+def test_errors_repeat_no_content() -> None:
+    secret = "user-4711"
+    with pytest.raises(ProtocolError) as caught:
+        decode(forged(4, json.dumps({"round": secret, "trip": 0}).encode()))
+    assert secret not in str(caught.value)
+
+
+@given(bound=st.integers(1, 40_000), seed=st.integers(0, 999), size=st.integers(0, 40))
+def test_packed_integers_come_back(bound: int, seed: int, size: int) -> None:
+    values = np.random.default_rng(seed).integers(-bound, bound + 1, size)
+    data = pack(values, bound)
+    np.testing.assert_array_equal(unpack(data, bound, size), values)
+    if bound == 1:
+        assert len(data) == -(-size // 5), "five ternary digits a byte"
+
+
+def test_packed_integers_out_of_bounds_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="base 3"):
+        unpack(np.array([243], np.uint8), 1, 5)
+    with pytest.raises(ProtocolError, match="outside"):
+        unpack(np.array([100], np.int8).view(np.uint8), 10, 1)
+    with pytest.raises(ProtocolError, match="expected"):
+        unpack(np.zeros(3, np.uint8), 1, 5)
+
+
+@given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=20))
+def test_fixed_point_is_close_and_sums_exactly(values: list[float]) -> None:
+    array = np.array(values, np.float32)
+    fixed = to_fixed(array, 10)
+    assert np.abs(from_fixed(fixed) - array).max() <= 2**-21 + 200 * 2**-24
+    np.testing.assert_array_equal(from_fixed((fixed + fixed) - fixed), from_fixed(fixed))
+
+
+def test_fixed_point_refuses_what_does_not_fit() -> None:
+    for value in (np.nan, np.inf, 300.0):
+        with pytest.raises(ProtocolError, match="diverged"):
+            to_fixed(np.array([value], np.float32), 10)
