@@ -1,0 +1,145 @@
+"""The accuracy of preset paper on ML-1M and BookCrossing: three GNNs, three seeds, ten parties. Writes results/core.md.
+
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/core_numbers.py [--jobs 1] [--device cpu] [--only ml-1m/gcn/0 ...]
+
+Every run is the command that its row names; finished ones are kept in results/core/ and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from verfedgnn.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+MODELS, SEEDS = ("gcn", "gat", "ggnn"), (0, 1, 2)
+PAPER = {
+    "ml-1m": {"gcn": (0.9152, 0.0013), "gat": (0.9146, 0.0010), "ggnn": (0.9076, 0.0024)},
+    "book-crossing": {"gcn": (1.5906, 0.0030), "gat": (1.5830, 0.0131), "ggnn": (1.6962, 0.0050)},
+}
+"""Table 2 of the paper, VerFedGNN: mean and standard deviation of five."""
+FILES = {"ml-1m": "ratings.dat*", "book-crossing": "BX-Book-Ratings.csv*"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[f"{d}/{m}/{s}" for d in PAPER for m in MODELS for s in SEEDS])
+    parser.add_argument("--table", action="store_true", help="only write the table from what is there")
+    options = parser.parse_args()
+    if not options.table:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(lambda name: run(name, options.device, options.threads), options.only))
+    write_table()
+
+
+def run(name: str, device: str, threads: int) -> None:
+    """One training, unless its result is there for the same configuration."""
+    data, model, seed = name.split("/")
+    path = RESULTS / "core" / f"{data}-{model}-{seed}.json"
+    fingerprint = Config.preset("paper", model=model, seed=int(seed)).fingerprint()
+    if path.exists() and json.loads(path.read_text())["config"] == fingerprint:
+        return
+    words = f"train --data {data} --preset paper --model {model} --parties 10 --seed {seed}"
+    extra = [*(["--device", device] if device != "cpu" else []), *(["--threads", str(threads)] if threads else [])]
+    out = subprocess.run(
+        [sys.executable, "-m", "verfedgnn", *words.split(), *extra, "--json", "--out", str(run_folder(name)), "--overwrite"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if out.returncode:
+        print(f"{name}: {out.stderr.strip().splitlines()[-1]}", flush=True)
+        return
+    metrics = json.loads(out.stdout.splitlines()[-1])
+    history = [json.loads(line) for line in (run_folder(name) / "history.jsonl").read_text().splitlines()]
+    kept = ("test", "valid", "rounds", "best_round", "seconds", "bytes", "privacy", "config", "seed", "environment")
+    result = {key: metrics[key] for key in kept} | {
+        "command": f"verfedgnn {words}",
+        "data_sha256": checksum(data),
+        "curve": [[entry["round"], round(entry["valid_rmse"], 5)] for entry in history],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{name}: test RMSE {metrics['test']['rmse']:.4f} in {metrics['seconds']:.0f} s", flush=True)
+
+
+def run_folder(name: str) -> Path:
+    return ROOT / "runs" / "core" / name.replace("/", "-")
+
+
+def checksum(data: str) -> str:
+    """Of the ratings file as it lies there."""
+    (path,) = (Path(os.environ["VERFEDGNN_DATA"]) / data).glob(FILES[data])
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_table() -> None:
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "core").glob("*.json"))}
+    lines = [
+        "# Preset paper, ten parties",
+        "",
+        "Test RMSE, mean ± standard deviation of seeds 0-2 (the paper's: of five repetitions), model selected on the validation",
+        "part. BookCrossing: explicit ratings, the 6,000 users and then the 3,000 items with most ratings. Made by",
+        "`benchmarks/core_numbers.py`; each run's figures, curve, command and data checksum are in `core/`.",
+        "",
+        "| data | model | paper | ours | seeds 0, 1, 2 | best round of | seconds | bytes a party and round |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for data, models in PAPER.items():
+        for model, (mean, std) in models.items():
+            rows = [found[f"{data}-{model}-{s}"] for s in SEEDS if f"{data}-{model}-{s}" in found]
+            if not rows:
+                continue
+            rmse = [row["test"]["rmse"] for row in rows]
+            spread = f" ± {statistics.stdev(rmse):.4f}" if len(rmse) > 1 else ""
+            devices = sorted({row["environment"]["device"] for row in rows})
+            lines.append(
+                f"| {data} | {model} | {mean:.4f} ± {std:.4f} | **{statistics.mean(rmse):.4f}**{spread} "
+                f"| {', '.join(f'{x:.4f}' for x in rmse)} | {', '.join(str(r['best_round']) for r in rows)} of {rows[0]['rounds']} "
+                f"| {statistics.mean(r['seconds'] for r in rows):.0f} ({', '.join(devices)}) "
+                f"| {rows[0]['bytes']['per_party_per_round']:,} |"
+            )
+    lines += ["", "![validation RMSE by round](core.png)", "", "Commands:", ""]
+    lines += [f"- `{row['command']}` (configuration {row['config']})" for row in found.values()]
+    (RESULTS / "core.md").write_text("\n".join(lines) + "\n")
+    plot(found)
+
+
+def plot(found: dict[str, dict[str, object]]) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
+    for axis, data in zip(axes, PAPER, strict=True):
+        for model, colour in zip(MODELS, ("#1b6ca8", "#d1603d", "#3a7d44"), strict=True):
+            for seed in SEEDS:
+                result = found.get(f"{data}-{model}-{seed}")
+                if result:
+                    x, y = zip(*result["curve"], strict=True)  # type: ignore[call-overload]
+                    axis.plot(x, y, color=colour, alpha=0.8, lw=1.2, label=model.upper() if seed == 0 else None)
+            axis.axhline(PAPER[data][model][0], color=colour, lw=0.8, ls=":")
+        axis.set(title=f"{data}, preset paper", xlabel="round", ylabel="validation RMSE")
+        axis.legend(title="dotted: paper (test)", fontsize=8, title_fontsize=8)
+    low = {"ml-1m": (0.895, 0.96), "book-crossing": (1.55, 1.85)}
+    for axis, data in zip(axes, PAPER, strict=True):
+        axis.set_ylim(*low[data])
+    figure.tight_layout()
+    figure.savefig(RESULTS / "core.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()
