@@ -71,7 +71,7 @@ def run(name: str, device: str, threads: int) -> None:
     history = [json.loads(line) for line in (run_folder(name) / "history.jsonl").read_text().splitlines()]
     kept = ("test", "valid", "rounds", "best_round", "seconds", "bytes", "privacy", "config", "seed", "environment")
     result = {key: metrics[key] for key in kept} | {
-        "command": f"verfedgnn {words}",
+        "command": " ".join(["verfedgnn", words, *extra]),
         "data_sha256": checksum(data),
         "curve": [[entry["round"], round(entry["valid_rmse"], 5)] for entry in history],
     }
@@ -112,7 +112,8 @@ def write_table() -> None:
             devices = sorted({row["environment"]["device"] for row in rows})
             lines.append(
                 f"| {data} | {model} | {mean:.4f} ± {std:.4f} | **{statistics.mean(rmse):.4f}**{spread} "
-                f"| {', '.join(f'{x:.4f}' for x in rmse)} | {', '.join(str(r['best_round']) for r in rows)} of {rows[0]['rounds']} "
+                f"| {', '.join(f'{x:.4f}' for x in rmse)} "
+                f"| {', '.join(str(row['best_round']) for row in rows)} of {rows[0]['rounds']} "
                 f"| {statistics.mean(r['seconds'] for r in rows):.0f} ({', '.join(devices)}) "
                 f"| {rows[0]['bytes']['per_party_per_round']:,} |"
             )
@@ -133,7 +134,8 @@ def plot(found: dict[str, dict[str, object]]) -> None:
                     axis.plot(x, y, color=colour, alpha=0.8, lw=1.2, label=model.upper() if seed == 0 else None)
             axis.axhline(PAPER[data][model][0], color=colour, lw=0.8, ls=":")
         axis.set(title=f"{data}, preset paper", xlabel="round", ylabel="validation RMSE")
-        axis.legend(title="dotted: paper (test)", fontsize=8, title_fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(title="dotted: paper (test)", fontsize=8, title_fontsize=8)
     low = {"ml-1m": (0.895, 0.96), "book-crossing": (1.55, 1.85)}
     for axis, data in zip(axes, PAPER, strict=True):
         axis.set_ylim(*low[data])
