@@ -104,6 +104,11 @@ def bad_table(text: str | bytes) -> Callable[[Path], list[str]]:
     return write
 
 
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
 BAD = {
     "missing columns": (bad_table("user,thing,rating\na,b,3\n"), "--columns"),
     "nan": (bad_table("user,item,rating\na,b,nan\n"), "NaN or infinite"),
@@ -122,6 +127,10 @@ BAD = {
     "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),
     "unknown preset": (lambda _: ["--preset", "worst"], "best, paper"),
     "unknown device": (lambda _: ["--device", "abacus"], "--device cpu"),
+    "odd device": (lambda _: ["--device", "meta"], "--device cpu"),
+    "odd file": (lambda folder: ["--config", write(folder / "c.toml", 'model = "gat"')], "model"),
+    "no such condition": (lambda _: ["--set", "unprotected=everything"], "unprotected"),
+    "parties twice": (lambda _: ["--data", "a.csv", "--data", "b.csv", "--parties", "3"], "one file per party"),
     "bad columns": (lambda _: ["--columns", "user"], "--columns takes"),
 }
 
@@ -184,6 +193,21 @@ def test_ctrl_c_leaves_a_resumable_run(tmp_path: Path) -> None:
     assert process.returncode == 4, err
     assert "--resume" in err
     assert list((run / "checkpoint").glob("round-*"))
+    again = subprocess.run([*start[:4], "--resume", str(run), "--model", "gat"], capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "leave out" in again.stderr
+
+
+def test_titles_are_shown_as_they_are(command: Command, tmp_path: Path) -> None:
+    rows = [f"u{u},i{i},{1 + (u + i) % 5},Film [/{i}] [red]" for u in range(30) for i in range(20) if (u + i) % 4]
+    path = tmp_path / "t.csv"
+    path.write_text("user,item,rating,title\n" + "\n".join(rows) + "\n")
+    run = tmp_path / "run"
+    assert command("train", "--data", f"[x]={path}", "--out", run, *QUICK)[0] == 0
+    code, out, _ = command("recommend", run, "--user", "u1", "--top", 2)
+    assert code == 0
+    assert "[red]" in out
+    assert "[x]" in out
 
 
 def test_help_is_readable(command: Command) -> None:

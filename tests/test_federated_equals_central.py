@@ -26,6 +26,9 @@ from verfedgnn.training import party_secret
 def open_config(gnn: str, layers: int = 2) -> Config:
     return Config.preset("paper", model=gnn, seed=3).with_values(
         {
+            "unprotected": "degrees",
+            "optimizer": "sgd",  # Adagrad's first step knows only signs
+            "lr": 1e-3,
             "exchange.mode": "exact",
             "exchange.refresh": layers,
             "layers": layers,
@@ -84,48 +87,42 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
     item_gradient += 2 / len(items) * items
     step(public, torch.zeros_like(public), public_gradient, config.training)
     step(items, torch.zeros_like(items), item_gradient, config.training)
-    # Adagrad's first step is lr * sign(g), so coordinates whose gradient is rounding noise are left out.
-    sure = public_gradient.abs() > 1e-3
-    assert sure.float().mean() > 0.8
-    torch.testing.assert_close(runtime.coordinator.replica.parameters[sure], public[sure], atol=1e-5, rtol=1e-5)
-    certain = item_gradient.abs() > 1e-3
-    torch.testing.assert_close(torch.cat([party.items for party in parties])[certain], items[certain], atol=1e-5, rtol=1e-5)
+    assert public_gradient.abs().max() > 1
+    torch.testing.assert_close(runtime.coordinator.replica.parameters, public, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat([party.items for party in parties]), items, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("gnn", ["gcn", "gat", "ggnn"])
-def test_plain_steps_equal_too(gnn: str) -> None:
-    """The same with plain gradient steps, where every coordinate counts, and three layers."""
-    config = open_config(gnn, layers=3).with_values({"optimizer": "sgd", "lr": 1e-4})
-    whole, (pooled,) = federation(config, 1)
-    cut, parties = federation(config, 4)
-    offset = 0
-    order = np.concatenate([party_items(p) for p in range(4)])
+def test_more_layers_and_more_rounds() -> None:
+    """Three layers, four parties: after three rounds of training every party still predicts what the pooled model would."""
+    config = open_config("gcn", layers=3).with_values({"lr": 1e-5})
+    runtime, parties = federation(config, 4)
+    for _ in range(3):
+        runtime.round()
+    public, items = runtime.coordinator.replica.parameters.clone(), torch.cat([party.items for party in parties])
+    adjacency = torch.zeros(40, len(items))
+    start = 0
     for party in parties:
-        pooled.items[order[offset : offset + len(party.items)]] = party.items
-        offset += len(party.items)
-    whole.round()
-    cut.round()
-    assert pooled.candidate is not None
+        liked = party.data.train.rating >= party.threshold
+        adjacency[party.data.train.user[liked].long(), party.data.train.item[liked].long() + start] = 1
+        start += len(party.items)
+    predicted = dense.predict(
+        "gcn", 3, parties[0].model.views(public), items, adjacency, torch.ones(len(items), dtype=torch.bool)
+    )
+    runtime.coordinator.rounds += 1
+    runtime.round()
     start = 0
     for party in parties:
         assert party.candidate is not None
-        mine, theirs = party.candidate[1], pooled.candidate[1]
-        rows = order[start : start + len(party.items)]
+        h = party.candidate[1]
+        torch.testing.assert_close(
+            h["users"] @ h["items"].T, predicted[:, start : start + len(party.items)], atol=1e-5, rtol=1e-5
+        )
         start += len(party.items)
-        torch.testing.assert_close(mine["users"], theirs["users"], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(mine["items"], theirs["items"][rows], atol=1e-5, rtol=1e-5)
-
-
-def party_items(index: int) -> np.ndarray:
-    """Rows of a party's items in the whole table."""
-    table = synthetic_ratings(users=40, items=30, ratings=500, seed=2)
-    ids = split_items(table, parties=4, seed=1)[index].ratings.item_ids
-    return np.searchsorted(table.item_ids, ids)
 
 
 def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:
     """With one trip a round and parameters that stand still, neighbourhoods are exact after K rounds."""
-    config = open_config("gcn").with_values({"optimizer": "sgd", "lr": 1e-30})
+    config = open_config("gcn").with_values({"lr": 1e-30})
     synchronous, exact = federation(config, 3)
     lagged, late = federation(config.with_values({"refresh": 0}), 3)
     synchronous.round()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,21 +36,26 @@ def test_ternary_follows_its_distribution_and_is_unbiased() -> None:
     assert ((draws.mean(0) * 3 - x).abs() <= SIGMAS * 3 * standard_error + 1e-12).all()
 
 
+def released(x: float, r: float) -> dict[int, float]:
+    """The distribution of one coordinate's release, read off the mechanism itself over an even grid of uniform draws."""
+    grid = (torch.arange(2000) + 0.5) / 2000
+    with mock.patch.object(torch, "rand", return_value=grid):
+        draws = ternary(torch.full((2000,), x), r, generator())
+    return {sign: float((draws == sign).double().mean()) for sign in (-1, 0, 1)}
+
+
 vectors = st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3)
 
 
 @given(x=vectors, y=vectors, r=st.floats(0.5, 10))
 def test_total_variation_of_a_release(x: list[float], y: list[float], r: float) -> None:
-    """Exact over all 27 outcomes: TV(Q(x), Q(y)) <= |x - y|_1 / r."""
-
-    def probability(vector: list[float], outcome: tuple[int, ...]) -> float:
-        parts = [abs(v) / r if np.sign(v) == o else 0.0 for v, o in zip(vector, outcome, strict=True) if o]
-        return math.prod(parts) * math.prod(1 - abs(v) / r for v, o in zip(vector, outcome, strict=True) if not o)
-
+    """Over all 27 outcomes: TV(Q(x), Q(y)) <= |x - y|_1 / r, up to the grid."""
+    p, q = [released(v, r) for v in x], [released(v, r) for v in y]
     outcomes = list(itertools.product((-1, 0, 1), repeat=3))
-    assert sum(probability(x, o) for o in outcomes) == pytest.approx(1)
-    variation = sum(abs(probability(x, o) - probability(y, o)) for o in outcomes) / 2
-    assert variation <= sum(abs(a - b) for a, b in zip(x, y, strict=True)) / r + 1e-9
+    chance = [[math.prod(d[o] for d, o in zip(side, outcome, strict=True)) for outcome in outcomes] for side in (p, q)]
+    assert sum(chance[0]) == pytest.approx(1)
+    variation = sum(abs(a - b) for a, b in zip(*chance, strict=True)) / 2
+    assert variation <= sum(abs(a - b) for a, b in zip(x, y, strict=True)) / r + 3 * 2 / 2000
 
 
 def test_laplace_noise_has_its_scale() -> None:
@@ -89,15 +95,19 @@ def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
 
 
 def test_report_composes() -> None:
-    ternary_report = privacy_report(Config.preset("paper", r=50), releases=10, users=9, rows=1, protected=True)["gradients"]
+    ternary_report = privacy_report(Config.preset("paper", r=50), releases=10, users=9, rows=1, protected=True, validations=2)[
+        "gradients"
+    ]
     assert ternary_report["per_round"] == {"epsilon": 0.0, "delta": 0.02}
     assert ternary_report["composed"]["delta"] == pytest.approx(0.2)
-    many = privacy_report(Config.preset("paper"), releases=6000, users=9, rows=1, protected=True)["gradients"]
+    many = privacy_report(Config.preset("paper"), releases=6000, users=9, rows=1, protected=True, validations=2)["gradients"]
     assert many["composed"]["delta"] == 1.0
     assert "no guarantee over the whole run" in many["guarantee"]
-    noisy = privacy_report(Config.preset("paper", mechanism="laplace"), releases=4, users=9, rows=1, protected=True)
+    noisy = privacy_report(
+        Config.preset("paper", mechanism="laplace"), releases=4, users=9, rows=1, protected=True, validations=2
+    )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
-    bare = privacy_report(Config.preset("paper", mode="exact"), releases=4, users=9, rows=9, protected=False)
+    bare = privacy_report(Config.preset("paper", mode="exact"), releases=4, users=9, rows=9, protected=False, validations=2)
     assert bare["neighbourhoods"]["guarantee"].startswith("none")
 
 
@@ -108,6 +118,15 @@ def test_participation_estimator_is_unbiased_over_all_subsets() -> None:
         subsets = list(itertools.combinations(range(5), size))
         estimates = [participation_scale(items, s) * sum(contributions[i] for i in s) for s in subsets]
         assert np.mean(estimates) == pytest.approx(sum(contributions))
+
+
+def test_estimate_of_the_others_is_unbiased_where_somebody_else_is_active() -> None:
+    """A party's estimate of the others' sum, over all draws that hold another party; alone active, it knows nothing: 0."""
+    contributions, items = [3.0, -1.0, 4.0, 1.5], [7] * 4
+    for size in range(1, 5):
+        draws = [s for s in itertools.combinations(range(4), size) if set(s) - {0}]
+        estimates = [participation_scale(items, s, without=0) * sum(contributions[i] for i in s if i) for s in draws]
+        assert np.mean(estimates) == pytest.approx(sum(contributions[1:]))
 
 
 def test_drawn_parties_are_uniform() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verfedgnn import ProtocolError
+from verfedgnn.errors import DivergedError
 from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack
 from verfedgnn.protocol.messages import (
     HEADER,
@@ -28,7 +29,7 @@ from verfedgnn.protocol.messages import (
     encode,
 )
 
-HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab", round=0)
+HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab")
 WELCOME = Welcome(
     index=0, items=[3, 4], rounds_per_epoch=2, round=0, parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32)
 )
@@ -42,7 +43,7 @@ ALL = [HELLO, WELCOME, START, REPLY, FINISH]
 
 # Everything a message may hold. A field added to the protocol must be added here, and to docs/protocol.md, on purpose.
 FIELDS = {
-    Hello: {"party", "users", "items", "ratings", "scale", "config", "round"},
+    Hello: {"party", "users", "items", "ratings", "scale", "config"},
     Welcome: {"index", "items", "rounds_per_epoch", "round", "parameters", "accumulator"},
     RoundStart: {
         "round", "trip", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties", "updates",
@@ -102,6 +103,10 @@ def forged(kind: int, text: bytes, body: bytes = b"", version: int = 1) -> bytes
 
 
 def test_hostile_messages() -> None:
+    with pytest.raises(ProtocolError, match="'parameters' is missing"):
+        decode(forged(2, b'{"index": 0, "items": [1], "rounds_per_epoch": 1, "round": 0}'))
+    with pytest.raises(ProtocolError, match="squared_error"):
+        decode(forged(4, b'{"round": 1, "trip": 0, "squared_error": -1.0}'))
     with pytest.raises(ProtocolError, match="version 9"):
         decode(forged(5, b"{}", version=9))
     with pytest.raises(ProtocolError, match="unknown message kind"):
@@ -127,9 +132,10 @@ def test_hostile_messages() -> None:
 
 def test_errors_repeat_no_content() -> None:
     secret = "user-4711"
-    with pytest.raises(ProtocolError) as caught:
-        decode(forged(4, json.dumps({"round": secret, "trip": 0}).encode()))
-    assert secret not in str(caught.value)
+    for fields in ({"round": secret, "trip": 0}, {"round": 1, "trip": 0, secret: 1}, {"round": {secret: 1}, "trip": 0}):
+        with pytest.raises(ProtocolError) as caught:
+            decode(forged(4, json.dumps(fields).encode()))
+        assert secret not in str(caught.value)
 
 
 @given(bound=st.integers(1, 40_000), seed=st.integers(0, 999), size=st.integers(0, 40))
@@ -160,5 +166,5 @@ def test_fixed_point_is_close_and_sums_exactly(values: list[float]) -> None:
 
 def test_fixed_point_refuses_what_does_not_fit() -> None:
     for value in (np.nan, np.inf, 300.0):
-        with pytest.raises(ProtocolError, match="diverged"):
+        with pytest.raises(DivergedError, match="diverged"):
             to_fixed(np.array([value], np.float32), 10)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.privacy.projection import Projection, projected_rows
+from verfedgnn.privacy.projection import Projection, blocks, projected_rows
 
 # Each statistical test below compares a mean of independent draws with its expected value and fails beyond five standard
 # errors: by chance less than once in a million runs with fresh seeds. The seeds are fixed, so a failure is a defect.
@@ -41,6 +41,7 @@ def test_theorem_2_mean_error() -> None:
 def test_theorem_2_block_by_block() -> None:
     """A block-diagonal Phi has the error of its block size."""
     assert_mean(errors(60, 5, 20, "adjoint"), 21 / 4)
+    assert [stop - start for start, stop in blocks(11, 5)] == [5, 6]
 
 
 def test_scaled_reconstruction_has_the_least_error_of_its_kind() -> None:
@@ -82,7 +83,12 @@ def test_theorem_1_condition() -> None:
     assert Projection(100, ratio=5).protected
     assert Projection(99, ratio=2).protected  # q = 49, 98 <= 100
     assert not Projection(100, ratio=1).protected
-    with pytest.raises(ConfigError, match=r"2q > N \+ 1.*unprotected"):
+    assert not Projection(1, ratio=5).protected, "one user: Phi is a known number"
+    for users in range(2, 40):
+        assert Projection(users, ratio=5, block=5).protected, "no block is left with a single user"
+    with pytest.raises(ConfigError, match="block = 1"):
+        Config.preset("paper", block=1)
+    with pytest.raises(ConfigError, match=r"2q > N \+ 1.*unprotected=projection"):
         Config.preset("paper", ratio=1)
     assert Config.preset("paper", ratio=1, unprotected=["projection"]).exchange.ratio == 1
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ import pytest
 import torch
 
 import verfedgnn as vf
+from verfedgnn.data import check_parties
+from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.prepare import prepare
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import RoundReply, RoundStart, encode
 from verfedgnn.protocol.party import Party
 from verfedgnn.runtime import checkpoint
 from verfedgnn.runtime.local import LocalRuntime
+from verfedgnn.store import safe_names
 from verfedgnn.training import Interrupted, party_secret
 
 
@@ -49,6 +53,17 @@ def test_same_seed_same_bits(small_parties: list[vf.PartyData], gnn: str) -> Non
     first, second = (vf.train(small_parties, config(model=gnn)) for _ in range(2))
     same(first, second)
     assert not torch.equal(first.public, vf.train(small_parties, config(model=gnn, seed=1)).public)
+
+
+@pytest.mark.parametrize("gnn", ["gcn", "gat"])
+def test_same_bits_for_large_rounds_too(gnn: str) -> None:
+    """Rounds of all ratings, long enough for torch to share sums out to threads."""
+    parties = vf.split_items(vf.read_ratings("synthetic"), parties=3)
+    chosen = vf.Config.preset("best", model=gnn, epochs=6)
+    runs = [vf.train(parties, chosen) for _ in range(4)]
+    assert sum(len(p.ratings) for p in parties) * 6 > 200_000
+    for run in runs[1:]:
+        same(runs[0], run)
 
 
 @pytest.mark.parametrize("values", [{}, {"participation": 0.5}, {"model": "gat", "refresh": 1}, {"mechanism": "laplace"}])
@@ -93,6 +108,49 @@ vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" 
     killed = vf.resume(out)
     whole = vf.train(small_parties, vf.Config.preset("paper", batch=400, epochs=12, checkpoint_every=1))
     same(whole, killed)
+
+
+def test_stopped_before_the_first_validation(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config(), out=tmp_path / "run", stop=lambda: True)
+    same(vf.resume(tmp_path / "run"), vf.train(small_parties, config()))
+
+
+def test_killed_between_the_last_round_and_the_figures(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, values in {"all rounds": {}, "patience": {"patience": 1, "epochs": 50, "lr": 1.0}}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(vf.Run, "complete_folder", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                vf.train(small_parties, config(**values), out=tmp_path / name)
+        same(vf.resume(tmp_path / name), vf.train(small_parties, config(**values)))
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    chosen = config(checkpoint_every=2)
+    real, calls = checkpoint.write_bytes, iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_bytes", lambda path, data: (real if next(calls) < 6 else full)(path, data))
+        with pytest.raises(vf.RunError, match=r"No space left on device.*make room"):
+            vf.train(small_parties, chosen, out=tmp_path / "run")
+    same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
+
+
+def test_overwrite_waits_until_it_can_write(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    vf.train(small_parties, config(), out=tmp_path / "run")
+    with pytest.raises(vf.ConfigError, match="--device cpu"):
+        vf.train(small_parties, config(), out=tmp_path / "run", overwrite=True, device="meta")
+    assert vf.Run.load(tmp_path / "run")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "config.toml").write_text('title = "my pages"')
+    with pytest.raises(vf.RunError, match="not a run folder"):
+        vf.train(small_parties, config(), out=tmp_path / "site", overwrite=True)
 
 
 def test_an_unfinished_checkpoint_leaves_the_last_good_one(
@@ -193,16 +251,32 @@ def reachable(root: object) -> Iterator[object]:
                 yield thing
 
 
+def addresses(things: Iterator[object]) -> set[int]:
+    """Where the data of tensors and arrays lies."""
+    found = set()
+    for thing in things:
+        if isinstance(thing, torch.Tensor) and thing.layout == torch.strided:
+            found.add(thing.untyped_storage().data_ptr())
+        elif isinstance(thing, np.ndarray):
+            found.add(thing.__array_interface__["data"][0])
+    return found
+
+
 def test_nothing_private_is_reachable_from_the_coordinator(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config(evaluate_every=1))
     for _ in range(3):
         runtime.round()
-    held = {id(thing) for thing in reachable(runtime.coordinator)}
-    for party in runtime.parties.values():
-        private = [party, party.data, party.items, party.accumulator, party.graph, party.data.train.rating]
-        assert not any(id(thing) in held for thing in private)
+    held = addresses(reachable(runtime.coordinator))
     secrets = {party.secret for party in runtime.parties.values()}
+    for party in runtime.parties.values():
+        train, graph = party.data.train, party.graph
+        private = [party.items, party.accumulator, train.user, train.item, train.rating, graph.user_degree, graph.item_degree]
+        private += [*graph.by_user, *graph.by_item]
+        assert not addresses(iter(private)) & held
+        assert not any(thing is party for thing in reachable(runtime.coordinator))
     assert not any(isinstance(thing, int) and thing in secrets for thing in reachable(runtime.coordinator))
+    # the search does find what the coordinator holds
+    assert runtime.coordinator.replica.parameters.untyped_storage().data_ptr() in held
 
 
 def test_the_ledger_counts_what_was_encoded(small_parties: list[vf.PartyData]) -> None:
@@ -251,6 +325,9 @@ def test_a_reply_out_of_place_is_refused(small_parties: list[vf.PartyData]) -> N
         coordinator.receive("party-0", reply.model_copy(update={"round": 9}))
     with pytest.raises(vf.ProtocolError, match="what was asked"):
         coordinator.receive("party-0", reply.model_copy(update={"gradient": None}))
+    for gradient in (np.zeros(1, np.uint8), np.zeros(2, np.float32)):
+        with pytest.raises(vf.ProtocolError, match="a gradient of shape"):
+            coordinator.receive("party-0", reply.model_copy(update={"gradient": gradient}))
     with pytest.raises(vf.ProtocolError, match="shape"):
         coordinator.receive("party-0", reply.model_copy(update={"neighbourhoods": np.zeros((1, 1, 1), np.int32)}))
     coordinator.receive("party-0", reply)
@@ -264,7 +341,7 @@ def test_joining_needs_the_same_configuration_and_users(small_parties: list[vf.P
     fresh = Coordinator(config(), ["party-0", "party-1"])
     with pytest.raises(vf.ProtocolError, match="not among"):
         fresh.hello(hello.model_copy(update={"party": "stranger"}))
-    with pytest.raises(vf.ProtocolError, match="another configuration"):
+    with pytest.raises(vf.ProtocolError, match="its configuration differs"):
         fresh.hello(hello.model_copy(update={"config": "0" * 16}))
     fresh.hello(hello)
     with pytest.raises(vf.ProtocolError, match="align the users"):
@@ -285,6 +362,56 @@ def test_training_learns_and_lift_is_reported(small_parties: list[vf.PartyData])
     assert lift["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"])
     assert [row["name"] for row in lift["parties"]] == [p.name for p in small_parties]
     assert all(0.3 < row[key] < 3 for row in lift["parties"] for key in ("alone", "federated", "pooled"))
+
+
+def test_lift_judges_all_on_the_same_ratings(small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when parts go by time, which pooling would change: each party's last rating is not the pooled last one."""
+    judged: list[int] = []
+    real = lift_module.rating_errors
+    monkeypatch.setattr(
+        lift_module, "rating_errors", lambda users, items, pairs: judged.append(len(pairs)) or real(users, items, pairs)
+    )
+    run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1}))
+    vf.lift(run)
+    counts = [len(p.test) for p in run.prepared()]
+    assert sorted(judged) == sorted(counts * 3)
+
+
+def test_ratings_around_zero_learn(small_parties: list[vf.PartyData]) -> None:
+    shifted = []
+    for party in small_parties:
+        table = replace(party.ratings, rating=party.ratings.rating - 3, scale=(-2.0, 2.0))
+        shifted.append(vf.PartyData(party.name, table))
+    run = vf.train(shifted, config(epochs=20))
+    assert run.metrics["valid"]["rmse"] < run.history[0]["valid_rmse"] - 0.01
+
+
+def test_a_party_without_test_ratings_has_no_figure(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    run = vf.train(small_parties, config(fractions=[0.8, 0.2, 0.0], epochs=1), out=tmp_path / "run")
+    assert run.metrics["test"]["rmse"] is None
+    assert "NaN" not in (tmp_path / "run" / "metrics.json").read_text()
+
+
+def test_divergence_names_the_remedy(small_parties: list[vf.PartyData]) -> None:
+    with pytest.raises(vf.VerFedGNNError, match=r"diverged.*lower training\.lr"):
+        vf.train(small_parties, config(mode="none", mechanism="none", clip="unset", optimizer="sgd", lr=1e6))
+
+
+def test_a_run_is_saved_only_as_a_new_folder(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    run = vf.train(small_parties, config(epochs=1))
+    run.save(tmp_path / "run")
+    same(run, vf.Run.load(tmp_path / "run"))
+    with pytest.raises(vf.RunError, match="exists already"):
+        run.save(tmp_path / "run")
+
+
+def test_file_names_of_parties_never_collide() -> None:
+    table = vf.read_ratings("synthetic")
+    names = ["a-2", "a!", "a", "A", "é", "ü", "x" * 100]
+    files = safe_names([vf.PartyData(name, table) for name in names])
+    assert len({name.lower() for name in files}) == len(names)
+    with pytest.raises(vf.DataError, match="printable"):
+        check_parties([vf.PartyData("x" * 101, table)])
 
 
 def test_recommend(small_parties: list[vf.PartyData], tmp_path: Path) -> None:

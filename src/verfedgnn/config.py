@@ -112,7 +112,7 @@ class SplitConfig(Section):
     """Which ratings train, select and judge."""
 
     kind: Literal["rating", "time"] = "rating"
-    """rating: at random by `fractions`; time: each user's last rating tests, the one before validates."""
+    """rating: at random by `fractions`; time: each user's last rating at a party tests, the one before validates."""
     fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
     """Shares of training, validation and test (paper: 60/20/20)."""
 
@@ -134,8 +134,8 @@ class Config(Section):
     """Rounds and steps."""
     split: SplitConfig = SplitConfig()
     """Training, validation and test parts."""
-    unprotected: tuple[Literal["projection", "clip"], ...] = ()
-    """Conditions of the paper's theorems that this run may break: projection (2q <= N + 1), clip (at most 0.5)."""
+    unprotected: tuple[Literal["projection", "clip", "degrees"], ...] = ()
+    """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -177,12 +177,22 @@ def _problem(config: Config) -> str | None:
         if gradients.clip > 0.5 and "clip" not in config.unprotected:
             return (
                 f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
-                'guarantee does not cover; use 0.5 or ask for it with unprotected=["clip"]'
+                "guarantee does not cover; use 0.5 or ask for it with --set unprotected=clip"
             )
+    if exchange.mode == "projected" and exchange.block == 1 and "projection" not in config.unprotected:
+        return (
+            "exchange.block = 1 sends every user's value times a known number; "
+            "use 2 or more, or ask for it with --set unprotected=projection"
+        )
+    if not config.model.estimators and "degrees" not in config.unprotected:
+        return (
+            "model.estimators = false exchanges how many items each user has at each party; "
+            "leave it on, or ask for it with --set unprotected=degrees"
+        )
     if exchange.mode == "projected" and exchange.ratio < 2 and "projection" not in config.unprotected:
         return (
             f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
-            'use 2 or more, or ask for it with unprotected=["projection"]'
+            "use 2 or more, or ask for it with --set unprotected=projection"
         )
     if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:
         return f"split.fractions = {list(config.split.fractions)} must be shares that add up to 1"
@@ -196,15 +206,10 @@ def build_config(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """A configuration from a preset, then a TOML file, then single values; each may leave anything out.
-
-    A preset's `[for.gat]`-like tables hold what differs for one GNN.
-    """
-    tree = read_preset(preset)
-    written = _read_toml(file) if file else {}
-    chosen = model or written.get("model", {}).get("gnn") or tree.get("model", {}).get("gnn") or "gcn"
-    per_model = tree.pop("for", {}).get(chosen, {})
-    tree = _merge(_merge(_merge(tree, per_model), written), {"base": preset, "model": {"gnn": chosen}})
+    """A configuration from a preset, then a TOML file, then single values; each may leave anything out."""
+    tree = _merge(read_preset(preset), {"base": preset})
+    tree = _merge(tree, _read_toml(file)) if file else tree
+    tree = _merge(tree, {"model": {"gnn": model}}) if model else tree
     return _validated(tree).with_values(overrides or {})
 
 
@@ -263,7 +268,9 @@ def _resolve(key: str) -> list[str]:
 def _assign(tree: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
-    if isinstance(value, str):
+    if isinstance(value, str) and path == ["unprotected"] and not value.startswith("["):
+        value = [word.strip() for word in value.split(",") if word.strip()]
+    elif isinstance(value, str):
         with contextlib.suppress(tomllib.TOMLDecodeError):  # plain text, such as ternary
             value = tomllib.loads(f"x = {value}")["x"]
     tree[path[-1]] = value

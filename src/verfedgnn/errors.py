@@ -15,6 +15,10 @@ class ConfigError(VerFedGNNError):
     """A configuration is contradictory, unknown, or asks for something unprotected without naming it."""
 
 
+class DivergedError(VerFedGNNError):
+    """Numbers grew out of bounds while training."""
+
+
 class RunError(VerFedGNNError):
     """A run folder cannot be written, read or resumed."""
 

@@ -86,7 +86,8 @@ class _Sum(torch.autograd.Function):
         to_weights = None
         if ctx.needs_input_grad[2]:
             of_user, of_item = (dense, grad) if ctx.transposed else (grad, dense)
-            to_weights = (of_user[graph.edge_users] * of_item[graph.by_user[1]]).sum(-1)
+            at_users, at_items = of_user.index_select(0, graph.edge_users), of_item.index_select(0, graph.by_user[1])
+            to_weights = torch.einsum("ec,ec->e", at_users, at_items)
         return None, to_dense, to_weights, None
 
 
@@ -94,7 +95,7 @@ def _product(graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bo
     if weights is None:
         return graph.adjacency[transposed] @ dense
     pointers, columns = graph.by_item if transposed else graph.by_user
-    values = weights[graph.order] if transposed else weights
+    values = weights.index_select(0, graph.order) if transposed else weights
     return _csr(pointers, columns, values, (len(pointers) - 1, dense.shape[0])) @ dense
 
 

@@ -22,6 +22,7 @@ class Prepared:
 
     party: PartyData
     parts: NDArray[np.int8]
+    """`TRAIN`, `VALID` or `TEST` for each rating."""
     train: Pairs
     valid: Pairs
     test: Pairs
@@ -33,10 +34,13 @@ class Prepared:
         return PartyInput(self.party.name, table.n_users, table.n_items, table.scale, self.train, self.valid)
 
 
-def prepare(parties: Sequence[PartyData], config: Config, device: torch.device) -> list[Prepared]:
-    """Check the parties, split their ratings, move them to `device`."""
+def prepare(
+    parties: Sequence[PartyData], config: Config, device: torch.device, parts: Sequence[NDArray[np.int8]] | None = None
+) -> list[Prepared]:
+    """Check the parties, split their ratings as configured (or as given by `parts`), move them to `device`."""
     check_parties(parties)
-    return [_prepare(party, split(party.ratings, config.split, config.seed), device) for party in parties]
+    parts = parts or [split(party.ratings, config.split, config.seed) for party in parties]
+    return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
 
 
 def split(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:

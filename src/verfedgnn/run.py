@@ -24,7 +24,7 @@ from verfedgnn.errors import RunError
 from verfedgnn.evaluation.report import evaluate
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.protocol.ledger import Ledger
-from verfedgnn.runtime.checkpoint import write_bytes
+from verfedgnn.runtime.checkpoint import write_bytes, writing
 from verfedgnn.store import read_parties, safe_names, write_parties
 
 
@@ -58,7 +58,7 @@ class Run:
     history: list[dict[str, Any]]
     ledger: Ledger
     public: Tensor
-    """Public parameters at the end, flat."""
+    """Public parameters of the kept model, flat."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
@@ -91,18 +91,25 @@ class Run:
         return prepare(self.parties, self.config, self.device)
 
     def save(self, path: str | Path) -> None:
-        """Write the run as a folder (into it, if training already began to)."""
+        """Write the run as a new folder."""
         folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} exists already; save the run under another name")
         begin_folder(folder, self.config, self.parties)
-        write_history(folder, self.history)
-        (folder / "model").mkdir(exist_ok=True)
-        for name, model in zip(safe_names(self.parties), self.models, strict=True):
-            arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
-            write_bytes(folder / "model" / f"{name}.safetensors", safetensors.numpy.save(arrays))
-        public = {"public": self.public.cpu().numpy()}
-        write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save(public))
-        write_json(folder / "ledger.json", self.ledger.to_dict())
-        write_json(folder / "metrics.json", self.metrics)
+        self.complete_folder(folder)
+
+    def complete_folder(self, folder: Path) -> None:
+        """What a run folder holds after the last round; metrics.json comes last and marks it as finished."""
+        with writing(folder):
+            write_history(folder, self.history)
+            (folder / "model").mkdir(exist_ok=True)
+            for name, model in zip(safe_names(self.parties), self.models, strict=True):
+                arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
+                write_bytes(folder / "model" / f"{name}.safetensors", safetensors.numpy.save(arrays))
+            public = {"public": self.public.cpu().numpy()}
+            write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save(public))
+            write_json(folder / "ledger.json", self.ledger.to_dict())
+            write_json(folder / "metrics.json", self.metrics)
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
@@ -129,17 +136,16 @@ class Run:
 
 def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData]) -> None:
     """What a run folder holds before the first round."""
-    try:
-        if not (folder / "parties" / "_parties.parquet").exists():
-            write_parties(folder / "parties", parties)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.toml", config.to_toml().encode())
-    except OSError as error:
-        raise RunError(f"cannot write the run folder {folder}: {error.strerror or error}; choose another --out") from None
+        write_history(folder, [])
+        write_parties(folder / "parties", parties)
 
 
 def write_json(path: Path, value: Any) -> None:
     """A JSON file that is whole or not there."""
-    write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+    write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_history(folder: Path, history: Sequence[dict[str, Any]]) -> None:

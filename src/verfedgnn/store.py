@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ _KEY = b"verfedgnn"
 
 
 def safe_names(parties: Sequence[PartyData]) -> list[str]:
-    """File names for the parties, in order: theirs where it is plain, made plain and numbered where not."""
+    """File names for the parties, in order: theirs made plain, and numbered where two would be the same in any case."""
     names: list[str] = []
-    for index, party in enumerate(parties):
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", party.name).strip("-._") or "party"
-        same = plain == party.name and plain not in names
-        names.append(plain if same else f"{plain}-{index}")
+    for party in parties:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", party.name).strip("-._")[:80] or "party"
+        candidates = chain([plain], (f"{plain}-{number}" for number in count(2)))
+        taken = {name.lower() for name in names}
+        names.append(next(name for name in candidates if name.lower() not in taken))
     return names
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData
-from verfedgnn.errors import RunError, VerFedGNNError
+from verfedgnn.errors import ConfigError, RunError, VerFedGNNError
 from verfedgnn.evaluation.report import evaluate
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.privacy.accounting import privacy_report
@@ -23,7 +24,7 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
 from verfedgnn.run import PartyModel, Run, begin_folder, read_history, write_history
-from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint, writing
 from verfedgnn.runtime.local import LocalRuntime
 from verfedgnn.store import read_parties, safe_names
 
@@ -56,6 +57,7 @@ def train(
     device: str | torch.device = "cpu",
     stack: bool = True,
     overwrite: bool = False,
+    parts: Sequence[NDArray[np.int8]] | None = None,
     watch: Watcher | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
@@ -63,13 +65,15 @@ def train(
 
     `watch` is called after every round; when `stop()` turns true the round is finished, a checkpoint is written and
     `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would.
+    `parts` gives the part of every rating where the configured split is not wanted.
     """
     config = config or Config.preset("paper")
     folder = Path(out) if out is not None else None
+    replaced = folder is not None and _claim(folder, overwrite)
+    session = _Session(prepare(parties, config, _device(device), parts), config, folder, stack)
     if folder is not None:
-        _claim(folder, overwrite)
-    session = _Session(prepare(parties, config, _device(device)), config, folder, stack)
-    if folder is not None:
+        if replaced:
+            shutil.rmtree(folder)
         begin_folder(folder, config, parties)
     return session.run(watch, stop)
 
@@ -110,8 +114,7 @@ class _Session:
     def run(self, watch: Watcher | None, stop: Callable[[], bool]) -> Run:
         """All remaining rounds, then the figures."""
         coordinator, ledger = self.coordinator, self.runtime.ledger
-        done = False
-        while not done:
+        while not coordinator.done:
             began = time.perf_counter()
             closed = self.runtime.round()
             self.seconds += time.perf_counter() - began
@@ -119,7 +122,7 @@ class _Session:
                 self.releases[name] += coordinator.replies[name].gradient is not None
             if closed.valid_rmse is not None:
                 self._remember(closed.round, closed.valid_rmse)
-            done = closed.done
+            done = coordinator.done
             if watch is not None:
                 size = ledger.total()
                 watch(Progress(closed.round, coordinator.rounds, closed.valid_rmse, coordinator.best_rmse, size))
@@ -136,7 +139,8 @@ class _Session:
         size = self.runtime.ledger.total()
         self.history.append({"round": round, "valid_rmse": rmse, "bytes": size, "seconds": round_seconds(self.seconds)})
         if self.folder is not None:
-            write_history(self.folder, self.history)
+            with writing(self.folder):
+                write_history(self.folder, self.history)
 
     def _checkpoint(self) -> None:
         assert self.folder is not None
@@ -190,6 +194,7 @@ class _Session:
                 users=first.data.users,
                 rows=first.projection.rows if first.projection is not None else 0,
                 protected=first.projection.protected if first.projection is not None else True,
+                validations=len(self.history),
             ),
             "public": coordinator.replica.digest(),
             "data": [{"name": p.party.ratings.name, "notes": list(p.party.ratings.notes)} for p in self.prepared],
@@ -204,11 +209,11 @@ class _Session:
             metrics,
             self.history,
             ledger,
-            coordinator.replica.parameters,
+            coordinator.best_parameters,
             self.device,
         )
         if self.folder is not None:
-            run.save(self.folder)
+            run.complete_folder(self.folder)
         return run
 
 
@@ -233,22 +238,26 @@ def round_seconds(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def _claim(folder: Path, overwrite: bool) -> None:
-    if not folder.exists():
-        return
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
+def _claim(folder: Path, overwrite: bool) -> bool:
+    """Whether there is a run to be replaced; whatever else is there is left alone, with an error."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
     if not overwrite:
         raise RunError(f"{folder} exists already; choose another --out, --resume it, or replace it with --overwrite")
-    if not (folder / "config.toml").is_file():
-        raise RunError(f"{folder} is not a run folder, so --overwrite leaves it alone; choose another --out")
-    shutil.rmtree(folder)
+    try:
+        load_config(folder / "config.toml")
+    except ConfigError:
+        raise RunError(f"{folder} is not a run folder, so --overwrite leaves it alone; choose another --out") from None
+    return True
 
 
 def _device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
+        if chosen.type not in ("cpu", "cuda"):
+            raise RuntimeError("neither a processor nor a CUDA device")
         torch.zeros(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise VerFedGNNError(f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device cpu") from None
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device '{device}' cannot be used here ({reason}); use --device cpu") from None
     return chosen

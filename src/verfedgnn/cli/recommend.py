@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.run import Run
@@ -26,7 +27,7 @@ def recommend(
     if as_json:
         typer.echo(json.dumps([asdict(item) for item in found]))
         return
-    table = Table("", "item", "title", "party", "predicted", title=f"For user {user}", title_justify="left")
+    table = Table("", "item", "title", "party", "predicted", title=f"For user {escape(user)}", title_justify="left")
     for place, item in enumerate(found, 1):
-        table.add_row(str(place), item.item, item.title, item.party, f"{item.score:.2f}")
+        table.add_row(str(place), escape(item.item), escape(item.title), escape(item.party), f"{item.score:.2f}")
     Console().print(table)

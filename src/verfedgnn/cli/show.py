@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -69,8 +70,9 @@ def run_table(metrics: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     test = metrics["test"]
-    ranking = "  ".join(f"{name} {value:.4f}" for name, value in test.items() if "@" in name)
-    table.add_row("test RMSE", f"{test['rmse']:.4f}   MAE {test['mae']:.4f}   (valid RMSE {metrics['valid']['rmse']:.4f})")
+    ranking = "  ".join(f"{name} {figure(value)}" for name, value in test.items() if "@" in name)
+    valid = figure(metrics["valid"]["rmse"])
+    table.add_row("test RMSE", f"{figure(test['rmse'])}   MAE {figure(test['mae'])}   (valid RMSE {valid})")
     table.add_row("ranking", ranking)
     rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; the model of round {metrics['best_round']:,} was kept"
     table.add_row("rounds", rounds)
@@ -88,10 +90,10 @@ def party_table(metrics: dict[str, Any]) -> Table:
     names = list(metrics["test"])
     table = Table("party", "items", "ratings", *names, title="Test part", title_justify="left")
     for party in metrics["parties"]:
-        figures = [f"{party['test'][name]:.4f}" for name in names]
-        table.add_row(party["name"], f"{party['items']:,}", f"{party['ratings']:,}", *figures)
+        figures = [figure(party["test"][name]) for name in names]
+        table.add_row(escape(party["name"]), f"{party['items']:,}", f"{party['ratings']:,}", *figures)
     table.add_section()
-    table.add_row("overall", "", "", *(f"{metrics['test'][name]:.4f}" for name in names), style="bold")
+    table.add_row("overall", "", "", *(figure(metrics["test"][name]) for name in names), style="bold")
     return table
 
 
@@ -103,10 +105,15 @@ def lift_table(lift: dict[str, Any]) -> Table:
     for row in [*lift["parties"], {"name": "overall", **lift["overall"]}]:
         if row["name"] == "overall":
             table.add_section()
-        gain = 100 * (1 - row["federated"] / row["alone"])
-        figures = [f"{row[key]:.4f}" for key in ("alone", "federated", "pooled")]
-        table.add_row(row["name"], *figures, f"{gain:+.1f} %", style="bold" if row["name"] == "overall" else "")
+        figures = [figure(row[key]) for key in ("alone", "federated", "pooled")]
+        gain = f"{100 * (1 - row['federated'] / row['alone']):+.1f} %" if row["alone"] else "-"
+        table.add_row(escape(row["name"]), *figures, gain, style="bold" if row["name"] == "overall" else "")
     return table
+
+
+def figure(value: float | None) -> str:
+    """A figure of merit; a dash where there was nothing to judge."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def size(count: float) -> str:

@@ -17,6 +17,7 @@ from verfedgnn.data import PartyData, read_parties
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
 from verfedgnn.run import Run, write_json
+from verfedgnn.training import Interrupted
 from verfedgnn.training import resume as resume_run
 from verfedgnn.training import train as train_run
 
@@ -35,9 +36,11 @@ def train(
         list[str] | None,
         typer.Option(help="A file, a folder or a name (synthetic, ml-1m, ...); several times, NAME=FILE: one file per party."),
     ] = None,
-    preset: Annotated[str, typer.Option(help=f"Where to start from: {', '.join(presets())}.")] = "paper",
+    preset: Annotated[str | None, typer.Option(help=f"Where to start from: {', '.join(presets())}; unset: paper.")] = None,
     model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.")] = None,
-    parties: Annotated[int, typer.Option(help="Cut one data set's items at random into so many parties.")] = 10,
+    parties: Annotated[
+        int | None, typer.Option(help="Cut one data set's items at random into so many parties; unset: 10.")
+    ] = None,
     by: Annotated[str | None, typer.Option(help="Cut by an item column instead, such as genre or category.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to write.")] = None,
@@ -51,7 +54,7 @@ def train(
         bool,
         typer.Option("--one-by-one", help="Compute parties one after the other, bit for bit as separate processes."),
     ] = False,
-    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.")] = 0,
+    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
     columns: Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...")] = None,
     duplicates: Annotated[str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.")] = None,
     encoding: Annotated[str | None, typer.Option(help="Text encoding of the table, such as latin-1.")] = None,
@@ -67,17 +70,22 @@ def train(
     with progress, halt:
         watch: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": device, "stack": not one_by_one}
         if resume is not None:
+            settled = [data, preset, model, parties, by, seed, out, set_, config, columns, duplicates, encoding, delimiter]
+            if any(value is not None for value in settled) or overwrite:
+                raise ConfigError("--resume takes data and settings from the run; leave out all options that set them")
             run = resume_run(resume, **watch)
             folder: Path | None = resume
         else:
+            if data is not None and len(data) > 1 and (parties is not None or by is not None):
+                raise ConfigError("--parties and --by cut one data set; leave them out with one file per party")
             overrides: dict[str, Any] = parse_settings(set_ or [])
             if seed is not None:
                 overrides["seed"] = seed
-            chosen = build_config(preset=preset, model=_gnn(model), file=config, overrides=overrides)
+            chosen = build_config(preset=preset or "paper", model=_gnn(model), file=config, overrides=overrides)
             options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
             read = read_parties(
                 data or ["synthetic"],
-                parties=parties,
+                parties=10 if parties is None else parties,
                 seed=chosen.seed,
                 by=by,
                 columns=_columns(columns),
@@ -88,10 +96,18 @@ def train(
             folder = out
             run = train_run(read, chosen, out=out, overwrite=overwrite, **watch)
         if lift and "lift" not in run.metrics:
-            run.metrics["lift"] = compute_lift(run, stack=not one_by_one, watch=progress.step)
+            run.metrics["lift"] = _lift(run, folder, stack=not one_by_one, watch=progress.step, stop=halt.asked)
             if folder is not None:
                 write_json(folder / "metrics.json", run.metrics)
     _report(run, folder, as_json=as_json, quiet=quiet)
+
+
+def _lift(run: Run, folder: Path | None, **options: Any) -> dict[str, Any]:
+    try:
+        return compute_lift(run, **options)
+    except Interrupted:
+        where = f"; compute it with `verfedgnn train --resume {folder} --lift`" if folder else ""
+        raise Interrupted(f"the federation is trained, its lift is not computed{where}") from None
 
 
 def _report(run: Run, folder: Path | None, *, as_json: bool, quiet: bool) -> None:
@@ -114,7 +130,7 @@ def _introduce(parties: list[PartyData]) -> None:
     ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
     console.print(f"{len(parties)} parties, {first.n_users:,} common users, {items:,} items, {ratings:,} ratings")
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
-        console.print(f"  {note}", style="dim")
+        console.print(f"  {note}", style="dim", markup=False)
 
 
 class _Halt:

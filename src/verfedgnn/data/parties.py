@@ -14,6 +14,9 @@ from verfedgnn.data.read import is_folder_of_tables, locate, read_ratings, table
 from verfedgnn.data.tables import table_stem
 from verfedgnn.errors import DataError
 
+LONGEST_NAME = 100
+"""Characters of a party's name; it travels in messages and becomes file names."""
+
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
@@ -97,6 +100,9 @@ def check_parties(parties: Sequence[PartyData]) -> None:
     if not parties:
         raise _no_parties()
     _refuse_same_names([party.name for party in parties])
+    for party in parties:
+        if not 1 <= len(party.name) <= LONGEST_NAME or not party.name.isprintable():
+            raise DataError(f"a party's name is 1 to {LONGEST_NAME} printable characters, not {party.name[:40]!r}: rename it")
     users = parties[0].ratings.user_ids
     if not len(users):
         raise DataError("the parties have no user in common: check that they write user ids in the same way")

@@ -3,50 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, pool_parties
+from verfedgnn.data import TEST, PartyData, pool_parties
 from verfedgnn.evaluation.metrics import Errors, rating_errors
+from verfedgnn.prepare import Prepared
+from verfedgnn.protocol.step import Pairs
 from verfedgnn.run import Run
 from verfedgnn.training import train
 
 
-def lift(run: Run, *, stack: bool = True, watch: Callable[[str, int, int], None] | None = None) -> dict[str, Any]:
+def lift(
+    run: Run,
+    *,
+    stack: bool = True,
+    watch: Callable[[str, int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """The `lift` part of metrics.json: test RMSE alone, federated and pooled, for each party and overall.
 
-    Alone and pooled trainings have nobody to protect from, so they run without protection, for as many rounds an epoch as
-    the federation; model, steps, split and selection are the same.
+    All are judged on the same ratings. Alone and pooled trainings have nobody to protect from, so they run without
+    protection, for as many rounds an epoch as the federation; model, steps, parts and selection are the same.
     """
+    prepared = run.prepared()
     total = sum(len(party.ratings) for party in run.parties)
 
-    def solo(data: PartyData, label: str) -> Run:
+    def solo(data: PartyData, parts: NDArray[np.int8], label: str) -> Run:
         return train(
-            [_with_ratings(data)],
+            [data],
             solo_config(run.config, len(data.ratings) / total),
             device=run.device,
             stack=stack,
+            parts=[parts],
             watch=None if watch is None else lambda p: watch(label, p.round, p.rounds),
+            stop=stop,
         )
 
-    alone = [solo(party, f"{party.name} alone") for party in run.parties]
-    pooled = solo(PartyData("pooled", pool_parties(run.parties)), "pooled")
-    pooled_errors = _errors_by_column(pooled, "party")
-    federated = [
-        rating_errors(model.users, model.items, prepared.test) for model, prepared in zip(run.models, run.prepared(), strict=True)
-    ]
-    total_errors = [Errors.none()] * 3
-    rows = []
-    for party, own, together in zip(run.parties, alone, federated, strict=True):
-        errors = [rating_errors(own.models[0].users, own.models[0].items, own.prepared()[0].test)]
-        errors += [together, pooled_errors[party.name]]
-        rows.append({"name": party.name, **_row(*errors)})
-        total_errors = [whole + part for whole, part in zip(total_errors, errors, strict=True)]
-    return {"overall": _row(*total_errors), "parties": rows}
+    all_parts = np.concatenate([party.parts for party in prepared])
+    pooled = solo(PartyData("pooled", pool_parties(run.parties)), all_parts, "pooled")
+    pooled_errors = _by_party(pooled, all_parts, prepared)
+    sums, rows = [Errors.none()] * 3, []
+    for party, model, together in zip(prepared, run.models, pooled_errors, strict=True):
+        own = solo(_with_ratings(party.party), party.parts, f"{party.party.name} alone")
+        errors = [
+            _errors(own, party.parts == TEST),
+            rating_errors(model.users, model.items, party.test),
+            together,
+        ]
+        rows.append({"name": party.party.name, **_row(errors)})
+        sums = [whole + part for whole, part in zip(sums, errors, strict=True)]
+    return {"overall": _row(sums), "parties": rows}
 
 
 def solo_config(config: Config, share: float) -> Config:
@@ -68,16 +80,23 @@ def _with_ratings(data: PartyData) -> PartyData:
     return PartyData(data.name, data.ratings.select_users(np.unique(data.ratings.user)))
 
 
-def _errors_by_column(run: Run, column: str) -> dict[str, Errors]:
-    prepared, model = run.prepared()[0], run.models[0]
-    owner = run.parties[0].ratings.columns[column]
-    names: Sequence[str] = sorted(set(owner.tolist()))
-    rows = {}
-    for name in names:
-        chosen = owner[prepared.test.item.cpu().numpy()] == name
-        rows[name] = rating_errors(model.users, model.items, prepared.test.take(torch.from_numpy(chosen).to(run.device)))
-    return rows
+def _by_party(pooled: Run, parts: NDArray[np.int8], parties: list[Prepared]) -> list[Errors]:
+    """Errors of the pooled model on each party's test part; pooled ratings stand in the order of the parties."""
+    ends = np.cumsum([len(party.parts) for party in parties])
+    row = np.arange(len(parts))
+    return [
+        _errors(pooled, (parts == TEST) & (row >= end - len(party.parts)) & (row < end))
+        for party, end in zip(parties, ends, strict=True)
+    ]
 
 
-def _row(alone: Errors, federated: Errors, pooled: Errors) -> dict[str, float]:
-    return {"alone": alone.rmse, "federated": federated.rmse, "pooled": pooled.rmse}
+def _errors(run: Run, chosen: NDArray[np.bool_]) -> Errors:
+    """Errors of a one-party run on the chosen ratings of its table."""
+    table, model = run.parties[0].ratings, run.models[0]
+    user, item = (torch.from_numpy(rows[chosen]).to(run.device) for rows in (table.user, table.item))
+    rating = torch.from_numpy(table.rating[chosen]).to(run.device)
+    return rating_errors(model.users, model.items, Pairs(user, item, rating))
+
+
+def _row(errors: list[Errors]) -> dict[str, float | None]:
+    return dict(zip(("alone", "federated", "pooled"), (e.rmse for e in errors), strict=True))

@@ -32,14 +32,14 @@ class Errors:
         return cls(0.0, 0.0, 0)
 
     @property
-    def rmse(self) -> float:
-        """Root mean squared error."""
-        return math.sqrt(self.squared / self.count) if self.count else math.nan
+    def rmse(self) -> float | None:
+        """Root mean squared error; None without ratings to judge."""
+        return math.sqrt(self.squared / self.count) if self.count else None
 
     @property
-    def mae(self) -> float:
-        """Mean absolute error."""
-        return self.absolute / self.count if self.count else math.nan
+    def mae(self) -> float | None:
+        """Mean absolute error; None without ratings to judge."""
+        return self.absolute / self.count if self.count else None
 
 
 def rating_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Errors:
@@ -65,10 +65,10 @@ class Ranking:
         """Where a sum starts."""
         return cls(0.0, 0.0, 0.0, 0)
 
-    def means(self, k: int) -> dict[str, float]:
-        """Averages over users, by name."""
-        count = max(1, self.users)
-        return {f"recall@{k}": self.recall / count, f"ndcg@{k}": self.ndcg / count, f"hitrate@{k}": self.hits / count}
+    def means(self, k: int) -> dict[str, float | None]:
+        """Averages over users, by name; None without users to judge."""
+        sums = {f"recall@{k}": self.recall, f"ndcg@{k}": self.ndcg, f"hitrate@{k}": self.hits}
+        return {name: value / self.users if self.users else None for name, value in sums.items()}
 
 
 def ranking(users: Tensor, items: Tensor, seen: Sequence[Pairs], wanted: Pairs, k: int = 20) -> Ranking:

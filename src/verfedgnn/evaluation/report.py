@@ -42,5 +42,5 @@ def evaluate(parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]
     }
 
 
-def _figures(errors: Errors, found: Ranking, k: int) -> dict[str, float]:
+def _figures(errors: Errors, found: Ranking, k: int) -> dict[str, float | None]:
     return {"rmse": errors.rmse, "mae": errors.mae, **found.means(k)}

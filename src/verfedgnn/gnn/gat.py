@@ -27,7 +27,8 @@ class GAT(Operator):
         n_v^k &= \sum_{u \in N(v)} b_{vu}^k e_u^k,
         \qquad e_v^{k+1} = \sigma(W^k (b_{vv}^k e_v^k + n_v^k))
 
-    All logits are taken relative to the node's own, exp(b~_uv - b~_uu), which leaves every coefficient as it is.
+    All logits are taken relative to the node's own, exp(b~_uv - b~_uu), which leaves every coefficient as it is as long as
+    no neighbour stands more than `MAX_LOGIT` above the node.
 
     Weights: `w` (K, D, D), `attention` (K, 2, D), its rows a_1 (the node) and a_2 (its neighbour).
     """
@@ -65,5 +66,5 @@ class GAT(Operator):
 def _relative(node: Tensor, neighbour: Tensor, edge_node: Tensor, edge_neighbour: Tensor) -> Tensor:
     """exp(b~ of each edge - b~ of the node to itself), (E,)."""
     self_logit = leaky_relu(node.sum(-1), 0.2)
-    logit = leaky_relu(node[:, 0][edge_node] + neighbour[:, 1][edge_neighbour], 0.2)
-    return (logit - self_logit[edge_node]).clamp(max=MAX_LOGIT).exp()
+    logit = leaky_relu(node[:, 0].index_select(0, edge_node) + neighbour[:, 1].index_select(0, edge_neighbour), 0.2)
+    return (logit - self_logit.index_select(0, edge_node)).clamp(max=MAX_LOGIT).exp()

@@ -33,7 +33,15 @@ class Propagation:
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
         """h_u . h_v for rows of the flattened (S*N, D) users and (S*M, D) items (eq. 4)."""
-        return (self.users.flatten(0, 1)[user] * self.items.flatten(0, 1)[item]).sum(-1)
+        # index_select, not []: its backward adds up in a fixed order on the CPU, so that the same seed gives the same bits.
+        return (self.users.flatten(0, 1).index_select(0, user) * self.items.flatten(0, 1).index_select(0, item)).sum(-1)
+
+
+def typical_rating(scale: tuple[float, float]) -> float:
+    """The middle of a rating scale, which first predictions should be near; for a scale around 0, half its reach."""
+    low, high = scale
+    middle = (low + high) / 2
+    return middle if middle > 0 else max(abs(low), abs(high), 1e-6) / 2
 
 
 class Model:
@@ -67,15 +75,15 @@ class Model:
         lead = flat.shape[:-1]
         return {name: part.view(*lead, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def initial_public(self, seed: int, middle: float) -> Tensor:
-        """Public parameters before the first round, from a seed; `middle` of the rating scale is public."""
+    def initial_public(self, seed: int, typical: float) -> Tensor:
+        """Public parameters before the first round, from a seed; `typical` (see `typical_rating`) is public."""
         rng = np.random.default_rng([seed, 1])
         flat = torch.zeros(self.size)
         for name, view in self.views(flat).items():
             if name == "users":
                 view.copy_(self.initial_embeddings(rng, self.users))
             elif name == "mix":
-                view.fill_(self.config.init_mix * 2 / self.config.layers * math.sqrt(max(middle, 0.0) / self.config.dim))
+                view.fill_(self.config.init_mix * 2 / self.config.layers * math.sqrt(typical / self.config.dim))
             elif not name.endswith("bias"):
                 bound = math.sqrt(3 / self.config.dim)
                 view.copy_(torch.from_numpy(rng.uniform(-bound, bound, view.shape).astype(np.float32)))

@@ -7,14 +7,21 @@ from typing import Any
 from verfedgnn.config import Config
 
 
-def privacy_report(config: Config, *, releases: int, users: int, rows: int, protected: bool) -> dict[str, Any]:
+def privacy_report(config: Config, *, releases: int, users: int, rows: int, protected: bool, validations: int) -> dict[str, Any]:
     """The `privacy` part of metrics.json.
 
-    `releases` is how often the busiest party sent gradients; `rows` is q, `protected` whether 2q <= N + 1 in every block.
+    `releases` is how often the busiest party sent gradients; `rows` is q, `protected` whether 2q <= N + 1 in every block;
+    `validations` how often parties reported their validation error.
     """
     return {
         "gradients": _gradients(config, releases),
         "neighbourhoods": _neighbourhoods(config, users, rows, protected),
+        "validation": {
+            "mechanism": "none",
+            "releases": validations,
+            "guarantee": "none: each party's sum of squared errors and its count, as they are",
+        },
+        "randomness": "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise",
     }
 
 
@@ -49,10 +56,12 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool) -> d
     if mode == "exact":
         text = "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
         return {"mechanism": "exact", "guarantee": text}
+    if not config.model.estimators:
+        protected = False
     condition = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
     text = (
         f"{condition}: no single value can be solved for exactly (Theorem 1); an obfuscation, not differential privacy"
         if protected
-        else f"none: {condition}"
+        else "none: " + (condition if config.model.estimators else "exact degrees travel beside the neighbourhoods")
     )
     return {"mechanism": "gaussian projection", "users": users, "rows": rows, "protected": protected, "guarantee": text}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -55,7 +56,7 @@ class Projection:
         values = 0
         for start, stop in bounds:
             q = block_rows(stop - start, ratio)
-            self.protected &= 2 * q <= (stop - start) + 1
+            self.protected &= is_protected(stop - start, q)
             width = max(1, TILE_VALUES // q)
             for left in range(start, stop, width):
                 right = min(left + width, stop)
@@ -133,14 +134,23 @@ class Identity:
 
 
 def blocks(users: int, block: int) -> list[tuple[int, int]]:
-    """First and last-plus-one user of each block; block 0: one for all."""
-    size = users if block == 0 else min(block, users)
-    return [(start, min(start + size, users)) for start in range(0, users, size)]
+    """First and last-plus-one user of each block; block 0: one for all.
+
+    As many blocks as have room for `block` users each; what is left over is spread, so that none is smaller than that.
+    """
+    count = max(1, users // block) if block else 1
+    bounds = [users * i // count for i in range(count + 1)]
+    return list(pairwise(bounds))
 
 
 def block_rows(users: int, ratio: float) -> int:
     """q for a block of `users`: users / ratio, rounded down, at least 1."""
     return max(1, int(users / ratio))
+
+
+def is_protected(users: int, rows: int) -> bool:
+    """Theorem 1's condition 2q <= N + 1; a block of one user has q = N, and its value is sent times a known number."""
+    return 2 * rows <= users + 1 and rows < users
 
 
 def projected_rows(users: int, ratio: float, block: int) -> int:

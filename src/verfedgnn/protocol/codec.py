@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.errors import ProtocolError
+from verfedgnn.errors import DivergedError, ProtocolError
 
 FRACTION_BITS = 20
 """Neighbourhoods travel as int32 multiples of 2^-20; a sum may reach +-2048."""
@@ -47,7 +47,7 @@ def unpack(data: NDArray[np.uint8], bound: int, size: int) -> NDArray[np.integer
         if size and (values.min() < -bound or values.max() > bound):
             raise ProtocolError(f"packed integers: a value lies outside +-{bound}")
         return values
-    expected = -(-size // digits)
+    expected = packed_size(size, bound)
     if data.nbytes != expected:
         raise ProtocolError(f"packed integers: {data.nbytes} bytes, expected {expected}")
     if expected and int(data.max()) >= (2 * bound + 1) ** digits:
@@ -55,14 +55,20 @@ def unpack(data: NDArray[np.uint8], bound: int, size: int) -> NDArray[np.integer
     return _table(bound)[data].reshape(-1)[:size]
 
 
+def packed_size(size: int, bound: int) -> int:
+    """Bytes that `pack` makes of `size` integers."""
+    digits = _digits(bound)
+    return -(-size // digits) if digits > 1 else size * np.dtype(_whole(bound)).itemsize
+
+
 def to_fixed(values: NDArray[np.float32], parties: int) -> NDArray[np.int32]:
     """Real numbers as multiples of 2^-20, with room for the sum over `parties`."""
     scaled = np.rint(values.astype(np.float64) * (1 << FRACTION_BITS))
     limit = _LIMIT // max(1, parties)
     if not (np.abs(scaled) <= limit).all():
-        raise ProtocolError(
-            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS):.0f} or not a number: "
-            "training has diverged; lower training.lr"
+        raise DivergedError(
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS):.0f}, the reach of its fixed-point form with "
+            f"{parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it"
         )
     return scaled.astype(np.int32)
 

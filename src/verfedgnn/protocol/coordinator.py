@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
-from verfedgnn.gnn.model import Model
+from verfedgnn.gnn.model import Model, typical_rating
 from verfedgnn.privacy.projection import projected_rows
-from verfedgnn.protocol.codec import pack, unpack
+from verfedgnn.protocol.codec import pack, packed_size, unpack
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import Replica
-from verfedgnn.protocol.state import State
+from verfedgnn.protocol.state import State, tensor
 
 UPDATE_LOG = 8
-"""Rounds whose updates are kept for parties that sat them out; behind that a full copy is smaller than the updates."""
+"""Rounds whose updates are kept for parties that sat them out; with packed integers, more would outweigh a full copy."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,6 @@ class Closed:
 
     round: int
     valid_rmse: float | None
-    improved: bool
-    done: bool
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class Coordinator:
         self.seen: dict[str, int] = {}
         """Round of the public parameters each party has."""
         self.best_rmse, self.best_round, self.since_best = math.inf, 0, 0
-        self.stopped = False
         self.open_parties: dict[str, RoundStart] = {}
         self.replies: dict[str, RoundReply] = {}
 
@@ -68,9 +65,9 @@ class Coordinator:
     def hello(self, message: Hello) -> None:
         """Check a party's first message against what is agreed."""
         if message.party not in self.names:
-            raise ProtocolError(f"'{message.party}' is not among the expected parties")
+            raise ProtocolError("a party that is not among the expected ones says hello")
         if message.config != self.config.fingerprint():
-            raise ProtocolError(f"{message.party}: another configuration ({message.config}); use the shared one")
+            raise ProtocolError(f"{message.party}: its configuration differs from the shared one; take that one over")
         for name, other in self.joined.items():
             if other.users != message.users:
                 raise ProtocolError(
@@ -84,8 +81,9 @@ class Coordinator:
         hellos = [self.joined[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)
-        middle = sum(sum(h.scale) / 2 for h in hellos) / len(hellos)
-        self.replica = Replica.initial(self.config, self.model, self.items, middle, self.device)
+        typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
+        self.replica = Replica.initial(self.config, self.model, self.items, typical, self.device)
+        self.best_parameters = self.replica.parameters.clone()
         training, ratings = self.config.training, sum(h.ratings for h in hellos)
         self.rounds_per_epoch = max(1, math.ceil(ratings / training.batch)) if training.batch else 1
         self.rounds = training.epochs * self.rounds_per_epoch
@@ -117,7 +115,7 @@ class Coordinator:
         starts: dict[tuple[int, bool], RoundStart] = {}
         self.open_parties, self.replies = {}, {}
         for index, name in enumerate(self.names):
-            works = refresh or index in active
+            works = index in active
             if not works and not evaluate:
                 continue
             key = (self.seen[name], works)
@@ -136,8 +134,8 @@ class Coordinator:
 
     def _start(self, seen: int, works: bool, *, refresh: bool, evaluate: bool) -> RoundStart:
         missed = [update for update in self.log if update.round > seen]
-        behind = self.replica.round - seen
-        full = behind > len(missed)
+        # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
+        full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
         contributors, total = self.neighbourhoods or ([], None)
         return RoundStart(
             round=self.round,
@@ -164,15 +162,26 @@ class Coordinator:
             raise ProtocolError(f"{name}: a reply to round {reply.round}, but round {start.round} is open")
         if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
             raise ProtocolError(f"{name}: the reply does not hold what was asked for")
+        if reply.gradient is not None:
+            size, kind = self.gradient_form
+            if reply.gradient.shape != (size,) or reply.gradient.dtype != kind:
+                raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
         if reply.neighbourhoods is not None and reply.neighbourhoods.shape != self.neighbourhood_shape:
             raise ProtocolError(f"{name}: neighbourhoods of shape {reply.neighbourhoods.shape}")
         if start.evaluate:
             if reply.squared_error is None or reply.count is None:
                 raise ProtocolError(f"{name}: the reply holds no validation error")
             if reply.digest != self.replica.digest():
-                raise ProtocolError(f"{name}: its public parameters differ from the coordinator's (hash {reply.digest})")
+                raise ProtocolError(f"{name}: its public parameters differ from the coordinator's; it must rejoin")
         self.seen[name] = self.replica.round
         self.replies[name] = reply
+
+    @property
+    def gradient_form(self) -> tuple[int, type[np.generic]]:
+        """Length and type of a protected gradient as it travels."""
+        if self.config.gradients.mechanism == "ternary":
+            return packed_size(self.model.size, 1), np.uint8
+        return self.model.size, np.float32
 
     @property
     def neighbourhood_shape(self) -> tuple[int, int, int]:
@@ -191,13 +200,17 @@ class Coordinator:
                 total += values
             self.neighbourhoods = ([i for i, _ in shared], total)
         if self.trip > 0:
-            return Closed(self.round, None, False, False)
+            return Closed(self.round, None)
         rmse = self._judge([reply for _, reply in replies]) if any(s.evaluate for s in self.open_parties.values()) else None
         self._step([(i, reply.gradient) for i, reply in replies if reply.gradient is not None])
         self.open_parties = {}
+        return Closed(self.round, rmse)
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are through, or patience is."""
         patience = self.config.training.patience
-        done = self.round >= self.rounds or self.stopped or (patience > 0 and self.since_best >= patience)
-        return Closed(self.round, rmse, rmse is not None and self.best_round == self.round, done)
+        return self.round >= self.rounds or (patience > 0 and self.since_best >= patience)
 
     def _judge(self, replies: Sequence[RoundReply]) -> float:
         squared = sum(reply.squared_error or 0.0 for reply in replies)
@@ -205,6 +218,7 @@ class Coordinator:
         self.since_best += 1
         if rmse < self.best_rmse:
             self.best_rmse, self.best_round, self.since_best = rmse, self.round, 0
+            self.best_parameters.copy_(self.replica.parameters)
         return rmse
 
     def _step(self, gradients: Sequence[tuple[int, NDArray[Any]]]) -> None:
@@ -229,6 +243,7 @@ class Coordinator:
         """Everything that training changed, between two rounds."""
         state = State({"parameters": self.replica.parameters.cpu().numpy()})
         state.arrays["accumulator"] = self.replica.accumulator.cpu().numpy()
+        state.arrays["best"] = self.best_parameters.cpu().numpy()
         state.arrays |= {f"update.{i}": update.row for i, update in enumerate(self.log)}
         state.values = {
             "round": self.round,
@@ -246,6 +261,7 @@ class Coordinator:
         values = state.values
         self.round = values["round"]
         self.replica.load(state.arrays["parameters"], state.arrays["accumulator"], self.round)
+        self.best_parameters = tensor(state.arrays["best"], self.device)
         self.seen = dict(values["seen"])
         rmse, self.best_round, self.since_best = values["best"]
         self.best_rmse = math.inf if rmse is None else rmse

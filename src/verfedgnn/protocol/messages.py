@@ -52,10 +52,8 @@ class Hello(Message):
     """Training ratings, so that a round's batch can be shared out."""
     scale: tuple[float, float]
     """Lowest and highest rating, for the initial values."""
-    config: str
+    config: str = Field(max_length=64)
     """Fingerprint of the configuration."""
-    round: int = Field(ge=0)
-    """The last round of the party's checkpoint; 0: none."""
 
 
 class Welcome(Message):
@@ -115,11 +113,11 @@ class RoundReply(Message):
     """Packed ternary gradient of the public parameters; float32 without quantization."""
     neighbourhoods: Fixed | None = None
     """Projected own neighbourhoods (K, q, C), fixed point."""
-    squared_error: float | None = None
+    squared_error: float | None = Field(None, ge=0)
     """Sum over the party's validation ratings, when asked."""
-    count: int | None = None
+    count: int | None = Field(None, ge=0)
     """Number of those ratings."""
-    digest: str | None = None
+    digest: str | None = Field(None, max_length=64)
     """Hash of the party's public parameters, sent with an evaluation."""
 
 
@@ -161,13 +159,16 @@ def decode(data: bytes, max_arrays: int = MAX_ARRAYS) -> Message:
     cls = KINDS[kind]
     text = bytes(data[HEADER.size : HEADER.size + text_size])
     arrays = _arrays(cls, bytes(data[HEADER.size + text_size :])) if body_size else {}
+    missing = [name for name in cls.arrays if cls.model_fields[name].is_required() and name not in arrays]
+    if missing:
+        raise ProtocolError(f"{cls.__name__}: array '{missing[0]}' is missing")
     try:
         plain = _Plain[cls].model_validate_json(text)
         return cls.model_construct(**(dict(plain) | arrays))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ProtocolError(f"{cls.__name__}: field '{where}': {first['type']}") from None
+        known = first["loc"][0] if first["loc"] and first["loc"][0] in cls.model_fields else "?"
+        raise ProtocolError(f"{cls.__name__}: field '{known}': {first['type']}") from None
 
 
 def _arrays(cls: type[Message], body: bytes) -> dict[str, NDArray[Any]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.errors import ProtocolError
+from verfedgnn.errors import DivergedError, ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
@@ -59,6 +59,7 @@ class Party:
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
         """The same of the best evaluation."""
+        self._shuffled: tuple[int, Pairs] | None = None
         self.replica: Replica
         self.projection: Projection | Identity | None
         self.graph: Graph
@@ -66,7 +67,7 @@ class Party:
     def _rng(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.secret, *purpose])
 
-    def hello(self, round: int = 0) -> Hello:
+    def hello(self) -> Hello:
         """The first message of a party."""
         return Hello(
             party=self.data.name,
@@ -75,7 +76,6 @@ class Party:
             ratings=len(self.data.train),
             scale=self.data.scale,
             config=self.config.fingerprint(),
-            round=round,
         )
 
     def welcome(self, message: Welcome, replica: Replica | None = None, projection: Projection | Identity | None = None) -> None:
@@ -141,6 +141,8 @@ class Party:
             self.own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
             reply["neighbourhoods"] = self.own
         if outcome.public_gradient is not None and outcome.item_gradient is not None:
+            if not torch.isfinite(outcome.public_gradient).all():
+                raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
             gradient = outcome.item_gradient + (2 * self.config.training.l2 / sum(self.all_items)) * self.items
             step(self.items, self.accumulator, gradient, self.config.training)
             reply["gradient"] = self._protected(outcome.public_gradient, message.round)
@@ -177,11 +179,11 @@ class Party:
         train, per_epoch = self.data.train, self.rounds_per_epoch
         if per_epoch == 1:
             return train
-        if getattr(self, "_shuffled_epoch", None) != epoch:
+        if self._shuffled is None or self._shuffled[0] != epoch:
             order = torch.from_numpy(self._rng(1, epoch).permutation(len(train))).to(self.device)
-            self._shuffled_epoch, self._shuffled = epoch, train.take(order)
+            self._shuffled = (epoch, train.take(order))
         start, stop = slot * len(train) // per_epoch, (slot + 1) * len(train) // per_epoch
-        return self._shuffled.take(slice(start, stop))  # type: ignore[arg-type]
+        return self._shuffled[1].take(slice(start, stop))
 
     def _update(self, message: RoundStart) -> None:
         if message.parameters is not None and message.accumulator is not None:

@@ -26,9 +26,9 @@ class Replica:
         self.parameters, self.accumulator, self.round = parameters, accumulator, round
 
     @classmethod
-    def initial(cls, config: Config, model: Model, items: Sequence[int], middle: float, device: torch.device) -> Replica:
+    def initial(cls, config: Config, model: Model, items: Sequence[int], typical: float, device: torch.device) -> Replica:
         """Before the first round."""
-        parameters = model.initial_public(config.seed, middle).to(device)
+        parameters = model.initial_public(config.seed, typical).to(device)
         return cls(config, model, items, parameters, torch.zeros_like(parameters), 0)
 
     def load(self, parameters: NDArray[np.float32], accumulator: NDArray[np.float32], round: int) -> None:

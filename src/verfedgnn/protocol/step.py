@@ -28,7 +28,7 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.rating)
 
-    def take(self, index: Tensor) -> Pairs:
+    def take(self, index: Tensor | slice) -> Pairs:
         """The pairs at `index`."""
         return Pairs(self.user[index], self.item[index], self.rating[index])
 
@@ -75,7 +75,7 @@ def compute(
     parameters = {name: v.expand(len(works), *v.shape) for name, v in model.views(public).items()}
     items = pad_items([work.items for work in works], graph.items)
     leaves = [leaf.detach().requires_grad_(any(train)) for leaf in (*parameters.values(), items)]
-    others = _reconstruct(model, graph, projection, works)
+    others = _reconstruct(graph, projection, works)
 
     with torch.set_grad_enabled(any(train)):
         out = model.propagate(dict(zip(parameters, leaves[:-1], strict=True)), leaves[-1], graph, others)
@@ -121,9 +121,7 @@ def _flatten(batches: Sequence[Pairs | None], graph: Graph) -> tuple[Tensor, Ten
     )
 
 
-def _reconstruct(
-    model: Model, graph: Graph, projection: Projection | Identity | None, works: Sequence[Work]
-) -> list[Tensor] | None:
+def _reconstruct(graph: Graph, projection: Projection | Identity | None, works: Sequence[Work]) -> list[Tensor] | None:
     """X^ = Phi^T Y of everybody's others as one product: K tensors (S, N, C)."""
     known = [work.others for work in works if work.others is not None]
     if projection is None or not known:

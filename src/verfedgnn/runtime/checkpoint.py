@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ _NAME = re.compile(r"round-(\d{8})")
 
 def write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
     """All states of `round` as `folder`/round-N, then remove the older ones."""
+    with writing(folder):
+        _write_checkpoint(folder, round, states, values)
+
+
+def _write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     final, part = folder / f"round-{round:08d}", folder / f".round-{round:08d}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -52,7 +58,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | N
             for name, values in plain.pop("states").items()
         }
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise RunError(f"the checkpoint {newest} cannot be read ({error}); delete it to start from the one before") from None
+        raise RunError(f"the checkpoint {newest} cannot be read ({error}); without it the run must be trained again") from None
     return states, plain
 
 
@@ -64,6 +70,16 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Turn a failed write into an error that names the place and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"cannot write {place}: {reason}; make room or choose another --out, then --resume") from None
 
 
 def _sync(folder: Path) -> None:
