@@ -150,8 +150,11 @@ class Config(Section):
         return build_config(preset=name, model=model, overrides=overrides)
 
     def fingerprint(self) -> str:
-        """Sixteen hex digits that two configurations share if and only if they are the same."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Sixteen hex digits that two configurations share if and only if they are the same.
+
+        Fields at their defaults are left out, so that a setting added later does not change what older runs recorded.
+        """
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_values(self, overrides: Mapping[str, Any]) -> Config:

@@ -10,7 +10,7 @@ from rich.console import Console
 import verfedgnn
 from verfedgnn.cli.evaluate import evaluate
 from verfedgnn.cli.recommend import recommend
-from verfedgnn.cli.train import train
+from verfedgnn.cli.train import settings_help, train
 from verfedgnn.errors import VerFedGNNError
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ def root(
     """What all commands share."""
 
 
-app.command()(train)
+app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
 

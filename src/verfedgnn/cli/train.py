@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,46 +22,74 @@ from verfedgnn.training import Interrupted
 from verfedgnn.training import resume as resume_run
 from verfedgnn.training import train as train_run
 
+DATA, TRAINING, RUN = "Data", "Training", "Run"
+"""Panels of the help."""
 
-def _settings_help() -> str:
-    lines = ["**Settings** (`--set name=value`, or the same tree in a TOML file):", ""]
+
+def settings_help() -> str:
+    """Every setting with its value in preset paper and its sentence."""
+    lines = ["**Settings** (`--set name=value`, or the same tree in a TOML file), with their values in preset paper:", ""]
+    paper = build_config(preset="paper").model_dump(mode="json")
     for path, field in fields().items():
-        default = field.default
-        shown = "unset" if default is None else str(list(default) if isinstance(default, tuple) else default)
-        lines.append(f"- `{path}` = {shown}: {field.description}")
+        value = reduce(lambda tree, key: tree[key], path.split("."), paper)
+        lines.append(f"- `{path}` = {'unset' if value is None else value}: {field.description}")
     return "\n".join(lines)
 
 
 def train(
     data: Annotated[
         list[str] | None,
-        typer.Option(help="A file, a folder or a name (synthetic, ml-1m, ...); several times, NAME=FILE: one file per party."),
+        typer.Option(
+            help="A file, a folder or a name (synthetic, ml-1m, ...); several times, NAME=FILE: one file per party.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help=f"Where to start from: {', '.join(presets())}; unset: paper.")] = None,
-    model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help=f"Where to start from: {', '.join(presets())}; unset: paper.", rich_help_panel=TRAINING)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.", rich_help_panel=TRAINING)] = None,
     parties: Annotated[
-        int | None, typer.Option(help="Cut one data set's items at random into so many parties; unset: 10.")
+        int | None, typer.Option(help="Cut one data set's items at random into so many parties; unset: 10.", rich_help_panel=DATA)
     ] = None,
-    by: Annotated[str | None, typer.Option(help="Cut by an item column instead, such as genre or category.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder to write.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="One setting, key=value; see the list below.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    lift: Annotated[bool, typer.Option("--lift", help="Also train each party alone and all data pooled, and compare.")] = False,
-    resume: Annotated[Path | None, typer.Option(help="Continue this interrupted run folder.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    by: Annotated[
+        str | None, typer.Option(help="Cut by an item column instead, such as genre or category.", rich_help_panel=DATA)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to write.", rich_help_panel=RUN)] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, key=value; see the list below.", rich_help_panel=TRAINING)
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)] = None,
+    lift: Annotated[
+        bool,
+        typer.Option("--lift", help="Also train each party alone and all data pooled, and compare.", rich_help_panel=TRAINING),
+    ] = False,
+    resume: Annotated[Path | None, typer.Option(help="Continue this interrupted run folder.", rich_help_panel=RUN)] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run folder if it exists.", rich_help_panel=RUN)
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=RUN)] = "cpu",
     one_by_one: Annotated[
         bool,
-        typer.Option("--one-by-one", help="Compute parties one after the other, bit for bit as separate processes."),
+        typer.Option(
+            "--one-by-one", help="Compute parties one after the other, bit for bit as separate processes.", rich_help_panel=RUN
+        ),
     ] = False,
-    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
-    columns: Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...")] = None,
-    duplicates: Annotated[str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="Text encoding of the table, such as latin-1.")] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Column separator of the table.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics.json on one line at the end.")] = False,
+    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0, rich_help_panel=RUN)] = 0,
+    columns: Annotated[
+        str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...", rich_help_panel=DATA)
+    ] = None,
+    duplicates: Annotated[
+        str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.", rich_help_panel=DATA)
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Text encoding of the table, such as latin-1.", rich_help_panel=DATA)
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Column separator of the table.", rich_help_panel=DATA)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.", rich_help_panel=RUN)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print metrics.json on one line at the end.", rich_help_panel=RUN)
+    ] = False,
 ) -> None:
     """Train a federation on one machine and say what it gained, cost and protects."""
     if threads:
@@ -166,6 +195,3 @@ def _columns(text: str | None) -> dict[str, str] | None:
     if len(pairs) != len(text.split(",")):
         raise ConfigError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
     return pairs
-
-
-train.__doc__ = (train.__doc__ or "") + "\n\n" + _settings_help()
