@@ -14,7 +14,7 @@ from verfedgnn.data import synthetic_ratings
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # small tensors: threads only wait for each other, long on a busy machine
 
 
 @pytest.fixture(scope="session")

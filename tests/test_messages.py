@@ -34,8 +34,9 @@ WELCOME = Welcome(
     index=0, items=[3, 4], rounds_per_epoch=2, round=0, parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32)
 )
 START = RoundStart(
-    round=2, trip=0, train=True, exchange=True, evaluate=False, best_round=1, updates_from=1, update_parties=[[0, 1]],
-    updates=np.ones((1, 3), np.uint8), neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
+    round=2, trip=0, active=[0, 1], train=True, exchange=True, evaluate=False, best_round=1, updates_from=1,
+    update_parties=[[0, 1]], updates=np.ones((1, 3), np.uint8),
+    neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
 )  # fmt: skip
 REPLY = RoundReply(round=2, trip=0, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32))
 FINISH = Finish(round=3, best_round=2)
@@ -43,10 +44,10 @@ ALL = [HELLO, WELCOME, START, REPLY, FINISH]
 
 # Everything a message may hold. A field added to the protocol must be added here, and to docs/protocol.md, on purpose.
 FIELDS = {
-    Hello: {"party", "users", "items", "ratings", "scale", "config"},
-    Welcome: {"index", "items", "rounds_per_epoch", "round", "parameters", "accumulator"},
+    Hello: {"party", "users", "items", "ratings", "scale", "config", "mask_key"},
+    Welcome: {"index", "items", "mask_keys", "rounds_per_epoch", "round", "parameters", "accumulator"},
     RoundStart: {
-        "round", "trip", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties", "updates",
+        "round", "trip", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties", "updates",
         "neighbourhood_parties", "neighbourhoods", "parameters", "accumulator",
     },
     RoundReply: {"round", "trip", "gradient", "neighbourhoods", "squared_error", "count", "digest"},

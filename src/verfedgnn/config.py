@@ -134,6 +134,8 @@ class Config(Section):
     """Rounds and steps."""
     split: SplitConfig = SplitConfig()
     """Training, validation and test parts."""
+    masking: bool = False
+    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums; needs ternary gradients."""
     unprotected: tuple[Literal["projection", "clip", "degrees"], ...] = ()
     """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off)."""
 
@@ -197,6 +199,8 @@ def _problem(config: Config) -> str | None:
             f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
             "use 2 or more, or ask for it with --set unprotected=projection"
         )
+    if config.masking and gradients.mechanism != "ternary":
+        return f"masking needs integers, and {gradients.mechanism} gradients are not; use ternary or masking=false"
     if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:
         return f"split.fractions = {list(config.split.fractions)} must be shares that add up to 1"
     return None

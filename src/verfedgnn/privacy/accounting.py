@@ -21,6 +21,7 @@ def privacy_report(config: Config, *, releases: int, users: int, rows: int, prot
             "releases": validations,
             "guarantee": "none: each party's sum of squared errors and its count, as they are",
         },
+        "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise",
     }
 

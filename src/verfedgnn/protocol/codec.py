@@ -24,7 +24,7 @@ def pack(values: NDArray[np.integer[Any]], bound: int) -> NDArray[np.uint8]:
     """Integers in [-bound, bound] as bytes: several digits of base 2*bound + 1 in a byte while they fit, else whole bytes."""
     digits = _digits(bound)
     if digits == 1:
-        return np.ascontiguousarray(values, _whole(bound)).view(np.uint8).reshape(-1)
+        return np.ascontiguousarray(values, whole(bound)).view(np.uint8).reshape(-1)
     base = 2 * bound + 1
     padded = np.zeros(-(-len(values) // digits) * digits, np.uint8)
     padded[: len(values)] = values.astype(np.int8) + bound
@@ -40,7 +40,7 @@ def unpack(data: NDArray[np.uint8], bound: int, size: int) -> NDArray[np.integer
     """The `size` integers behind `pack`; anything else than exactly those is refused."""
     digits = _digits(bound)
     if digits == 1:
-        kind = np.dtype(_whole(bound))
+        kind = np.dtype(whole(bound))
         if data.nbytes != size * kind.itemsize:
             raise ProtocolError(f"packed integers: {data.nbytes} bytes, expected {size * kind.itemsize}")
         values = data.view(kind)
@@ -58,7 +58,7 @@ def unpack(data: NDArray[np.uint8], bound: int, size: int) -> NDArray[np.integer
 def packed_size(size: int, bound: int) -> int:
     """Bytes that `pack` makes of `size` integers."""
     digits = _digits(bound)
-    return -(-size // digits) if digits > 1 else size * np.dtype(_whole(bound)).itemsize
+    return -(-size // digits) if digits > 1 else size * np.dtype(whole(bound)).itemsize
 
 
 def to_fixed(values: NDArray[np.float32], parties: int) -> NDArray[np.int32]:
@@ -83,7 +83,8 @@ def _digits(bound: int) -> int:
     return max(1, int(8 / math.log2(2 * bound + 1)))
 
 
-def _whole(bound: int) -> type[np.signedinteger[Any]]:
+def whole(bound: int) -> type[np.signedinteger[Any]]:
+    """The smallest integer type that holds [-bound, bound]."""
     return np.int8 if bound <= 127 else np.int16 if bound <= 32767 else np.int32
 
 

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
-from verfedgnn.errors import ProtocolError
+from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
 from verfedgnn.privacy.projection import projected_rows
-from verfedgnn.protocol.codec import pack, packed_size, unpack
+from verfedgnn.protocol.codec import pack, packed_size, unpack, whole
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.state import State, tensor
@@ -73,6 +73,8 @@ class Coordinator:
                 raise ProtocolError(
                     f"{message.party} has {message.users} common users, {name} has {other.users}: align the users again"
                 )
+        if (message.mask_key is None) == self.config.masking:
+            raise ProtocolError(f"{message.party}: its key for masks is missing or not asked for")
         self.joined[message.party] = message
         if len(self.joined) == len(self.names) and not hasattr(self, "replica"):
             self._begin()
@@ -81,6 +83,8 @@ class Coordinator:
         hellos = [self.joined[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)
+        if self.config.masking and len(self.active(1)) < 2:
+            raise ConfigError("masking hides nothing with a single active party; use more parties or masking=false")
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
         self.replica = Replica.initial(self.config, self.model, self.items, typical, self.device)
         self.best_parameters = self.replica.parameters.clone()
@@ -96,6 +100,7 @@ class Coordinator:
             index=self.names.index(name),
             items=self.items,
             rounds_per_epoch=self.rounds_per_epoch,
+            mask_keys=[self.joined[name].mask_key or "" for name in self.names] if self.config.masking else None,
             round=self.replica.round,
             parameters=self.replica.parameters.cpu().numpy(),
             accumulator=self.replica.accumulator.cpu().numpy(),
@@ -140,6 +145,7 @@ class Coordinator:
         return RoundStart(
             round=self.round,
             trip=self.trip,
+            active=self.active(self.round),
             train=works and not refresh,
             exchange=works and self.config.exchange.mode != "none",
             evaluate=evaluate,
@@ -179,6 +185,8 @@ class Coordinator:
     @property
     def gradient_form(self) -> tuple[int, type[np.generic]]:
         """Length and type of a protected gradient as it travels."""
+        if self.config.masking:
+            return self.model.size, whole(len(self.names))
         if self.config.gradients.mechanism == "ternary":
             return packed_size(self.model.size, 1), np.uint8
         return self.model.size, np.float32
@@ -224,9 +232,7 @@ class Coordinator:
     def _step(self, gradients: Sequence[tuple[int, NDArray[Any]]]) -> None:
         parties, size = [i for i, _ in gradients], self.model.size
         if self.config.gradients.mechanism == "ternary":
-            summed = np.zeros(size, np.int32)
-            for _, packed in gradients:
-                summed += unpack(packed, 1, size)
+            summed = self._summed([values for _, values in gradients])
             row: NDArray[Any] = pack(summed, len(self.names))
             total = torch.from_numpy(summed)
         else:
@@ -236,6 +242,21 @@ class Coordinator:
             total = torch.from_numpy(row)
         self.replica.apply(total.to(self.device), parties, self.round)
         self.log.append(_Update(self.round, parties, row))
+
+    def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[np.int32]:
+        """The sum of ternary gradients; of masked ones only this is ever known."""
+        size, kind = self.gradient_form
+        if not self.config.masking:
+            signs = np.zeros(self.model.size, np.int32)
+            for packed in gradients:
+                signs += unpack(packed, 1, self.model.size)
+            return signs
+        total = np.zeros(size, kind)
+        for masked in gradients:
+            total += masked
+        if np.abs(total.astype(np.int32)).max(initial=0) > len(gradients):
+            raise ProtocolError("the masked sum is out of range: a party left the trip, or sent something else than a gradient")
+        return total.astype(np.int32)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------------
 

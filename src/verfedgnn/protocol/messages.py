@@ -26,7 +26,7 @@ MAX_JSON = 1 << 20
 MAX_ARRAYS = 1 << 33
 """Above any federation we know of (a full copy for 100 million parameters is 0.8 GB); a transport may set less."""
 
-Bytes = Annotated[NDArray[np.uint8], SkipValidation]
+Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
 Floats = Annotated[NDArray[np.float32], SkipValidation]
 Fixed = Annotated[NDArray[np.int32], SkipValidation]
 
@@ -54,6 +54,8 @@ class Hello(Message):
     """Lowest and highest rating, for the initial values."""
     config: str = Field(max_length=64)
     """Fingerprint of the configuration."""
+    mask_key: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    """Public key of the party's masks, with masking."""
 
 
 class Welcome(Message):
@@ -64,6 +66,8 @@ class Welcome(Message):
     index: int = Field(ge=0)
     items: list[int]
     """M_i of all parties, in order."""
+    mask_keys: list[str] | None = None
+    """Public keys of all parties, in order, with masking."""
     rounds_per_epoch: int = Field(ge=1)
     round: int = Field(ge=0)
     parameters: Floats
@@ -79,6 +83,8 @@ class RoundStart(Message):
     round: int = Field(ge=1)
     trip: int = Field(ge=0)
     """0 for the training trip of a round, counted down from `exchange.refresh` for exchange-only ones."""
+    active: list[int]
+    """A_t, the parties that take part; masks are between them."""
     train: bool
     """Compute gradients and send them."""
     exchange: bool
@@ -110,7 +116,7 @@ class RoundReply(Message):
     round: int = Field(ge=1)
     trip: int = Field(ge=0)
     gradient: Bytes | Floats | None = None
-    """Packed ternary gradient of the public parameters; float32 without quantization."""
+    """Ternary gradient of the public parameters, packed, or masked with a whole integer each; float32 without quantization."""
     neighbourhoods: Fixed | None = None
     """Projected own neighbourhoods (K, q, C), fixed point."""
     squared_error: float | None = Field(None, ge=0)
@@ -131,7 +137,7 @@ class Finish(Message):
 
 
 KINDS: dict[int, type[Message]] = {cls.kind: cls for cls in (Hello, Welcome, RoundStart, RoundReply, Finish)}
-_ALLOWED = {"any": ("uint8", "float32"), "float32": ("float32",), "int32": ("int32",)}
+_ALLOWED = {"any": ("uint8", "int8", "int16", "float32"), "float32": ("float32",), "int32": ("int32",)}
 
 
 def encode(message: Message) -> bytes:

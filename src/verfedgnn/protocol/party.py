@@ -21,8 +21,9 @@ from verfedgnn.errors import DivergedError, ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
+from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.privacy.projection import Identity, Projection
-from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack
+from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack, whole
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.optimizer import step
 from verfedgnn.protocol.replica import Replica, participation_scale
@@ -59,6 +60,7 @@ class Party:
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
         """The same of the best evaluation."""
+        self.masker = Masker() if config.masking else None
         self._shuffled: tuple[int, Pairs] | None = None
         self.replica: Replica
         self.projection: Projection | Identity | None
@@ -76,12 +78,15 @@ class Party:
             ratings=len(self.data.train),
             scale=self.data.scale,
             config=self.config.fingerprint(),
+            mask_key=None if self.masker is None else self.masker.public,
         )
 
     def welcome(self, message: Welcome, replica: Replica | None = None, projection: Projection | Identity | None = None) -> None:
         """Take the coordinator's answer; on one machine, parties are handed one shared replica and projection."""
         self.index, self.rounds_per_epoch = message.index, message.rounds_per_epoch
         self.all_items = message.items
+        if self.masker is not None:
+            self.masker.meet(message.index, message.mask_keys or [])
         if replica is None:
             parameters = torch.from_numpy(message.parameters.copy()).to(self.device)
             accumulator = torch.from_numpy(message.accumulator.copy()).to(self.device)
@@ -139,13 +144,13 @@ class Party:
             }
         if outcome.neighbourhoods is not None:
             self.own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
-            reply["neighbourhoods"] = self.own
+            reply["neighbourhoods"] = self._masked(self.own, message, NEIGHBOURHOOD)
         if outcome.public_gradient is not None and outcome.item_gradient is not None:
             if not torch.isfinite(outcome.public_gradient).all():
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
             gradient = outcome.item_gradient + (2 * self.config.training.l2 / sum(self.all_items)) * self.items
             step(self.items, self.accumulator, gradient, self.config.training)
-            reply["gradient"] = self._protected(outcome.public_gradient, message.round)
+            reply["gradient"] = self._protected(outcome.public_gradient, message)
         return RoundReply(**reply)
 
     def finish(self, message: Finish) -> None:
@@ -219,11 +224,18 @@ class Party:
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
         return torch.from_numpy(from_fixed(total)).to(self.device).mul_(scale)
 
-    def _protected(self, gradient: Tensor, round: int) -> NDArray[Any]:
+    def _protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
         generator = torch.Generator(self.device)
-        generator.manual_seed(int(self._rng(2, round).integers(2**63)))
+        generator.manual_seed(int(self._rng(2, message.round).integers(2**63)))
         released = protect(gradient, self.config.gradients, self.model.user_size, generator).cpu().numpy()
+        if self.masker is not None:
+            return self._masked(released.astype(whole(len(self.all_items))), message, GRADIENT)
         return pack(released, 1) if self.config.gradients.mechanism == "ternary" else released
+
+    def _masked(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
+        if self.masker is None:
+            return values
+        return self.masker.mask(values, message.active, round=message.round, trip=message.trip, use=use)
 
 
 def make_projection(config: Config, users: int, device: torch.device | str) -> Projection | Identity | None:

@@ -1,0 +1,76 @@
+r"""Masked sums: the coordinator adds up what it cannot read.
+
+Every pair of parties i < j shares a secret (X25519). For each message they stretch it into a stream of integers m_ij
+(HKDF-SHA256, ChaCha20); i adds it and j subtracts it, modulo 2^b,
+
+.. math::
+    y_i = x_i + \sum_{j > i} m_{ij} - \sum_{j < i} m_{ji} \pmod{2^b}, \qquad \sum_i y_i = \sum_i x_i \pmod{2^b}
+
+so that masks cancel exactly in the sum over all that take part, and any smaller set of messages is uniformly random to whoever
+lacks the secrets. A party that drops out leaves the sum useless: the trip is repeated without it, under fresh masks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from verfedgnn.errors import ProtocolError
+
+GRADIENT, NEIGHBOURHOOD = 1, 2
+"""What a stream is for; two uses of one trip never share a stream."""
+
+Integer = TypeVar("Integer", bound=np.integer[Any])
+
+
+class Masker:
+    """One party's key pair, and once the others' public keys are known, its masks.
+
+    A key pair serves one stay in a federation: whoever joins again makes a new one, so no stream is ever used twice.
+    """
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw().hex()
+        self.index = -1
+        self._secrets: dict[int, bytes] = {}
+
+    def meet(self, index: int, keys: Sequence[str]) -> None:
+        """Take this party's place and everybody's public keys, in order."""
+        self.index = index
+        if keys[index] != self.public or len(set(keys)) != len(keys):
+            raise ProtocolError("the coordinator hands out keys that are not the parties' own")
+        for other, key in enumerate(keys):
+            if other != index:
+                try:
+                    shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+                except ValueError:
+                    raise ProtocolError(f"the key of party {other} is not usable") from None
+                pair = "".join(keys[i] for i in sorted((index, other)))
+                derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 1" + bytes.fromhex(pair))
+                self._secrets[other] = derive.derive(shared)
+
+    def mask(self, values: NDArray[Integer], parties: Sequence[int], *, round: int, trip: int, use: int) -> NDArray[Integer]:
+        """`values` plus this party's masks towards the others of `parties`, modulo 2^bits of their type."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        width = flat.dtype.itemsize
+        total = flat.view(f"u{width}").copy()
+        for other in parties:
+            if other != self.index:
+                stream = np.frombuffer(_stream(self._secrets[other], flat.nbytes, round, trip, use), f"<u{width}")
+                total = total + stream if self.index < other else total - stream
+        return total.view(flat.dtype).reshape(values.shape)
+
+
+def _stream(secret: bytes, size: int, round: int, trip: int, use: int) -> bytes:
+    nonce = struct.pack("<IIII", 0, round, trip, use)  # a block counter from 0, then 96 bits that never repeat under a key
+    return Cipher(ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(size))
