@@ -51,6 +51,8 @@ class Coordinator:
     def __init__(self, config: Config, names: Sequence[str], device: torch.device | str = "cpu") -> None:
         self.config, self.names, self.device = config, list(names), torch.device(device)
         self.joined: dict[str, Hello] = {}
+        self.began = False
+        """Whether all parties have joined once; the replica is there from then on."""
         self.round, self.trip = 0, 0
         self.neighbourhoods: tuple[list[int], NDArray[np.int32]] | None = None
         self.log: deque[_Update] = deque(maxlen=UPDATE_LOG)
@@ -76,10 +78,11 @@ class Coordinator:
         if (message.mask_key is None) == self.config.masking:
             raise ProtocolError(f"{message.party}: its key for masks is missing or not asked for")
         self.joined[message.party] = message
-        if len(self.joined) == len(self.names) and not hasattr(self, "replica"):
+        if len(self.joined) == len(self.names) and not self.began:
             self._begin()
 
     def _begin(self) -> None:
+        self.began = True
         hellos = [self.joined[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)

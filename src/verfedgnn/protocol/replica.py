@@ -24,6 +24,7 @@ class Replica:
     ) -> None:
         self.config, self.model, self.items = config, model, list(items)
         self.parameters, self.accumulator, self.round = parameters, accumulator, round
+        self._digest: tuple[int, str] | None = None
 
     @classmethod
     def initial(cls, config: Config, model: Model, items: Sequence[int], typical: float, device: torch.device) -> Replica:
@@ -35,7 +36,7 @@ class Replica:
         """Take over a full copy."""
         self.parameters.copy_(torch.from_numpy(parameters))
         self.accumulator.copy_(torch.from_numpy(accumulator))
-        self.round = round
+        self.round, self._digest = round, None
 
     def apply(self, total: Tensor, parties: Sequence[int], round: int) -> None:
         """One public step: the summed protected gradients of `parties`, scaled to all (Sec. 4.6), plus the user regulariser.
@@ -54,8 +55,11 @@ class Replica:
         self.round = round
 
     def digest(self) -> str:
-        """Hash of the parameters, 16 hex digits."""
-        return hashlib.sha256(self.parameters.cpu().numpy().tobytes()).hexdigest()[:16]
+        """Hash of the parameters, 16 hex digits; computed once a round."""
+        if self._digest is None or self._digest[0] != self.round:
+            data = self.parameters.cpu().numpy()
+            self._digest = (self.round, hashlib.sha256(data.tobytes()).hexdigest()[:16])
+        return self._digest[1]
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
