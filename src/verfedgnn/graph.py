@@ -7,8 +7,8 @@ same number M. Its adjacency is block-diagonal, so one product serves all partie
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,7 @@ class Graph:
     """N_v, neighbours of each item (S, M, 1), at least 1 so that it can divide."""
     ratio: Tensor
     """sum_i M_i / M_p, the factor of the party-side estimators E_p(.) (Sec. 4.3), (S, 1, 1)."""
+    _estimated: dict[Callable[[Tensor], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def edge_users(self) -> Tensor:
@@ -57,6 +58,12 @@ class Graph:
         ones = torch.ones(len(self.order), device=self.order.device)
         rows, columns = self.parties * self.users, self.parties * self.items
         return _csr(*self.by_user, ones, (rows, columns)), _csr(*self.by_item, ones, (columns, rows))
+
+    def estimated(self, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+        """f(E_p(N_u)) with E_p(N_u) = (sum_i M_i / M_p) N_u^p (Sec. 4.3), computed once: (S, N, 1)."""
+        if normalise not in self._estimated:
+            self._estimated[normalise] = normalise(self.ratio * self.user_degree)
+        return self._estimated[normalise]
 
     def sum_items(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """For each user, sum over own neighbours v of weights_uv x_v: (S, M, C) -> (S, N, C)."""

@@ -52,13 +52,12 @@ class GAT(Operator):
         to_user = _relative(of_users, of_items, edge_user, edge_item)
         sums = graph.sum_items(torch.cat([items, torch.ones_like(items[..., :1])], -1), to_user)
         neighbourhood = self.gather(sums[..., :-1], sums[..., -1:], others, graph, lambda s: 1 / (1 + s.clamp(min=0)))
-        own_share = 1 / (1 + neighbourhood.weight.clamp(min=0))
 
         to_item = _relative(of_items, of_users, edge_item, edge_user)
         from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[..., :1])], -1), to_item)
         item_share = 1 / (1 + from_users[..., -1:])
 
-        next_users = self.activation(torch.bmm(own_share * users + neighbourhood.total, w))
+        next_users = self.activation(torch.bmm(neighbourhood.scale * users + neighbourhood.total, w))
         next_items = self.activation(torch.bmm(item_share * (items + from_users[..., :-1]), w))
         return neighbourhood, next_users, next_items
 

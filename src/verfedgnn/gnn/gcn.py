@@ -38,7 +38,7 @@ class GCN(Operator):
         by_item = graph.item_degree.rsqrt()
         own = graph.sum_items(items * by_item)
         neighbourhood = self.gather(own, graph.user_degree, others, graph, inverse_sqrt)
-        from_users = graph.sum_users(users * inverse_sqrt(neighbourhood.weight)) * by_item
+        from_users = graph.sum_users(users * neighbourhood.scale) * by_item
         next_users = self.activation(torch.bmm(users + neighbourhood.total, w))
         next_items = self.activation(torch.bmm(items + from_users, w))
         return neighbourhood, next_users, next_items

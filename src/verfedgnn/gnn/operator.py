@@ -40,8 +40,8 @@ class Neighbourhood:
     """X_p^k, what the party exchanges (S, N, C)."""
     total: Tensor
     """n_u^k, own and others together (S, N, D)."""
-    weight: Tensor
-    """w_u, estimated or exact sum of edge weights (S, N, 1)."""
+    scale: Tensor
+    """f(w_u) of the estimated or exact sum of edge weights (S, N, 1)."""
 
 
 class Operator(ABC):
@@ -76,13 +76,13 @@ class Operator(ABC):
     ) -> Neighbourhood:
         """Own sum (S, N, D) and own weight (S, N, 1) to the neighbourhood, with estimators or exactly."""
         if self.estimators:
-            estimate = graph.ratio * weight
-            x = own * normalise(estimate)
-            return Neighbourhood(x, x if others is None else x + others, estimate)
+            scale = graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
+            x = own * scale
+            return Neighbourhood(x, x if others is None else x + others, scale)
         exchanged = torch.cat([own, weight], -1)
         whole = exchanged if others is None else exchanged + others
-        total, weight = whole[..., :-1], whole[..., -1:]
-        return Neighbourhood(exchanged, total * normalise(weight), weight)
+        scale = normalise(whole[..., -1:])
+        return Neighbourhood(exchanged, whole[..., :-1] * scale, scale)
 
 
 def inverse(degree: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ is the reply, and docs/protocol.md lists its fields.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +147,7 @@ class Party:
             self.own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
             reply["neighbourhoods"] = self._masked(self.own, message, NEIGHBOURHOOD)
         if outcome.public_gradient is not None and outcome.item_gradient is not None:
-            if not torch.isfinite(outcome.public_gradient).all():
+            if not math.isfinite(float(outcome.public_gradient.sum())):
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
             gradient = outcome.item_gradient + (2 * self.config.training.l2 / sum(self.all_items)) * self.items
             step(self.items, self.accumulator, gradient, self.config.training)
