@@ -24,7 +24,7 @@ setup: .venv/installed
 	@touch $@
 
 demo: .venv/installed
-	@$(BIN)/verfedgnn train --data synthetic --preset best --parties 3 --lift --out runs/demo --overwrite --threads 1
+	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite --threads 1
 
 test: .venv/installed-dev
 	@$(BIN)/python -m pytest

@@ -42,7 +42,14 @@ class RoundProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
         self.bar.stop()
+
+    def _close(self) -> None:
+        """A training that ended before its last round has stopped early: its bar is full."""
+        for task in self.bar.tasks:
+            if not task.finished:
+                self.bar.update(task.id, total=task.completed, note=f"{task.fields['note']} (no longer improving)".strip())
 
     def round(self, event: RoundEvent) -> None:
         """After a round of the federation."""
@@ -54,6 +61,7 @@ class RoundProgress:
     def step(self, label: str, done: int, total: int, note: str = "") -> None:
         """After a round of any training."""
         if label not in self.tasks:
+            self._close()
             self.tasks[label] = self.bar.add_task(label, total=total, note=note)
             self.printed = 0
         self.bar.update(self.tasks[label], completed=done, note=note)
@@ -100,7 +108,13 @@ def party_table(metrics: dict[str, Any]) -> Table:
 def lift_table(lift: dict[str, Any]) -> Table:
     """What joining is worth: test RMSE alone, federated, pooled."""
     table = Table(
-        "party", "alone", "federated", "pooled", "gain", title="Lift (test RMSE, lower is better)", title_justify="left"
+        "party",
+        "alone",
+        "federated",
+        "pooled",
+        "gain",
+        title="Lift (test RMSE of the same model, lower is better)",
+        title_justify="left",
     )
     for row in [*lift["parties"], {"name": "overall", **lift["overall"]}]:
         if row["name"] == "overall":

@@ -150,7 +150,8 @@ def _report(run: Run, folder: Path | None, *, as_json: bool, quiet: bool) -> Non
     if "lift" in run.metrics:
         console.print(lift_table(run.metrics["lift"]))
     if folder is not None:
-        console.print(f"run folder: [bold]{folder}[/]; next: verfedgnn recommend {folder} --user ID", highlight=False)
+        user = run.parties[0].ratings.user_ids[0]
+        console.print(f"next: verfedgnn recommend {folder} --user {user}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _introduce(parties: list[PartyData]) -> None:
