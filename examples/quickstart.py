@@ -3,7 +3,7 @@
 import verfedgnn as vf
 
 parties = vf.split_items(vf.read_ratings("synthetic"), by="category")
-run = vf.train(parties, vf.Config.preset("best", model="gcn", epochs=200))
+run = vf.train(parties, vf.Config.preset("best", model="gcn", epochs=400))
 print(f"test RMSE {run.metrics['test']['rmse']:.3f} after {run.metrics['rounds']} rounds")
 print(f"{run.metrics['bytes']['per_party_per_round']:,} bytes a party and round")
 for item in run.recommend("u0042", k=5):

@@ -131,6 +131,8 @@ BAD = {
     "odd file": (lambda folder: ["--config", write(folder / "c.toml", 'model = "gat"')], "model"),
     "no such condition": (lambda _: ["--set", "unprotected=everything"], "unprotected"),
     "parties twice": (lambda _: ["--data", "a.csv", "--data", "b.csv", "--parties", "3"], "one file per party"),
+    "empty file name": (lambda _: ["--data", "film="], "names no file"),
+    "by and parties": (lambda _: ["--by", "category", "--parties", "5"], "give one of them"),
     "bad columns": (lambda _: ["--columns", "user"], "--columns takes"),
 }
 

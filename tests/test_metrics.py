@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from verfedgnn.data import TEST, TRAIN, make_ratings, split_by_rating, synthetic_ratings
 from verfedgnn.evaluation import metrics
+from verfedgnn.evaluation.bias import bias_errors
 from verfedgnn.evaluation.metrics import Errors, ranking, rating_errors
 from verfedgnn.protocol.step import Pairs
 
@@ -50,3 +52,21 @@ def test_a_perfect_ranking_scores_one() -> None:
     wanted = pairs(*[(u, int(i), 5.0) for u in range(20) for i in best[u]])
     found = ranking(users, items, [pairs((0, int((users[0] @ items.T).argmin()), 1.0))], wanted, k=5)
     assert found.means(5) == pytest.approx({"recall@5": 1.0, "ndcg@5": 1.0, "hitrate@5": 1.0})
+
+
+def test_biases_by_hand() -> None:
+    """One user who rates 1 above, one who rates 1 below: means recover the table as damping goes to 0."""
+    table = make_ratings(["a", "a", "b", "b"], ["x", "y", "x", "y"], [4.0, 5.0, 2.0, 3.0], scale=(1, 5))
+    errors = bias_errors(table, np.array([0, 0, 0, 2], np.int8))
+    # mean 11/3; with damping 1: b_x = (1/3 - 5/3)/3 = -4/9, b_y = (4/3)/2 = 2/3; what is left of b's one rating: -11/9, halved
+    assert errors.count == 1
+    assert errors.squared == pytest.approx((11 / 3 + 2 / 3 - 11 / 18 - 3.0) ** 2)
+
+
+def test_biases_beat_the_mean() -> None:
+    table = synthetic_ratings(users=200, items=100, ratings=6000, seed=0)
+    parts = split_by_rating(table, seed=0)
+    spread = table.rating[parts == TEST] - table.rating[parts == TRAIN].mean()
+    rmse = bias_errors(table, parts).rmse
+    assert rmse is not None
+    assert rmse < math.sqrt(np.square(spread).mean())

@@ -366,7 +366,7 @@ def test_training_learns_and_lift_is_reported(small_parties: list[vf.PartyData])
     lift = vf.lift(run)
     assert lift["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"])
     assert [row["name"] for row in lift["parties"]] == [p.name for p in small_parties]
-    assert all(0.3 < row[key] < 3 for row in lift["parties"] for key in ("alone", "federated", "pooled"))
+    assert all(0.3 < row[key] < 3 for row in lift["parties"] for key in ("biases", "alone", "federated", "pooled"))
 
 
 def test_lift_judges_all_on_the_same_ratings(small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +380,32 @@ def test_lift_judges_all_on_the_same_ratings(small_parties: list[vf.PartyData], 
     vf.lift(run)
     counts = [len(p.test) for p in run.prepared()]
     assert sorted(judged) == sorted(counts * 3)
+
+
+def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    """A split of one's own is used by every later step: resume, evaluate, lift."""
+    parts = [np.arange(len(p.ratings)).astype(np.int8) % 3 for p in small_parties]
+    whole = vf.train(small_parties, config(), parts=parts)
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config(), parts=parts, out=tmp_path / "run", stop=lambda: True)
+    run = vf.resume(tmp_path / "run")
+    same(whole, run)
+    assert vf.Run.load(tmp_path / "run").evaluate()["test"] == pytest.approx(whole.metrics["test"])
+    assert vf.lift(run)["overall"]["federated"] == pytest.approx(whole.metrics["test"]["rmse"])
+    with pytest.raises(vf.DataError, match="every rating of every party"):
+        vf.train(small_parties, config(), parts=parts[:2])
+
+
+def test_misuse_from_python_is_explained(small_parties: list[vf.PartyData]) -> None:
+    with pytest.raises(vf.ConfigError, match="is a Config"):
+        vf.train(small_parties, {"epochs": 1})  # type: ignore[arg-type]
+    run = vf.train(small_parties, config(epochs=1))
+    with pytest.raises(vf.RunError, match="1 or more"):
+        run.recommend(str(small_parties[0].ratings.user_ids[0]), k=0)
+    busy = int(np.argmax(np.bincount(small_parties[0].ratings.user)))
+    lone = [vf.PartyData(p.name, p.ratings.select_users(np.array([busy]))) for p in small_parties[:1]]
+    with pytest.raises(vf.ConfigError, match="hides nothing"):
+        vf.train(lone, config(epochs=1), parts=[np.arange(len(lone[0].ratings)).astype(np.int8) % 3])
 
 
 def test_ratings_around_zero_learn(small_parties: list[vf.PartyData]) -> None:

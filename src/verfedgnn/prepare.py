@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config, SplitConfig
 from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, check_parties, split_by_rating, split_by_time
+from verfedgnn.data.ratings import counted
 from verfedgnn.errors import DataError
 from verfedgnn.protocol.party import PartyInput
 from verfedgnn.protocol.step import Pairs
@@ -39,7 +40,10 @@ def prepare(
 ) -> list[Prepared]:
     """Check the parties, split their ratings as configured (or as given by `parts`), move them to `device`."""
     check_parties(parties)
-    parts = parts or [split(party.ratings, config.split, config.seed) for party in parties]
+    if parts is None:
+        parts = [split(party.ratings, config.split, config.seed) for party in parties]
+    if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
+        raise DataError("parts must give TRAIN, VALID or TEST for every rating of every party, in order")
     return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
 
 
@@ -55,7 +59,7 @@ def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) ->
     for name, pairs in (("training", train), ("validation", valid)):
         if not len(pairs):
             raise DataError(
-                f"party '{party.name}' has {len(party.ratings)} ratings and none of them falls into its {name} part; "
+                f"party '{party.name}' has {counted(len(party.ratings), 'rating')} and none of them falls into its {name} part; "
                 "give it more data or change split.fractions"
             )
     return Prepared(party, parts, train, valid, test)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config, load_config
@@ -45,6 +46,7 @@ class Recommendation:
     title: str
     party: str
     score: float
+    """The predicted rating, within the party's scale."""
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Run:
 
     config: Config
     parties: list[PartyData]
+    parts: list[NDArray[np.int8]]
+    """`TRAIN`, `VALID` or `TEST` for each rating of each party."""
     models: list[PartyModel]
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
@@ -63,6 +67,8 @@ class Run:
 
     def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
         """The k items of the parties' catalogues (or of one party's) that `user` has not rated and would rate highest."""
+        if k < 1:
+            raise RunError(f"k = {k} asks for no recommendation; use 1 or more")
         chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
         if not chosen:
             names = ", ".join(p.name for p in self.parties)
@@ -70,7 +76,8 @@ class Run:
         found = np.flatnonzero(self.parties[0].ratings.user_ids == str(user))
         if not len(found):
             raise RunError(f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'")
-        row, candidates = int(found[0]), []
+        row = int(found[0])
+        candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
             table, model = self.parties[p].ratings, self.models[p]
             scores = (model.items @ model.users[row]).clone()
@@ -79,8 +86,10 @@ class Run:
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
                 if score > -torch.inf:
                     title = "" if table.titles is None else str(table.titles[item])
-                    candidates.append(Recommendation(str(table.item_ids[item]), title, self.parties[p].name, score))
-        return sorted(candidates, key=lambda r: -r.score)[:k]
+                    shown = min(max(score, table.scale[0]), table.scale[1])
+                    found_item = Recommendation(str(table.item_ids[item]), title, self.parties[p].name, shown)
+                    candidates.append((score, found_item))
+        return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Accuracy and ranking of the kept model, computed anew."""
@@ -88,14 +97,14 @@ class Run:
 
     def prepared(self) -> list[Prepared]:
         """The parties' data, split as in training."""
-        return prepare(self.parties, self.config, self.device)
+        return prepare(self.parties, self.config, self.device, self.parts)
 
     def save(self, path: str | Path) -> None:
         """Write the run as a new folder."""
         folder = Path(path)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(f"{folder} exists already; save the run under another name")
-        begin_folder(folder, self.config, self.parties)
+        begin_folder(folder, self.config, self.parties, self.parts)
         self.complete_folder(folder)
 
     def complete_folder(self, folder: Path) -> None:
@@ -116,10 +125,11 @@ class Run:
         """A finished run from its folder."""
         folder = Path(path)
         if not (folder / "config.toml").is_file():
-            raise RunError(f"{folder} is not a run: it has no config.toml; `verfedgnn train --out {folder}` makes one")
+            what = "is not a run folder" if folder.exists() else "does not exist"
+            raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
         if not (folder / "metrics.json").is_file():
             raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
-        parties = read_parties(folder / "parties")
+        parties, parts = read_parties(folder / "parties")
         try:
             models = []
             for name in safe_names(parties):
@@ -130,17 +140,19 @@ class Run:
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            raise RunError(f"the run {folder} is damaged ({error}); train it again") from None
-        return cls(load_config(folder / "config.toml"), parties, models, metrics, history, ledger, torch.from_numpy(public))
+            raise RunError(f"the run {folder} cannot be read ({error})") from None
+        return cls(
+            load_config(folder / "config.toml"), parties, parts, models, metrics, history, ledger, torch.from_numpy(public)
+        )
 
 
-def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData]) -> None:
+def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
     """What a run folder holds before the first round."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "config.toml", config.to_toml().encode())
         write_history(folder, [])
-        write_parties(folder / "parties", parties)
+        write_parties(folder / "parties", parties, parts)
 
 
 def write_json(path: Path, value: Any) -> None:

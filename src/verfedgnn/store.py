@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.errors import RunError
@@ -30,29 +31,30 @@ def safe_names(parties: Sequence[PartyData]) -> list[str]:
     return names
 
 
-def write_parties(folder: Path, parties: Sequence[PartyData]) -> None:
-    """All tables, into `folder`."""
+def write_parties(folder: Path, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
+    """All tables and the part of each rating, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     users = pa.table({"user": parties[0].ratings.user_ids.tolist()})
     _write(folder / "_users.parquet", users)
-    for name, party in zip(safe_names(parties), parties, strict=True):
-        _write(folder / f"{name}.parquet", _table(party))
+    for name, party, part in zip(safe_names(parties), parties, parts, strict=True):
+        _write(folder / f"{name}.parquet", _table(party, part))
     _write(folder / "_parties.parquet", pa.table({"file": safe_names(parties)}))
 
 
-def read_parties(folder: Path) -> list[PartyData]:
+def read_parties(folder: Path) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
     """What `write_parties` wrote."""
     try:
         users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
         files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
-        return [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
+        found = [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the data of the run in {folder} cannot be read ({error}); train again") from None
+        raise RunError(f"the data of the run in {folder} cannot be read ({error})") from None
+    return [party for party, _ in found], [part for _, part in found]
 
 
-def _table(party: PartyData) -> Any:
+def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
     table = party.ratings
-    columns: dict[str, Any] = {"user": table.user, "item": table.item, "rating": table.rating}
+    columns: dict[str, Any] = {"user": table.user, "item": table.item, "rating": table.rating, "part": part}
     if table.time is not None:
         columns["time"] = table.time
     about = {
@@ -67,9 +69,10 @@ def _table(party: PartyData) -> Any:
     return pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about).encode()})
 
 
-def _party(arrow: Any, users: Any) -> PartyData:
+def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
     about = json.loads(arrow.schema.metadata[_KEY])
     columns = {name: arrow[name].to_numpy() for name in arrow.column_names}
+    part = columns.pop("part")
     ratings = Ratings(
         **columns,
         user_ids=users,
@@ -80,7 +83,7 @@ def _party(arrow: Any, users: Any) -> PartyData:
         name=about["name"],
         notes=tuple(about["notes"]),
     )
-    return PartyData(about["party"], ratings)
+    return PartyData(about["party"], ratings), part
 
 
 def _write(path: Path, table: Any) -> None:

@@ -67,14 +67,16 @@ def train(
     `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would.
     `parts` gives the part of every rating where the configured split is not wanted.
     """
-    config = config or Config.preset("paper")
+    config = Config.preset("paper") if config is None else config
+    if not isinstance(config, Config):
+        raise ConfigError('the configuration is a Config, such as Config.preset("paper", epochs=20)')
     folder = Path(out) if out is not None else None
     replaced = folder is not None and _claim(folder, overwrite)
     session = _Session(prepare(parties, config, _device(device), parts), config, folder, stack)
     if folder is not None:
         if replaced:
             shutil.rmtree(folder)
-        begin_folder(folder, config, parties)
+        begin_folder(folder, config, parties, [party.parts for party in session.prepared])
     return session.run(watch, stop)
 
 
@@ -93,7 +95,8 @@ def resume(
     if (folder / "metrics.json").is_file():
         return Run.load(folder)
     config = load_config(folder / "config.toml")
-    session = _Session(prepare(read_parties(folder / "parties"), config, _device(device)), config, folder, stack)
+    parties, parts = read_parties(folder / "parties")
+    session = _Session(prepare(parties, config, _device(device), parts), config, folder, stack)
     session.restore()
     return session.run(watch, stop)
 
@@ -205,6 +208,7 @@ class _Session:
         run = Run(
             self.config,
             [p.party for p in self.prepared],
+            [p.parts for p in self.prepared],
             models,
             metrics,
             self.history,

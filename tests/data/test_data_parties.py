@@ -1,5 +1,7 @@
 """Ratings, duplicates and the ways from tables to parties."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -145,3 +147,23 @@ def test_read_parties_splits_one_table():
     parties = read_parties("synthetic", parties=4, seed=3)
     assert [party.name for party in parties] == ["party-0", "party-1", "party-2", "party-3"]
     assert [party.name for party in read_parties("synthetic", by="category")] == ["album", "book", "film"]
+
+
+def test_small_values_of_a_column_go_together():
+    ratings = synthetic_ratings(users=50, items=60, ratings=900, seed=1)
+    column = np.where(np.arange(60) == 3, "rare", np.where(np.arange(60) < 30, "film", "book"))
+    lone = replace(ratings, columns={"kind": column}).take(~((ratings.item == 3) & (np.arange(len(ratings)) % 5 > 0)))
+    parties = split_items(lone, by="kind")
+    assert {p.name for p in parties} in ({"film", "other"}, {"book", "other"})
+    assert sum(len(p.ratings) for p in parties) == len(lone)
+    assert any("put together as 'other'" in note for p in parties for note in p.ratings.notes)
+
+
+def test_parties_with_other_stars_keep_their_scale(tmp_path):
+    for name, best in (("film", 10), ("book", 5), ("music", 4)):
+        rows = "".join(f"u{u},{name}{i},{1 + (u + i) % best}\n" for u in range(12) for i in range(6))
+        (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + rows)
+    scales = {p.name: p.ratings.scale for p in parties_from_files([tmp_path / "film.csv", tmp_path / "book.csv"])}
+    assert scales == {"film": (1, 10), "book": (1, 5)}
+    scales = {p.name: p.ratings.scale for p in parties_from_files([tmp_path / "music.csv", tmp_path / "book.csv"])}
+    assert scales == {"music": (1, 5), "book": (1, 5)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from verfedgnn.training import Progress as RoundEvent
@@ -18,24 +18,23 @@ def error_console() -> Console:
 
 
 class RoundProgress:
-    """A bar with the round, the validation RMSE, the bytes so far and the time left."""
+    """A bar with the round, the validation RMSE (last and best), the bytes so far and the time left."""
 
     def __init__(self, *, hidden: bool) -> None:
         console = error_console()
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
             disable=hidden or not console.is_terminal,
         )
         self.plain = console if not hidden and not console.is_terminal else None
         self.tasks: dict[str, TaskID] = {}
         self.printed = 0
+        self.valid = ""
 
     def __enter__(self) -> RoundProgress:
         self.bar.start()
@@ -53,10 +52,9 @@ class RoundProgress:
 
     def round(self, event: RoundEvent) -> None:
         """After a round of the federation."""
-        note = f"{size(event.bytes)}"
-        if event.best_rmse < float("inf"):
-            note = f"valid RMSE {event.best_rmse:.4f}  {note}"
-        self.step("federation", event.round, event.rounds, note)
+        if event.valid_rmse is not None:
+            self.valid = f"RMSE {event.valid_rmse:.4f} (best {event.best_rmse:.4f})  "
+        self.step("federation", event.round, event.rounds, f"{self.valid}{size(event.bytes)}")
 
     def step(self, label: str, done: int, total: int, note: str = "") -> None:
         """After a round of any training."""
@@ -88,9 +86,13 @@ def run_table(metrics: dict[str, Any]) -> Table:
         "bytes",
         f"{size(cost['up'])} up, {size(cost['down'])} down; {size(cost['per_party_per_round'])} a party and round",
     )
-    table.add_row("gradients", f"{privacy['gradients']['mechanism']}: {privacy['gradients']['guarantee']}")
-    table.add_row("neighbourhoods", f"{privacy['neighbourhoods']['mechanism']}: {privacy['neighbourhoods']['guarantee']}")
+    table.add_row("gradients", _guarantee(privacy["gradients"]))
+    table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
     return table
+
+
+def _guarantee(part: dict[str, Any]) -> str:
+    return part["guarantee"] if part["mechanism"] == "none" else f"{part['mechanism']}: {part['guarantee']}"
 
 
 def party_table(metrics: dict[str, Any]) -> Table:
@@ -106,21 +108,24 @@ def party_table(metrics: dict[str, Any]) -> Table:
 
 
 def lift_table(lift: dict[str, Any]) -> Table:
-    """What joining is worth: test RMSE alone, federated, pooled."""
+    """What joining is worth: test RMSE with biases, alone, federated, pooled."""
+    keys = ("biases", "alone", "federated", "pooled")
     table = Table(
         "party",
-        "alone",
-        "federated",
-        "pooled",
+        *keys,
         "gain",
-        title="Lift (test RMSE of the same model, lower is better)",
+        title="Lift (test RMSE, lower is better)",
         title_justify="left",
+        caption="biases: user and item means alone. alone, pooled: the same model without protection, on own and on all data.\n"
+        "gain: federated against the better of biases and alone.",
+        caption_justify="left",
     )
     for row in [*lift["parties"], {"name": "overall", **lift["overall"]}]:
         if row["name"] == "overall":
             table.add_section()
-        figures = [figure(row[key]) for key in ("alone", "federated", "pooled")]
-        gain = f"{100 * (1 - row['federated'] / row['alone']):+.1f} %" if row["alone"] else "-"
+        known = [row[key] for key in ("biases", "alone") if row[key] is not None]
+        gain = f"{100 * (1 - row['federated'] / min(known)):+.1f} %" if known else "-"
+        figures = [figure(row[key]) for key in keys]
         table.add_row(escape(row["name"]), *figures, gain, style="bold" if row["name"] == "overall" else "")
     return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from verfedgnn.cli.show import RoundProgress, error_console, lift_table, run_table
 from verfedgnn.config import build_config, fields, parse_settings, presets
 from verfedgnn.data import PartyData, read_parties
+from verfedgnn.data.ratings import counted
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
 from verfedgnn.run import Run, write_json
@@ -28,7 +30,11 @@ DATA, TRAINING, RUN = "Data", "Training", "Run"
 
 def settings_help() -> str:
     """Every setting with its value in preset paper and its sentence."""
-    lines = ["**Settings** (`--set name=value`, or the same tree in a TOML file), with their values in preset paper:", ""]
+    lines = [
+        "**Settings** with their values in preset paper (`--set name=value`, the last word of a name is enough; or the same tree "
+        "in a TOML file):",
+        "",
+    ]
     paper = build_config(preset="paper").model_dump(mode="json")
     for path, field in fields().items():
         value = reduce(lambda tree, key: tree[key], path.split("."), paper)
@@ -40,7 +46,7 @@ def train(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="A file, a folder or a name (synthetic, ml-1m, ...); several times, NAME=FILE: one file per party.",
+            help="A file, a folder or a name (ml-1m, ...); several times, NAME=FILE: one file per party. Unset: synthetic.",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -75,7 +81,9 @@ def train(
             "--one-by-one", help="Compute parties one after the other, bit for bit as separate processes.", rich_help_panel=RUN
         ),
     ] = False,
-    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0, rich_help_panel=RUN)] = 0,
+    threads: Annotated[
+        int, typer.Option(help="Processor threads; 0: all. On a busy machine, 1.", min=0, rich_help_panel=RUN)
+    ] = 0,
     columns: Annotated[
         str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...", rich_help_panel=DATA)
     ] = None,
@@ -105,6 +113,8 @@ def train(
             run = resume_run(resume, **watch)
             folder: Path | None = resume
         else:
+            if by is not None and parties is not None:
+                raise ConfigError("--by makes a party of each value, --parties so many at random; give one of them")
             if data is not None and len(data) > 1 and (parties is not None or by is not None):
                 raise ConfigError("--parties and --by cut one data set; leave them out with one file per party")
             overrides: dict[str, Any] = parse_settings(set_ or [])
@@ -151,14 +161,20 @@ def _report(run: Run, folder: Path | None, *, as_json: bool, quiet: bool) -> Non
         console.print(lift_table(run.metrics["lift"]))
     if folder is not None:
         user = run.parties[0].ratings.user_ids[0]
-        console.print(f"next: verfedgnn recommend {folder} --user {user}", highlight=False, markup=False, soft_wrap=True)
+        text = f"next: {sys.argv[0]} recommend {folder} --user {user}"
+    else:
+        text = "not saved: give --out RUN to keep the run"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _introduce(parties: list[PartyData]) -> None:
     console = error_console()
     first = parties[0].ratings
     ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
-    console.print(f"{len(parties)} parties, {first.n_users:,} common users, {items:,} items, {ratings:,} ratings")
+    parts = [f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}", counted(first.n_users, "common user")]
+    console.print(", ".join([*parts, counted(items, "item"), counted(ratings, "rating")]))
+    if len({p.ratings.scale for p in parties}) > 1:
+        console.print("  rating scales differ between parties: errors are in each party's own stars", style="dim")
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
         console.print(f"  {note}", style="dim", markup=False)
 

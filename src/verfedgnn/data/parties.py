@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verfedgnn.data.ids import positions, sorted_ids
 from verfedgnn.data.pool import pool_tables, refuse_shared_items
@@ -14,6 +15,8 @@ from verfedgnn.data.read import is_folder_of_tables, locate, read_ratings, table
 from verfedgnn.data.tables import table_stem
 from verfedgnn.errors import DataError
 
+FEWEST_RATINGS = 20
+"""A value of a column with fewer ratings than this is no party of its own."""
 LONGEST_NAME = 100
 """Characters of a party's name; it travels in messages and becomes file names."""
 
@@ -49,8 +52,28 @@ def split_items(ratings: Ratings, parties: int = 10, *, seed: int = 0, by: str |
             raise DataError(f"{ratings.name} has no item column {by!r} to split by: there is {there}")
         values = ratings.columns[by]
         names, code = np.unique(np.where(values == "", "unknown", values), return_inverse=True)
-        groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names)}
+        rated = np.bincount(code[ratings.item], minlength=len(names))
+        small = _too_small(rated)
+        groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in small}
+        if small:
+            groups["other"] = np.flatnonzero(np.isin(code, sorted(small)))
+            merged = ", ".join(str(names[k]) for k in sorted(small))
+            ratings = ratings.with_notes(f"{merged}: too few ratings for a party each, put together as 'other'")
     return [PartyData(name, replace(ratings.select_items(index), name=name)) for name, index in groups.items()]
+
+
+def _too_small(rated: NDArray[np.int64]) -> set[int]:
+    """Groups to be put together: those with fewer than `FEWEST_RATINGS`, and the next larger one if that is still too few.
+
+    Where all groups are small, nobody is; tiny tables are cut as asked.
+    """
+    order = np.argsort(rated, kind="stable").tolist()
+    small = {k for k in order if rated[k] < FEWEST_RATINGS}
+    if not small or len(small) == len(order):
+        return set()
+    if len(small) == 1 or sum(rated[k] for k in small) < FEWEST_RATINGS:
+        small.add(next(k for k in order if k not in small))
+    return small
 
 
 def parties_from_files(
@@ -58,16 +81,19 @@ def parties_from_files(
 ) -> list[PartyData]:
     """One party per file, named by the mapping's keys or the files' stems, aligned to the users in every file.
 
-    The parties share one scale: the given one, or from the lowest to the highest rating at any of them.
+    Parties on one scale (the highest ratings within a factor of two) share it, from the lowest to the highest rating at any of
+    them; a party whose stars mean something else (5 against 10) keeps its own. A given `scale` is everybody's.
     """
     named = list(files.items()) if isinstance(files, Mapping) else [(table_stem(Path(file)), file) for file in files]
     if not named:
         raise _no_parties()
     _refuse_same_names([name for name, _ in named])
     tables = [replace(read_ratings(file, scale=scale, **options), name=name) for name, file in named]
-    low, high = min(t.scale[0] for t in tables), max(t.scale[1] for t in tables)
-    parties = [PartyData(table.name, replace(table, scale=(low, high))) for table in tables]
-    return align_users(parties)
+    highest = max(table.scale[1] for table in tables)
+    alike = [table.scale for table in tables if table.scale[1] > highest / 2]
+    shared = (min(low for low, _ in alike), highest)
+    scales = [shared if table.scale[1] > highest / 2 else table.scale for table in tables]
+    return align_users([PartyData(t.name, replace(t, scale=s)) for t, s in zip(tables, scales, strict=True)])
 
 
 def align_users(parties: Sequence[PartyData]) -> list[PartyData]:
@@ -168,6 +194,8 @@ def _named(entry: str | Path) -> tuple[str | None, str | Path]:
     name, equals, file = str(entry).partition("=")
     if not equals or Path(entry).exists() or not name or "/" in name:
         return None, entry
+    if not file:
+        raise DataError(f"--data {entry} names no file: write {entry}FILE")
     return name, file
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.data import TEST, PartyData, pool_parties
+from verfedgnn.evaluation.bias import bias_errors
 from verfedgnn.evaluation.metrics import Errors, rating_errors
 from verfedgnn.prepare import Prepared
 from verfedgnn.protocol.step import Pairs
@@ -27,6 +28,8 @@ def lift(
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """The `lift` part of metrics.json: test RMSE alone, federated and pooled, for each party and overall.
+
+    `biases` is what each party reaches alone with nothing but user and item means.
 
     All are judged on the same ratings. Alone and pooled trainings have nobody to protect from, so they run without
     protection, for as many rounds an epoch as the federation; model, steps, parts and selection are the same.
@@ -48,10 +51,11 @@ def lift(
     all_parts = np.concatenate([party.parts for party in prepared])
     pooled = solo(PartyData("pooled", pool_parties(run.parties)), all_parts, "pooled")
     pooled_errors = _by_party(pooled, all_parts, prepared)
-    sums, rows = [Errors.none()] * 3, []
+    sums, rows = [Errors.none()] * 4, []
     for party, model, together in zip(prepared, run.models, pooled_errors, strict=True):
         own = solo(_with_ratings(party.party), party.parts, f"{party.party.name} alone")
         errors = [
+            bias_errors(party.party.ratings, party.parts),
             _errors(own, party.parts == TEST),
             rating_errors(model.users, model.items, party.test),
             together,
@@ -99,4 +103,4 @@ def _errors(run: Run, chosen: NDArray[np.bool_]) -> Errors:
 
 
 def _row(errors: list[Errors]) -> dict[str, float | None]:
-    return dict(zip(("alone", "federated", "pooled"), (e.rmse for e in errors), strict=True))
+    return dict(zip(("biases", "alone", "federated", "pooled"), (e.rmse for e in errors), strict=True))

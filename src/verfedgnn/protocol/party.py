@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.errors import DivergedError, ProtocolError
+from verfedgnn.errors import ConfigError, DivergedError, ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
@@ -246,7 +246,7 @@ def make_projection(config: Config, users: int, device: torch.device | str) -> P
         return None
     if exchange.mode == "exact":
         return Identity(users)
-    return Projection(
+    projection = Projection(
         users,
         ratio=exchange.ratio,
         block=exchange.block,
@@ -254,3 +254,9 @@ def make_projection(config: Config, users: int, device: torch.device | str) -> P
         reconstruction=exchange.reconstruction,
         device=device,
     )
+    if not projection.protected and "projection" not in config.unprotected:
+        raise ConfigError(
+            f"a projection of {users:,} common user(s) with exchange.ratio = {exchange.ratio:g} hides nothing; "
+            "use more users, or ask for it with --set unprotected=projection"
+        )
+    return projection

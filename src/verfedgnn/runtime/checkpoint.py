@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -79,7 +80,8 @@ def writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(f"cannot write {place}: {reason}; make room or choose another --out, then --resume") from None
+        remedy = "make room, then --resume" if error.errno == errno.ENOSPC else "choose another --out"
+        raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
 
 
 def _sync(folder: Path) -> None:

@@ -1,0 +1,39 @@
+r"""The baseline any model must beat: a mean, and how far users and items lie above it.
+
+.. math::
+    \hat r_{uv} = \mu + b_v + b_u, \qquad
+    b_v = \frac{\sum_u (r_{uv} - \mu)}{\lambda + n_v}, \quad b_u = \frac{\sum_v (r_{uv} - \mu - b_v)}{\lambda + n_u}
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.data import TEST, TRAIN, VALID, Ratings
+from verfedgnn.evaluation.metrics import Errors
+
+DAMPINGS = (1.0, 2.0, 5.0, 10.0, 25.0)
+"""Values of lambda tried on the validation part."""
+
+
+def bias_errors(ratings: Ratings, parts: NDArray[np.int8]) -> Errors:
+    """Test errors of user and item biases fitted on the training part, their damping chosen on the validation part."""
+    tries = [_predict(ratings, parts == TRAIN, damping) for damping in DAMPINGS]
+    best = min(tries, key=lambda predicted: _errors(predicted, ratings, parts == VALID).squared)
+    return _errors(best, ratings, parts == TEST)
+
+
+def _predict(ratings: Ratings, train: NDArray[np.bool_], damping: float) -> NDArray[np.float64]:
+    user, item, left = ratings.user[train], ratings.item[train], ratings.rating[train].astype(np.float64)
+    mean = left.mean() if len(left) else 0.0
+    left = left - mean
+    by_item = np.bincount(item, left, ratings.n_items) / (damping + np.bincount(item, minlength=ratings.n_items))
+    left = left - by_item[item]
+    by_user = np.bincount(user, left, ratings.n_users) / (damping + np.bincount(user, minlength=ratings.n_users))
+    return np.asarray(mean + by_item[ratings.item] + by_user[ratings.user])
+
+
+def _errors(predicted: NDArray[np.float64], ratings: Ratings, chosen: NDArray[np.bool_]) -> Errors:
+    error = predicted[chosen] - ratings.rating[chosen]
+    return Errors(float(np.square(error).sum()), float(np.abs(error).sum()), int(chosen.sum()))
