@@ -12,12 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import verfedgnn as vf
-from verfedgnn.prepare import prepare
+from helpers import config, federation
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
-from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.party import Party
-from verfedgnn.runtime.local import LocalRuntime
-from verfedgnn.training import party_secret
 
 
 def circle(count: int) -> list[Masker]:
@@ -69,16 +65,9 @@ def test_keys_that_are_not_the_parties_own_are_refused() -> None:
         masker.meet(0, [masker.public, "00" * 32])
 
 
-def federation(parties: list[vf.PartyData], **values: Any) -> LocalRuntime:
-    chosen = vf.Config.preset("paper", batch=400, epochs=4, **values)
-    prepared = prepare(parties, chosen, torch.device("cpu"))
-    members = [Party(p.input, chosen, party_secret(0, i)) for i, p in enumerate(prepared)]
-    return LocalRuntime(Coordinator(chosen, [p.party.name for p in prepared]), members)
-
-
 def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[vf.PartyData]) -> None:
     """Same seed with and without masks: what arrives differs in every party's message, and only the sums agree."""
-    plain, masked = federation(small_parties), federation(small_parties, masking=True)
+    plain, masked = federation(small_parties, config()), federation(small_parties, config(masking=True))
     for _ in range(3):
         plain.round()
         masked.round()
@@ -108,7 +97,7 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
 
 
 def test_a_missing_or_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
-    runtime = federation(small_parties, masking=True)
+    runtime = federation(small_parties, config(masking=True))
     coordinator = runtime.coordinator
     starts = coordinator.open()
     for name in list(starts)[:2]:

@@ -72,12 +72,12 @@ def train(
         raise ConfigError('the configuration is a Config, such as Config.preset("paper", epochs=20)')
     folder = Path(out) if out is not None else None
     replaced = folder is not None and _claim(folder, overwrite)
-    session = _Session(prepare(parties, config, _device(device), parts), config, folder, stack)
+    training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack)
     if folder is not None:
         if replaced:
             shutil.rmtree(folder)
-        begin_folder(folder, config, parties, [party.parts for party in session.prepared])
-    return session.run(watch, stop)
+        begin_folder(folder, config, parties, [party.parts for party in training.prepared])
+    return training.run(watch, stop)
 
 
 def resume(
@@ -96,12 +96,12 @@ def resume(
         return Run.load(folder)
     config = load_config(folder / "config.toml")
     parties, parts = read_parties(folder / "parties")
-    session = _Session(prepare(parties, config, _device(device), parts), config, folder, stack)
-    session.restore()
-    return session.run(watch, stop)
+    training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack)
+    training.restore()
+    return training.run(watch, stop)
 
 
-class _Session:
+class _Training:
     """One training in progress."""
 
     def __init__(self, prepared: Sequence[Prepared], config: Config, folder: Path | None, stack: bool) -> None:

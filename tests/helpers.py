@@ -1,0 +1,37 @@
+"""What several test modules use: a small configuration, a small federation, equality bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import verfedgnn as vf
+from verfedgnn.prepare import prepare
+from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.party import Party
+from verfedgnn.runtime.local import LocalRuntime
+from verfedgnn.training import party_secret
+
+
+def config(**values: Any) -> vf.Config:
+    return vf.Config.preset("paper", **({"batch": 400, "epochs": 4} | values))
+
+
+def same(a: vf.Run, b: vf.Run) -> None:
+    """Bit for bit, but for the clock."""
+    timeless = [{k: v for k, v in r.metrics.items() if k not in ("seconds", "environment")} for r in (a, b)]
+    assert timeless[0] == timeless[1]
+    assert torch.equal(a.public, b.public)
+    for mine, theirs in zip(a.models, b.models, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(vars(mine).values(), vars(theirs).values(), strict=True))
+    assert [(h["round"], h["valid_rmse"], h["bytes"]) for h in a.history] == [
+        (h["round"], h["valid_rmse"], h["bytes"]) for h in b.history
+    ]
+    assert a.ledger.to_dict() == b.ledger.to_dict()
+
+
+def federation(parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True) -> LocalRuntime:
+    prepared = prepare(parties, chosen, torch.device("cpu"))
+    members = [Party(p.input, chosen, party_secret(0, i)) for i, p in enumerate(prepared)]
+    return LocalRuntime(Coordinator(chosen, [p.party.name for p in prepared]), members, stack=stack)
