@@ -1,4 +1,4 @@
-# make demo   a federation of three organisations, trained and explained, in about a minute
+# make demo   a federation of three organisations, trained and explained, in half a minute
 # make test   the whole test suite
 # make setup  only the environment (.venv)
 PYTHON ?= python3

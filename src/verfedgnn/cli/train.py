@@ -20,6 +20,7 @@ from verfedgnn.data.ratings import counted
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
 from verfedgnn.run import Run, write_json
+from verfedgnn.runtime.checkpoint import writing
 from verfedgnn.training import Interrupted
 from verfedgnn.training import resume as resume_run
 from verfedgnn.training import train as train_run
@@ -137,7 +138,8 @@ def train(
         if lift and "lift" not in run.metrics:
             run.metrics["lift"] = _lift(run, folder, stack=not one_by_one, watch=progress.step, stop=halt.asked)
             if folder is not None:
-                write_json(folder / "metrics.json", run.metrics)
+                with writing(folder):
+                    write_json(folder / "metrics.json", run.metrics)
     _report(run, folder, as_json=as_json, quiet=quiet)
 
 

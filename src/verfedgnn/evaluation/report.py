@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from verfedgnn.evaluation.metrics import Errors, Ranking, ranking, rating_errors
+from verfedgnn.gnn.model import upper_quarter
 from verfedgnn.prepare import Prepared
 
 
@@ -21,8 +22,7 @@ def evaluate(parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]
     tests, valids, rankings = Errors.none(), Errors.none(), Ranking.none()
     for party, (users, items) in zip(parties, models, strict=True):
         test, valid = rating_errors(users, items, party.test), rating_errors(users, items, party.valid)
-        low, high = party.party.ratings.scale
-        wanted = party.test.take(party.test.rating >= low + 0.75 * (high - low))
+        wanted = party.test.take(party.test.rating >= upper_quarter(party.party.ratings.scale))
         found = ranking(users, items, [party.train, party.valid], wanted, k)
         tests, valids, rankings = tests + test, valids + valid, rankings + found
         table = party.party.ratings

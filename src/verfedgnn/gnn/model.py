@@ -44,6 +44,12 @@ def typical_rating(scale: tuple[float, float]) -> float:
     return middle if middle > 0 else max(abs(low), abs(high), 1e-6) / 2
 
 
+def upper_quarter(scale: tuple[float, float]) -> float:
+    """The rating from which an item counts as liked: 4 on a scale of 1-5, 8 on 1-10, the paper's thd (App. G)."""
+    low, high = scale
+    return low + 0.75 * (high - low)
+
+
 class Model:
     """Shapes and arithmetic of one configuration for N users; it holds no parameters."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
@@ -48,7 +48,7 @@ class Projection:
         device: torch.device | str = "cpu",
         cache_values: int = CACHE_VALUES,
     ) -> None:
-        self.users, self.seed, self.reconstruction, self.device = users, seed, reconstruction, torch.device(device)
+        self.users, self.seed, self.device = users, seed, torch.device(device)
         bounds = blocks(users, block)
         self.tiles: list[Tile] = []
         self.protected = True
@@ -63,7 +63,7 @@ class Projection:
                 self.tiles.append(Tile(slice(self.rows, self.rows + q), slice(left, right), len(self.tiles)))
             self.rows += q
             values += q * (stop - start)
-        self._cache: list[Tensor] | None = [] if values <= cache_values else None
+        self._cache: list[tuple[Tile, Tensor]] | None = [] if values <= cache_values else None
         self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
 
     def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
@@ -90,23 +90,15 @@ class Projection:
 
     def _pieces(self) -> Iterator[tuple[Tile, Tensor]]:
         if self._cache is None:
-            yield from ((tile, self._draw(tile)) for tile in self.tiles)
-            return
+            return ((tile, self._draw(tile)) for tile in self.tiles)
         if not self._cache:
-            self._cache = self._merged([self._draw(tile) for tile in self.tiles])
-        yield from zip(self.tiles, self._cache, strict=True)
+            self._cache = [self._joined(list(tiles)) for _, tiles in groupby(self.tiles, lambda tile: tile.rows.start)]
+        return iter(self._cache)
 
-    def _merged(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Tiles of one block side by side, so that a cached block is one product."""
-        merged: dict[int, tuple[Tile, list[Tensor]]] = {}
-        for tile, piece in zip(self.tiles, pieces, strict=True):
-            first, parts = merged.setdefault(tile.rows.start, (tile, []))
-            merged[tile.rows.start] = (
-                Tile(first.rows, slice(first.columns.start, tile.columns.stop), first.index),
-                [*parts, piece],
-            )
-        self.tiles = [tile for tile, _ in merged.values()]
-        return [torch.cat(parts, 1) for _, parts in merged.values()]
+    def _joined(self, tiles: list[Tile]) -> tuple[Tile, Tensor]:
+        """All tiles of one block side by side, so that a cached block is one product."""
+        columns = slice(tiles[0].columns.start, tiles[-1].columns.stop)
+        return Tile(tiles[0].rows, columns, tiles[0].index), torch.cat([self._draw(tile) for tile in tiles], 1)
 
     def _draw(self, tile: Tile) -> Tensor:
         q, width = tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start

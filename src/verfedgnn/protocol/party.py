@@ -19,7 +19,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError, DivergedError, ProtocolError
-from verfedgnn.gnn.model import Model
+from verfedgnn.gnn.model import Model, upper_quarter
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
@@ -28,8 +28,7 @@ from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack, whole
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.optimizer import step
 from verfedgnn.protocol.replica import Replica, participation_scale
-from verfedgnn.protocol.state import Model as EvaluatedModel
-from verfedgnn.protocol.state import State, tensor
+from verfedgnn.protocol.state import EvaluatedModel, State, tensor
 from verfedgnn.protocol.step import Outcome, Pairs, Work, compute
 
 
@@ -51,8 +50,8 @@ class Party:
     def __init__(self, data: PartyInput, config: Config, secret: int, device: torch.device | str = "cpu") -> None:
         self.data, self.config, self.secret, self.device = data, config, secret, torch.device(device)
         self.model = Model(config.model, data.users)
-        low, high = data.scale
-        self.threshold = low + 0.75 * (high - low) if config.model.threshold is None else config.model.threshold
+        threshold = config.model.threshold
+        self.threshold = upper_quarter(data.scale) if threshold is None else threshold
         self.items = self.model.initial_embeddings(self._rng(0), data.items).to(self.device)
         self.accumulator = torch.zeros_like(self.items)
         self.own: NDArray[np.int32] | None = None

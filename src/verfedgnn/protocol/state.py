@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Model = tuple[int, dict[str, Tensor]]
+EvaluatedModel = tuple[int, dict[str, Tensor]]
+"""A model as a party evaluated it, and the round: h_u, h_v, e_v^0."""
 
 
 @dataclass
@@ -20,13 +21,13 @@ class State:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def put_model(self, name: str, model: Model | None) -> None:
+    def put_model(self, name: str, model: EvaluatedModel | None) -> None:
         """An evaluated model and its round, or that there is none."""
         self.values[name] = None if model is None else model[0]
         if model is not None:
             self.arrays |= {f"{name}.{key}": value.cpu().numpy() for key, value in model[1].items()}
 
-    def get_model(self, name: str, device: torch.device) -> Model | None:
+    def get_model(self, name: str, device: torch.device) -> EvaluatedModel | None:
         """What `put_model` put."""
         round = self.values[name]
         if round is None:

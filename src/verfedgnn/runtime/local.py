@@ -20,10 +20,8 @@ from verfedgnn.protocol.step import compute
 class LocalRuntime:
     """A coordinator and its parties, joined and ready for rounds."""
 
-    def __init__(
-        self, coordinator: Coordinator, parties: Sequence[Party], ledger: Ledger | None = None, *, stack: bool = True
-    ) -> None:
-        self.coordinator, self.ledger, self.stack = coordinator, ledger or Ledger(), stack
+    def __init__(self, coordinator: Coordinator, parties: Sequence[Party], *, stack: bool = True) -> None:
+        self.coordinator, self.ledger, self.stack = coordinator, Ledger(), stack
         self.parties = {party.data.name: party for party in parties}
         self._stacked: tuple[tuple[str, ...], Graph] | None = None
         self._join()
