@@ -20,7 +20,7 @@ setup: .venv/installed
 
 .venv/installed-dev: .venv/installed
 	@echo "installing the test tools into .venv (once)"
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev,federation,psi,track]'
 	@touch $@
 
 demo: .venv/installed

@@ -95,19 +95,23 @@ def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
 
 
 def test_report_composes() -> None:
-    ternary_report = privacy_report(Config.preset("paper", r=50), releases=10, users=9, rows=1, protected=True, validations=2)[
-        "gradients"
-    ]
+    ternary_report = privacy_report(
+        Config.preset("paper", r=50), releases=10, users=9, rows=1, protected=True, validations=2, randomness=""
+    )["gradients"]
     assert ternary_report["per_round"] == {"epsilon": 0.0, "delta": 0.02}
     assert ternary_report["composed"]["delta"] == pytest.approx(0.2)
-    many = privacy_report(Config.preset("paper"), releases=6000, users=9, rows=1, protected=True, validations=2)["gradients"]
+    many = privacy_report(Config.preset("paper"), releases=6000, users=9, rows=1, protected=True, validations=2, randomness="")[
+        "gradients"
+    ]
     assert many["composed"]["delta"] == 1.0
     assert "no guarantee over the whole run" in many["guarantee"]
     noisy = privacy_report(
         Config.preset("paper", mechanism="laplace"), releases=4, users=9, rows=1, protected=True, validations=2
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
-    bare = privacy_report(Config.preset("paper", mode="exact"), releases=4, users=9, rows=9, protected=False, validations=2)
+    bare = privacy_report(
+        Config.preset("paper", mode="exact"), releases=4, users=9, rows=9, protected=False, validations=2, randomness=""
+    )
     assert bare["neighbourhoods"]["guarantee"].startswith("none")
 
 
@@ -135,7 +139,7 @@ def test_drawn_parties_are_uniform() -> None:
     rounds = 20_000
     counts = np.zeros(10)
     for round in range(1, rounds + 1):
-        active = coordinator.active(round)
+        active = coordinator.active(round, range(10))
         assert len(active) == 3
         counts[active] += 1
     assert (np.abs(counts / rounds - 0.3) < SIGMAS * math.sqrt(0.3 * 0.7 / rounds)).all()

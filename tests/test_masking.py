@@ -104,7 +104,7 @@ def test_a_missing_or_forged_part_is_noticed(small_parties: list[vf.PartyData]) 
         reply = runtime.parties[name].handle(starts[name])
         assert reply is not None
         coordinator.receive(name, reply)
-    with pytest.raises(vf.ProtocolError, match="masked sum is out of range"):
+    with pytest.raises(vf.ProtocolError, match="do not add up"):
         coordinator.close()
 
 

@@ -14,44 +14,70 @@ from hypothesis import strategies as st
 
 from verfedgnn import ProtocolError
 from verfedgnn.errors import DivergedError
+from verfedgnn.protocol import alignment_messages as align
 from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack
 from verfedgnn.protocol.messages import (
-    HEADER,
-    KINDS,
-    MAGIC,
     Finish,
+    Finished,
     Hello,
     Message,
+    Refused,
     RoundReply,
     RoundStart,
+    Waiting,
     Welcome,
     decode,
     encode,
 )
+from verfedgnn.protocol.wire import HEADER, KINDS, MAGIC, VERSION
 
 HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab")
 WELCOME = Welcome(
-    index=0, items=[3, 4], rounds_per_epoch=2, round=0, parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32)
-)
+    index=0, items=[3, 4], training="t", config="ab", rounds_per_epoch=2, round=0,
+    parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32), digest="cd",
+)  # fmt: skip
 START = RoundStart(
     round=2, trip=0, active=[0, 1], train=True, exchange=True, evaluate=False, best_round=1, updates_from=1,
     update_parties=[[0, 1]], updates=np.ones((1, 3), np.uint8),
     neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
 )  # fmt: skip
 REPLY = RoundReply(round=2, trip=0, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32))
-FINISH = Finish(round=3, best_round=2)
-ALL = [HELLO, WELCOME, START, REPLY, FINISH]
+FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32))
+ALL = [
+    HELLO, WELCOME, START, REPLY, FINISH, Finished(digest="ab"), Refused(reason="no"), Waiting(missing=["film"]),
+    align.AlignHello(party="film", agreement="ab", seal_key="0" * 64, seal_signature="00"),
+    align.AlignStart(session="ab" * 16, index=0, seal_keys=["0" * 64], seal_signatures=["00"]),
+    align.Sealed(session="ab" * 16, peer=1, data=np.ones(4, np.uint8)),
+    align.Pseudonyms(session="ab" * 16, values=np.ones((2, 16), np.uint8)),
+    align.Common(session="ab" * 16, count=2, members=np.ones(1, np.uint8)),
+    align.Aligned(session="ab" * 16, users=2),
+]  # fmt: skip
 
 # Everything a message may hold. A field added to the protocol must be added here, and to docs/protocol.md, on purpose.
 FIELDS = {
-    Hello: {"party", "users", "items", "ratings", "scale", "config", "mask_key"},
-    Welcome: {"index", "items", "mask_keys", "rounds_per_epoch", "round", "parameters", "accumulator"},
-    RoundStart: {
-        "round", "trip", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties", "updates",
-        "neighbourhood_parties", "neighbourhoods", "parameters", "accumulator",
+    Hello: {
+        "party", "users", "items", "ratings", "scale", "config", "agreement", "alignment", "training", "round", "digest",
+        "mask_key", "mask_signature",
     },
-    RoundReply: {"round", "trip", "gradient", "neighbourhoods", "squared_error", "count", "digest"},
-    Finish: {"round", "best_round"},
+    Welcome: {
+        "index", "items", "training", "config", "mask_keys", "mask_signatures", "rounds_per_epoch", "round", "parameters",
+        "accumulator", "digest",
+    },
+    RoundStart: {
+        "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
+        "updates", "neighbourhood_parties", "neighbourhoods", "parameters", "accumulator", "mask_keys", "mask_signatures",
+    },
+    RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "squared_error", "count", "digest"},
+    Finish: {"round", "best_round", "parameters"},
+    Finished: {"digest"},
+    Refused: {"reason"},
+    Waiting: {"missing", "align"},
+    align.AlignHello: {"party", "agreement", "seal_key", "seal_signature"},
+    align.AlignStart: {"session", "index", "seal_keys", "seal_signatures"},
+    align.Sealed: {"session", "peer", "data"},
+    align.Pseudonyms: {"session", "values"},
+    align.Common: {"session", "count", "members"},
+    align.Aligned: {"session", "users"},
 }  # fmt: skip
 
 
@@ -99,7 +125,7 @@ def test_random_bytes_are_refused(raw: bytes) -> None:
         decode(MAGIC + raw)
 
 
-def forged(kind: int, text: bytes, body: bytes = b"", version: int = 1) -> bytes:
+def forged(kind: int, text: bytes, body: bytes = b"", version: int = VERSION) -> bytes:
     return HEADER.pack(MAGIC, version, kind, len(text), len(body)) + text + body
 
 
@@ -113,11 +139,11 @@ def test_hostile_messages() -> None:
     with pytest.raises(ProtocolError, match="unknown message kind"):
         decode(forged(77, b"{}"))
     with pytest.raises(ProtocolError, match="lengths do not fit"):
-        decode(HEADER.pack(MAGIC, 1, 5, 10, 2**40) + b"{}")
+        decode(HEADER.pack(MAGIC, VERSION, 5, 10, 2**40) + b"{}")
     with pytest.raises(ProtocolError, match="field"):
-        decode(forged(5, b'{"round": "1", "best_round": 0}'))
+        decode(forged(6, b'{"digest": 1}'))
     with pytest.raises(ProtocolError, match="extra"):
-        decode(forged(5, b'{"round": 1, "best_round": 0, "more": 1}'))
+        decode(forged(6, b'{"digest": "ab", "more": 1}'))
     with pytest.raises(ProtocolError, match="extra"):
         decode(forged(4, b'{"round": 1, "trip": 0, "gradient": [1]}'))
     lying_header = struct.pack("<Q", 2**62) + b"{}"

@@ -116,7 +116,7 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
     real, calls = checkpoint.write_bytes, iter(range(1000))
 
     def dies(path: Path, data: bytes) -> None:
-        if next(calls) == 7:
+        if next(calls) == 10:
             path.write_bytes(data[: len(data) // 2])
             raise KeyboardInterrupt
         real(path, data)

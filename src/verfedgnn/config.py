@@ -136,8 +136,9 @@ class Config(Section):
     """Training, validation and test parts."""
     masking: bool = False
     """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums; needs ternary gradients."""
-    unprotected: tuple[Literal["projection", "clip", "degrees"], ...] = ()
-    """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off)."""
+    unprotected: tuple[Literal["projection", "clip", "degrees", "noise"], ...] = ()
+    """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off), noise
+    (of a federation drawn from the shared seed, to repeat a run of one machine to the bit)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

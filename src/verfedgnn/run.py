@@ -111,12 +111,10 @@ class Run:
         """What a run folder holds after the last round; metrics.json comes last and marks it as finished."""
         with writing(folder):
             write_history(folder, self.history)
-            (folder / "model").mkdir(exist_ok=True)
+            write_public(folder, self.public)
             for name, model in zip(safe_names(self.parties), self.models, strict=True):
                 arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
                 write_bytes(folder / "model" / f"{name}.safetensors", safetensors.numpy.save(arrays))
-            public = {"public": self.public.cpu().numpy()}
-            write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save(public))
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 
@@ -129,6 +127,8 @@ class Run:
             raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
         if not (folder / "metrics.json").is_file():
             raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
+        if not (folder / "parties").is_dir():
+            raise RunError(f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder")
         parties, parts = read_parties(folder / "parties")
         try:
             models = []
@@ -153,6 +153,12 @@ def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], par
         write_bytes(folder / "config.toml", config.to_toml().encode())
         write_history(folder, [])
         write_parties(folder / "parties", parties, parts)
+
+
+def write_public(folder: Path, public: Tensor) -> None:
+    """The public parameters of the kept model, flat."""
+    (folder / "model").mkdir(exist_ok=True)
+    write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()}))
 
 
 def write_json(path: Path, value: Any) -> None:

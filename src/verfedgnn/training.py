@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData
 from verfedgnn.errors import ConfigError, RunError, VerFedGNNError
-from verfedgnn.evaluation.report import evaluate
+from verfedgnn.evaluation.figures import figures, round_seconds
 from verfedgnn.prepare import Prepared, prepare
-from verfedgnn.privacy.accounting import privacy_report
+from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
@@ -149,7 +148,7 @@ class _Training:
         assert self.folder is not None
         states = {"_coordinator": self.coordinator.state()}
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
-            states[name] = party.state()
+            states[name], states[f"{name}_models"] = party.state(), party.models()
         values = {"ledger": self.runtime.ledger.to_dict(), "releases": self.releases, "seconds": self.seconds}
         write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
 
@@ -163,7 +162,7 @@ class _Training:
         self.coordinator.restore(states["_coordinator"])
         replica = self.coordinator.replica
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
-            party.restore(states[name])
+            party.restore(states[name], states[f"{name}_models"])
             party.replica.load(replica.parameters.cpu().numpy(), replica.accumulator.cpu().numpy(), replica.round)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.releases, self.seconds = values["releases"], values["seconds"]
@@ -179,32 +178,25 @@ class _Training:
             models.append(PartyModel(**party.best[1]))
         coordinator, ledger = self.coordinator, self.runtime.ledger
         first = next(iter(self.runtime.parties.values()))
-        rounds, count = coordinator.round, len(models)
-        traffic = ledger.total(kind="RoundStart") + ledger.total(kind="RoundReply")
-        metrics = {
-            **evaluate(self.prepared, [(m.users, m.items) for m in models]),
-            "rounds": rounds,
-            "best_round": coordinator.best_round,
-            "seconds": round_seconds(self.seconds),
-            "bytes": {
-                "up": ledger.total("up"),
-                "down": ledger.total("down"),
-                "per_party_per_round": round(traffic / rounds / count),
-            },
-            "privacy": privacy_report(
+        metrics = figures(
+            self.prepared,
+            models,
+            self.config,
+            ledger,
+            rounds=coordinator.round,
+            best_round=coordinator.best_round,
+            seconds=self.seconds,
+            privacy=privacy_report(
                 self.config,
                 releases=max(self.releases.values()),
                 users=first.data.users,
                 rows=first.projection.rows if first.projection is not None else 0,
                 protected=first.projection.protected if first.projection is not None else True,
                 validations=len(self.history),
+                randomness=SIMULATED,
             ),
-            "public": coordinator.replica.digest(),
-            "data": [{"name": p.party.ratings.name, "notes": list(p.party.ratings.notes)} for p in self.prepared],
-            "config": self.config.fingerprint(),
-            "seed": self.config.seed,
-            "environment": environment(self.device),
-        }
+            digest=coordinator.replica.digest(),
+        )
         run = Run(
             self.config,
             [p.party for p in self.prepared],
@@ -224,22 +216,6 @@ class _Training:
 def party_secret(seed: int, index: int) -> int:
     """The seed of a party's own randomness in a simulation; in a federation a party draws it by itself."""
     return int(np.random.default_rng([seed, 3, index]).integers(2**62))
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the figures were computed on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": name,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def round_seconds(seconds: float) -> float:
-    """Seconds to the millisecond."""
-    return round(seconds, 3)
 
 
 def _claim(folder: Path, overwrite: bool) -> bool:

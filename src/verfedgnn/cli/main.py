@@ -8,8 +8,12 @@ import typer
 from rich.console import Console
 
 import verfedgnn
+from verfedgnn.cli import federation
+from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
+from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
+from verfedgnn.cli.status import status
 from verfedgnn.cli.train import settings_help, train
 from verfedgnn.errors import VerFedGNNError
 
@@ -39,6 +43,9 @@ def root(
 app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.add_typer(federation.app, rich_help_panel="Across organisations")
+for command in (coordinator, party, align, status):
+    app.command(rich_help_panel="Across organisations")(command)
 
 
 def main() -> None:

@@ -121,14 +121,14 @@ def train(
             overrides: dict[str, Any] = parse_settings(set_ or [])
             if seed is not None:
                 overrides["seed"] = seed
-            chosen = build_config(preset=preset or "paper", model=_gnn(model), file=config, overrides=overrides)
+            chosen = build_config(preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides)
             options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
             read = read_parties(
                 data or ["synthetic"],
                 parties=10 if parties is None else parties,
                 seed=chosen.seed,
                 by=by,
-                columns=_columns(columns),
+                columns=parse_columns(columns),
                 **{key: value for key, value in options.items() if value is not None},
             )
             if not quiet:
@@ -201,13 +201,15 @@ class _Halt:
         return self._asked
 
 
-def _gnn(name: str | None) -> Any:
+def parse_gnn(name: str | None) -> Any:
+    """The name of a model, if there is one of that name."""
     if name not in (None, "gcn", "gat", "ggnn"):
         raise ConfigError(f"there is no model '{name}'; there are: gcn, gat, ggnn")
     return name
 
 
-def _columns(text: str | None) -> dict[str, str] | None:
+def parse_columns(text: str | None) -> dict[str, str] | None:
+    """`user=...,item=...` as a mapping."""
     if text is None:
         return None
     pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)

@@ -6,12 +6,17 @@ from typing import Any
 
 from verfedgnn.config import Config
 
+SIMULATED = "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
+SECRET = "each party's own: noise and batches derive from a secret that never leaves it"
 
-def privacy_report(config: Config, *, releases: int, users: int, rows: int, protected: bool, validations: int) -> dict[str, Any]:
+
+def privacy_report(
+    config: Config, *, releases: int, users: int, rows: int, protected: bool, validations: int, randomness: str
+) -> dict[str, Any]:
     """The `privacy` part of metrics.json.
 
     `releases` is how often the busiest party sent gradients; `rows` is q, `protected` whether 2q <= N + 1 in every block;
-    `validations` how often parties reported their validation error.
+    `validations` how often parties reported their validation error; `randomness` where their noise came from.
     """
     return {
         "gradients": _gradients(config, releases),
@@ -22,7 +27,7 @@ def privacy_report(config: Config, *, releases: int, users: int, rows: int, prot
             "guarantee": "none: each party's sum of squared errors and its count, as they are",
         },
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
-        "randomness": "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise",
+        "randomness": randomness,
     }
 
 

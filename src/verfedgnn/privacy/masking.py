@@ -45,12 +45,13 @@ class Masker:
         self._secrets: dict[int, bytes] = {}
 
     def meet(self, index: int, keys: Sequence[str]) -> None:
-        """Take this party's place and everybody's public keys, in order."""
-        self.index = index
-        if keys[index] != self.public or len(set(keys)) != len(keys):
+        """Take this party's place and everybody's public keys, in order; "" for those who are not there."""
+        self.index, self._secrets = index, {}
+        known = [key for key in keys if key]
+        if not 0 <= index < len(keys) or keys[index] != self.public or len(set(known)) != len(known):
             raise ProtocolError("the coordinator hands out keys that are not the parties' own")
         for other, key in enumerate(keys):
-            if other != index:
+            if key and other != index:
                 try:
                     shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
                 except ValueError:
@@ -59,18 +60,23 @@ class Masker:
                 derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 1" + bytes.fromhex(pair))
                 self._secrets[other] = derive.derive(shared)
 
-    def mask(self, values: NDArray[Integer], parties: Sequence[int], *, round: int, trip: int, use: int) -> NDArray[Integer]:
+    def mask(
+        self, values: NDArray[Integer], parties: Sequence[int], *, round: int, trip: int, use: int, attempt: int = 0
+    ) -> NDArray[Integer]:
         """`values` plus this party's masks towards the others of `parties`, modulo 2^bits of their type."""
         flat = np.ascontiguousarray(values).reshape(-1)
         width = flat.dtype.itemsize
         total = flat.view(f"u{width}").copy()
         for other in parties:
             if other != self.index:
-                stream = np.frombuffer(_stream(self._secrets[other], flat.nbytes, round, trip, use), f"<u{width}")
+                if other not in self._secrets:
+                    raise ProtocolError(f"no key is known of party {other}, which is to take part")
+                nonce = struct.pack("<IIHHI", 0, round, trip, use, attempt)
+                stream = np.frombuffer(_stream(self._secrets[other], flat.nbytes, nonce), f"<u{width}")
                 total = total + stream if self.index < other else total - stream
         return total.view(flat.dtype).reshape(values.shape)
 
 
-def _stream(secret: bytes, size: int, round: int, trip: int, use: int) -> bytes:
-    nonce = struct.pack("<IIII", 0, round, trip, use)  # a block counter from 0, then 96 bits that never repeat under a key
+def _stream(secret: bytes, size: int, nonce: bytes) -> bytes:
+    """ChaCha20 under `nonce`: a block counter from 0, then 96 bits that never repeat under a key."""
     return Cipher(ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(size))

@@ -22,12 +22,18 @@ from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
 from verfedgnn.privacy.projection import projected_rows
 from verfedgnn.protocol.codec import pack, packed_size, unpack, whole
+from verfedgnn.protocol.joining import refusal
+from verfedgnn.protocol.membership import Membership
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.state import State, tensor
 
 UPDATE_LOG = 8
 """Rounds whose updates are kept for parties that sat them out; with packed integers, more would outweigh a full copy."""
+
+
+class SumError(ProtocolError):
+    """Masked values that do not cancel; nobody can tell from them whose are wrong."""
 
 
 @dataclass(frozen=True)
@@ -46,47 +52,62 @@ class _Update:
 
 
 class Coordinator:
-    """Runs the rounds. `names` are the parties in the order that fixes every sum."""
+    """Runs the rounds. `names` are the parties in the order that fixes every sum.
 
-    def __init__(self, config: Config, names: Sequence[str], device: torch.device | str = "cpu") -> None:
+    `quorum` is how many must be there for a round (all, unless said); `agreement` and `training` name the federation file and
+    this training where there are several to be confused.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        names: Sequence[str],
+        device: torch.device | str = "cpu",
+        *,
+        quorum: int | None = None,
+        agreement: str | None = None,
+        training: str = "local",
+    ) -> None:
         self.config, self.names, self.device = config, list(names), torch.device(device)
-        self.joined: dict[str, Hello] = {}
+        self.members = Membership(names, len(self.names) if quorum is None else quorum)
+        self.agreement, self.training = agreement, training
         self.began = False
         """Whether all parties have joined once; the replica is there from then on."""
-        self.round, self.trip = 0, 0
+        self.round, self.trip, self.attempt = 0, 0, 0
         self.neighbourhoods: tuple[list[int], NDArray[np.int32]] | None = None
         self.log: deque[_Update] = deque(maxlen=UPDATE_LOG)
         self.seen: dict[str, int] = {}
         """Round of the public parameters each party has."""
+        self.errors: dict[str, tuple[float, int]] = {}
+        """Each party's last validation: squared error and count."""
+        self.digests: dict[int, str] = {}
+        """Hash of the public parameters at each validation."""
         self.best_rmse, self.best_round, self.since_best = math.inf, 0, 0
         self.open_parties: dict[str, RoundStart] = {}
         self.replies: dict[str, RoundReply] = {}
+        self.broken = False
+        """Whether the open trip waits for a party that was lost, so that its sums can never be complete."""
 
-    # -- joining ---------------------------------------------------------------------------------------------------------
+    # -- joining and leaving -------------------------------------------------------------------------------------------------
 
     def hello(self, message: Hello) -> None:
-        """Check a party's first message against what is agreed."""
+        """Check a party's first message against what is agreed, and remember it; `welcome` lets the party in."""
         if message.party not in self.names:
             raise ProtocolError("a party that is not among the expected ones says hello")
-        if message.config != self.config.fingerprint():
-            raise ProtocolError(f"{message.party}: its configuration differs from the shared one; take that one over")
-        for name, other in self.joined.items():
-            if other.users != message.users:
-                raise ProtocolError(
-                    f"{message.party} has {message.users} common users, {name} has {other.users}: align the users again"
-                )
-        if (message.mask_key is None) == self.config.masking:
-            raise ProtocolError(f"{message.party}: its key for masks is missing or not asked for")
-        self.joined[message.party] = message
-        if len(self.joined) == len(self.names) and not self.began:
+        reason = refusal(message, self.config, self.agreement, self.training, self.members.hellos, self.digests)
+        if reason is not None:
+            raise ProtocolError(f"{message.party}: {reason}")
+        self.lost(message.party)
+        self.members.join(message)
+        if self.members.complete and not self.began:
             self._begin()
 
     def _begin(self) -> None:
         self.began = True
-        hellos = [self.joined[name] for name in self.names]
+        hellos = [self.members.hellos[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)
-        if self.config.masking and len(self.active(1)) < 2:
+        if self.config.masking and min(self.active_count, self.members.quorum) < 2:
             raise ConfigError("masking hides nothing with a single active party; use more parties or masking=false")
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
         self.replica = Replica.initial(self.config, self.model, self.items, typical, self.device)
@@ -99,48 +120,84 @@ class Coordinator:
     def welcome(self, name: str) -> Welcome:
         """The answer to a Hello, once all have joined: a full copy of the public parameters."""
         self.seen[name] = self.replica.round
+        self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
             items=self.items,
+            training=self.training,
+            config=self.config.fingerprint(),
             rounds_per_epoch=self.rounds_per_epoch,
-            mask_keys=[self.joined[name].mask_key or "" for name in self.names] if self.config.masking else None,
             round=self.replica.round,
             parameters=self.replica.parameters.cpu().numpy(),
             accumulator=self.replica.accumulator.cpu().numpy(),
+            digest=self.replica.digest(),
+            **self._keys(name),
         )
+
+    def _keys(self, name: str) -> dict[str, Any]:
+        return self.members.news(name) if self.config.masking else {}
+
+    def lost(self, name: str, *, slow: bool = False) -> None:
+        """Go on without a party until it joins again, or, if it is merely slow, until its reply comes."""
+        self.broken = self.broken or name in self.due
+        self.members.lose(name, slow=slow)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a round can be opened: all have joined once, and enough are there."""
+        return self.began and self.members.enough
+
+    @property
+    def due(self) -> list[str]:
+        """Who has not yet replied to the open trip."""
+        return [name for name in self.open_parties if name not in self.replies]
 
     # -- one round ---------------------------------------------------------------------------------------------------------
 
-    def open(self) -> dict[str, RoundStart]:
-        """Start the next trip: what each party is to be told. Parties in the same situation get the same object."""
-        if self.trip == 0:
-            self.round, self.trip = self.round + 1, self.config.exchange.refresh
+    def open(self, without: str | None = None) -> dict[str, RoundStart]:
+        """Start the next trip, or the open one anew if it was not closed: what each party is to be told.
+
+        Parties in the same situation get the same object. `without` leaves one party out of a trip begun anew.
+        """
+        if self.open_parties:
+            self.attempt += 1
         else:
-            self.trip -= 1
-        active = set(self.active(self.round))
+            self.attempt = 0
+            if self.trip == 0:
+                self.round, self.trip = self.round + 1, self.config.exchange.refresh
+            else:
+                self.trip -= 1
+        here = [i for i in self.members.here if self.names[i] != without]
+        self._active = self.active(self.round, here)
         evaluate = self.trip == 0 and (self.round % self.evaluate_every == 0 or self.round == self.rounds)
         refresh = self.trip > 0
-        starts: dict[tuple[int, bool], RoundStart] = {}
-        self.open_parties, self.replies = {}, {}
-        for index, name in enumerate(self.names):
-            works = index in active
+        starts: dict[tuple[Any, ...], RoundStart] = {}
+        self.open_parties, self.replies, self.broken = {}, {}, False
+        for index in here:
+            name, works = self.names[index], index in self._active
             if not works and not evaluate:
                 continue
-            key = (self.seen[name], works)
+            key = (self.seen[name], works, self.members.knowledge(name))
             if key not in starts:
-                starts[key] = self._start(*key, refresh=refresh, evaluate=evaluate)
+                starts[key] = self._start(name, works, refresh=refresh, evaluate=evaluate)
+            self._keys(name)  # it is told, by a message shared with others
             self.open_parties[name] = starts[key]
         return self.open_parties
 
-    def active(self, round: int) -> list[int]:
-        """A_t: the parties that take part in a round, drawn anew each time (Sec. 4.6)."""
-        count = max(1, round_half_up(self.config.training.participation * len(self.names)))
-        if count >= len(self.names):
-            return list(range(len(self.names)))
-        rng = np.random.default_rng([self.config.seed, 2, round])
-        return sorted(rng.choice(len(self.names), count, replace=False).tolist())
+    @property
+    def active_count(self) -> int:
+        """How many parties take part in a round when all are there."""
+        return active_count(self.config, len(self.names))
 
-    def _start(self, seen: int, works: bool, *, refresh: bool, evaluate: bool) -> RoundStart:
+    def active(self, round: int, here: Sequence[int]) -> list[int]:
+        """A_t: the parties of `here` that take part in a round, drawn anew each time (Sec. 4.6)."""
+        if self.active_count >= len(here):
+            return list(here)
+        rng = np.random.default_rng([self.config.seed, 2, round])
+        return sorted(rng.choice(here, self.active_count, replace=False).tolist())
+
+    def _start(self, name: str, works: bool, *, refresh: bool, evaluate: bool) -> RoundStart:
+        seen = self.seen[name]
         missed = [update for update in self.log if update.round > seen]
         # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
         full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
@@ -148,7 +205,8 @@ class Coordinator:
         return RoundStart(
             round=self.round,
             trip=self.trip,
-            active=self.active(self.round),
+            attempt=self.attempt,
+            active=self._active,
             train=works and not refresh,
             exchange=works and self.config.exchange.mode != "none",
             evaluate=evaluate,
@@ -160,14 +218,19 @@ class Coordinator:
             neighbourhoods=total,
             parameters=self.replica.parameters.cpu().numpy() if full else None,
             accumulator=self.replica.accumulator.cpu().numpy() if full else None,
+            **self._keys(name),
         )
 
-    def receive(self, name: str, reply: RoundReply) -> None:
-        """Take a party's reply; what does not fit the open round is refused."""
+    def receive(self, name: str, reply: RoundReply) -> bool:
+        """Take a party's reply; what does not fit the open trip is refused. False: it came too late and is left out."""
+        if (reply.round, -reply.trip, reply.attempt) < (self.round, -self.trip, self.attempt) and name in self.seen:
+            if self.members.back(name):
+                self.seen[name] = min(reply.round, self.replica.round + 1) - 1
+            return False
         start = self.open_parties.get(name)
         if start is None or name in self.replies:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        if (reply.round, reply.trip) != (start.round, start.trip):
+        if (reply.round, reply.trip, reply.attempt) != (start.round, start.trip, start.attempt):
             raise ProtocolError(f"{name}: a reply to round {reply.round}, but round {start.round} is open")
         if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
             raise ProtocolError(f"{name}: the reply does not hold what was asked for")
@@ -184,6 +247,7 @@ class Coordinator:
                 raise ProtocolError(f"{name}: its public parameters differ from the coordinator's; it must rejoin")
         self.seen[name] = self.replica.round
         self.replies[name] = reply
+        return True
 
     @property
     def gradient_form(self) -> tuple[int, type[np.generic]]:
@@ -202,19 +266,26 @@ class Coordinator:
         return self.config.model.layers, rows, self.model.operator.columns
 
     def close(self) -> Closed:
-        """Add up, step the public parameters, judge the validation."""
+        """Add up, step the public parameters, judge the validation.
+
+        `SumError` if masked values do not add up to gradients: the trip can be opened anew, with or without a suspect.
+        """
         replies = [(i, self.replies[name]) for i, name in enumerate(self.names) if name in self.replies]
+        gradients = [(i, reply.gradient) for i, reply in replies if reply.gradient is not None]
+        summed = self._summed([values for _, values in gradients]) if gradients else None
         shared = [(i, reply.neighbourhoods) for i, reply in replies if reply.neighbourhoods is not None]
         if shared:
             total = np.zeros(self.neighbourhood_shape, np.int32)
             for _, values in shared:
                 total += values
             self.neighbourhoods = ([i for i, _ in shared], total)
+        evaluated = any(start.evaluate for start in self.open_parties.values())
+        self.open_parties = {}
         if self.trip > 0:
             return Closed(self.round, None)
-        rmse = self._judge([reply for _, reply in replies]) if any(s.evaluate for s in self.open_parties.values()) else None
-        self._step([(i, reply.gradient) for i, reply in replies if reply.gradient is not None])
-        self.open_parties = {}
+        rmse = self._judge() if evaluated else None
+        assert summed is not None, "somebody trains in every round"
+        self._step([i for i, _ in gradients], summed)
         return Closed(self.round, rmse)
 
     @property
@@ -223,32 +294,32 @@ class Coordinator:
         patience = self.config.training.patience
         return self.round >= self.rounds or (patience > 0 and self.since_best >= patience)
 
-    def _judge(self, replies: Sequence[RoundReply]) -> float:
-        squared = sum(reply.squared_error or 0.0 for reply in replies)
-        rmse = math.sqrt(squared / max(1, sum(reply.count or 0 for reply in replies)))
+    def _judge(self) -> float:
+        """RMSE over everybody's validation ratings; whoever is away counts as at its last validation."""
+        for name, reply in self.replies.items():
+            self.errors[name] = (reply.squared_error or 0.0, reply.count or 0)
+        known = [self.errors[name] for name in self.names if name in self.errors]
+        rmse = math.sqrt(sum(squared for squared, _ in known) / max(1, sum(count for _, count in known)))
+        self.digests[self.round] = self.replica.digest()
         self.since_best += 1
         if rmse < self.best_rmse:
             self.best_rmse, self.best_round, self.since_best = rmse, self.round, 0
             self.best_parameters.copy_(self.replica.parameters)
         return rmse
 
-    def _step(self, gradients: Sequence[tuple[int, NDArray[Any]]]) -> None:
-        parties, size = [i for i, _ in gradients], self.model.size
-        if self.config.gradients.mechanism == "ternary":
-            summed = self._summed([values for _, values in gradients])
-            row: NDArray[Any] = pack(summed, len(self.names))
-            total = torch.from_numpy(summed)
-        else:
-            row = np.zeros(size, np.float32)
-            for _, values in gradients:
-                row += values
-            total = torch.from_numpy(row)
-        self.replica.apply(total.to(self.device), parties, self.round)
+    def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
+        row = pack(summed, len(self.names)) if self.config.gradients.mechanism == "ternary" else summed
+        self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round)
         self.log.append(_Update(self.round, parties, row))
 
-    def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[np.int32]:
-        """The sum of ternary gradients; of masked ones only this is ever known."""
+    def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """The sum of protected gradients, in the order of the parties; of masked ones only this is ever known."""
         size, kind = self.gradient_form
+        if self.config.gradients.mechanism != "ternary":
+            total = np.zeros(size, np.float32)
+            for values in gradients:
+                total += values
+            return total
         if not self.config.masking:
             signs = np.zeros(self.model.size, np.int32)
             for packed in gradients:
@@ -258,7 +329,7 @@ class Coordinator:
         for masked in gradients:
             total += masked
         if np.abs(total.astype(np.int32)).max(initial=0) > len(gradients):
-            raise ProtocolError("the masked sum is out of range: a party left the trip, or sent something else than a gradient")
+            raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
         return total.astype(np.int32)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -270,8 +341,12 @@ class Coordinator:
         state.arrays["best"] = self.best_parameters.cpu().numpy()
         state.arrays |= {f"update.{i}": update.row for i, update in enumerate(self.log)}
         state.values = {
+            "training": self.training,
             "round": self.round,
             "seen": self.seen,
+            "hellos": [self.members.hellos[name].model_dump_json(exclude={"mask_key", "mask_signature"}) for name in self.names],
+            "errors": self.errors,
+            "digests": list(self.digests.items()),
             "best": [self.best_rmse if self.best_round else None, self.best_round, self.since_best],
             "updates": [[update.round, update.parties] for update in self.log],
             "neighbourhood_parties": None,
@@ -281,12 +356,17 @@ class Coordinator:
         return state
 
     def restore(self, state: State) -> None:
-        """Continue from a checkpoint; all parties must have said hello."""
+        """Continue from a checkpoint; parties that have not joined yet join as those who come back."""
         values = state.values
-        self.round = values["round"]
+        if not self.began:
+            self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
+            self._begin()
+        self.training, self.round = values["training"], values["round"]
         self.replica.load(state.arrays["parameters"], state.arrays["accumulator"], self.round)
         self.best_parameters = tensor(state.arrays["best"], self.device)
         self.seen = dict(values["seen"])
+        self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
+        self.digests = dict(values["digests"])
         rmse, self.best_round, self.since_best = values["best"]
         self.best_rmse = math.inf if rmse is None else rmse
         self.log.extend(_Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"]))
@@ -295,7 +375,13 @@ class Coordinator:
 
     def finish(self) -> Finish:
         """The last message."""
-        return Finish(round=self.round, best_round=self.best_round)
+        parameters = self.best_parameters.cpu().numpy()
+        return Finish(round=self.round, best_round=self.best_round, parameters=parameters)
+
+
+def active_count(config: Config, parties: int) -> int:
+    """How many of `parties` take part in a round (Sec. 4.6)."""
+    return max(1, round_half_up(config.training.participation * parties))
 
 
 def round_half_up(value: float) -> int:

@@ -18,18 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.errors import ConfigError, DivergedError, ProtocolError
+from verfedgnn.errors import DivergedError, ProtocolError, RunError
 from verfedgnn.gnn.model import Model, upper_quarter
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.privacy.projection import Identity, Projection
 from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack, whole
-from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.exchange import make_projection
+from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.optimizer import step
-from verfedgnn.protocol.replica import Replica, participation_scale
+from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
 from verfedgnn.protocol.state import EvaluatedModel, State, tensor
 from verfedgnn.protocol.step import Outcome, Pairs, Work, compute
+from verfedgnn.protocol.terms import LOCAL, Terms, check_start, check_welcome
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,25 @@ class PartyInput:
     valid: Pairs
 
 
+@dataclass(frozen=True)
+class _Before:
+    """The private state before a trip, to which a trip begun anew goes back."""
+
+    round: int
+    trip: int
+    items: Tensor
+    accumulator: Tensor
+    own: NDArray[np.int32] | None
+
+
 class Party:
     """One organisation. `secret` seeds its noise, its batches and its initial items, and is nobody else's business."""
 
-    def __init__(self, data: PartyInput, config: Config, secret: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, data: PartyInput, config: Config, secret: int, device: torch.device | str = "cpu", terms: Terms = LOCAL
+    ) -> None:
         self.data, self.config, self.secret, self.device = data, config, secret, torch.device(device)
+        self.terms = terms
         self.model = Model(config.model, data.users)
         threshold = config.model.threshold
         self.threshold = upper_quarter(data.scale) if threshold is None else threshold
@@ -60,17 +76,32 @@ class Party:
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
         """The same of the best evaluation."""
-        self.masker = Masker() if config.masking else None
+        self.public: Tensor | None = None
+        """Public parameters of the kept model, once training is over."""
+        self.training: str | None = None
+        """The training this party takes part in."""
+        self.checked: tuple[int, str] | None = None
+        """The last validation whose public parameters were found to be the coordinator's: round and hash."""
+        self._announced: tuple[int, str] | None = None
+        self.masker: Masker | None = None
+        self._last = (0, 0, 0)
+        """Round, trip (negated) and attempt of the last trip; none is taken twice, so no mask is used twice."""
+        self._before: _Before | None = None
         self._shuffled: tuple[int, Pairs] | None = None
         self.replica: Replica
         self.projection: Projection | Identity | None
-        self.graph: Graph
+        self.graph: Graph | None = None
 
     def _rng(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.secret, *purpose])
 
     def hello(self) -> Hello:
-        """The first message of a party."""
+        """The first message of every stay, with a mask key of its own."""
+        terms, key, signature = self.terms, None, None
+        if self.config.masking:
+            self.masker = Masker()
+            key = self.masker.public
+            signature = None if terms.vouching is None else terms.vouching.sign("mask", key)
         return Hello(
             party=self.data.name,
             users=self.data.users,
@@ -78,49 +109,79 @@ class Party:
             ratings=len(self.data.train),
             scale=self.data.scale,
             config=self.config.fingerprint(),
-            mask_key=None if self.masker is None else self.masker.public,
+            agreement=terms.agreement,
+            alignment=terms.alignment,
+            training=self.training,
+            round=self.checked[0] if self.checked else 0,
+            digest=self.checked[1] if self.checked else None,
+            mask_key=key,
+            mask_signature=signature,
         )
 
     def welcome(self, message: Welcome, replica: Replica | None = None, projection: Projection | Identity | None = None) -> None:
         """Take the coordinator's answer; on one machine, parties are handed one shared replica and projection."""
-        self.index, self.rounds_per_epoch = message.index, message.rounds_per_epoch
-        self.all_items = message.items
-        if self.masker is not None:
-            self.masker.meet(message.index, message.mask_keys or [])
+        check_welcome(message, self.config, self.model, self.data.items, self.training)
+        self.index, self.rounds_per_epoch, self.training = message.index, message.rounds_per_epoch, message.training
+        self.all_items, self._last = message.items, (0, 0, 0)
+        self._meet(message)
         if replica is None:
             parameters = torch.from_numpy(message.parameters.copy()).to(self.device)
             accumulator = torch.from_numpy(message.accumulator.copy()).to(self.device)
             replica = Replica(self.config, self.model, message.items, parameters, accumulator, message.round)
+            if replica.digest() != message.digest:
+                raise ProtocolError(f"{self.data.name}: the public parameters received are not those the coordinator announced")
         self.replica = replica
-        self.projection = projection or make_projection(self.config, self.data.users, self.device)
+        if self.graph is None:
+            self.projection = projection or make_projection(self.config, self.data.users, self.device)
+            self.graph = self._graph(sum(message.items) / self.data.items)
+
+    def _meet(self, message: Welcome | RoundStart) -> None:
+        """Take the others' mask keys, if there are new ones, once it is sure whose they are."""
+        if self.masker is None or message.mask_keys is None:
+            return
+        keys, signatures = message.mask_keys, message.mask_signatures or []
+        if len(keys) != len(self.all_items) or (signatures and len(signatures) != len(keys)):
+            raise ProtocolError(f"{self.data.name}: {len(keys)} mask keys for {len(self.all_items)} parties")
+        if self.terms.vouching is not None:
+            for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
+                if key:
+                    self.terms.vouching.check("mask", party, key, signature)
+        self.masker.meet(self.index, keys)
+
+    def _graph(self, ratio: float) -> Graph:
         train = self.data.train
         neighbour = (train.rating >= self.threshold).cpu().numpy()
-        self.graph = graph_to(
-            party_graph(
-                train.user.cpu().numpy()[neighbour],
-                train.item.cpu().numpy()[neighbour],
-                users=self.data.users,
-                items=self.data.items,
-                ratio=sum(message.items) / self.data.items,
-            ),
-            self.device,
+        graph = party_graph(
+            train.user.cpu().numpy()[neighbour],
+            train.item.cpu().numpy()[neighbour],
+            users=self.data.users,
+            items=self.data.items,
+            ratio=ratio,
         )
+        return graph_to(graph, self.device)
 
-    def handle(self, message: Message) -> RoundReply | None:
-        """One message in, one out (none after Finish)."""
+    def handle(self, message: Message) -> RoundReply | Finished:
+        """One message in, one out."""
         if isinstance(message, Finish):
-            self.finish(message)
-            return None
+            return self.finish(message)
         if not isinstance(message, RoundStart):
             raise ProtocolError(f"{self.data.name}: a {type(message).__name__} makes no sense here")
         work = self.begin(message)
+        assert self.graph is not None
         (outcome,) = compute(self.model, self.graph, self.replica.parameters, self.projection, [work])
         return self.end(message, outcome)
 
     def begin(self, message: RoundStart) -> Work:
         """Apply what changed and gather what the computation needs."""
+        trip = (message.round, -message.trip, message.attempt)
+        if trip <= self._last:
+            raise ProtocolError(f"{self.data.name}: round {message.round} is started a second time")
+        check_start(message, self.config, self.model, len(self.all_items), self.index, self.terms.smallest)
+        self._last = trip
+        self._meet(message)
         self._keep(message.best_round)
         self._update(message)
+        self._go_back_or_remember(message)
         return Work(
             items=self.items,
             others=self._others(message),
@@ -129,9 +190,17 @@ class Party:
             exchange=message.exchange,
         )
 
+    def _go_back_or_remember(self, message: RoundStart) -> None:
+        """A trip begun anew starts from where its first attempt did."""
+        before = self._before
+        if before is not None and (before.round, before.trip) == (message.round, message.trip):
+            self.items, self.accumulator, self.own = before.items.clone(), before.accumulator.clone(), before.own
+        else:
+            self._before = _Before(message.round, message.trip, self.items.clone(), self.accumulator.clone(), self.own)
+
     def end(self, message: RoundStart, outcome: Outcome) -> RoundReply:
         """Step the private parameters and say what may be said."""
-        reply: dict[str, Any] = {"round": message.round, "trip": message.trip}
+        reply: dict[str, Any] = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
         if message.evaluate:
             assert outcome.users is not None
             assert outcome.items is not None
@@ -142,6 +211,7 @@ class Party:
                 "count": len(self.data.valid),
                 "digest": self.replica.digest(),
             }
+            self._announced = (message.round, self.replica.digest())
         if outcome.neighbourhoods is not None:
             self.own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
             reply["neighbourhoods"] = self._masked(self.own, message, NEIGHBOURHOOD)
@@ -153,26 +223,61 @@ class Party:
             reply["gradient"] = self._protected(outcome.public_gradient, message)
         return RoundReply(**reply)
 
-    def finish(self, message: Finish) -> None:
-        """The end: keep the last evaluation if it was the best."""
+    def finish(self, message: Finish) -> Finished:
+        """The end: keep the public parameters of the best validation, and the model that goes with them."""
         self._keep(message.best_round)
+        if message.parameters.shape != (self.model.size,):
+            raise ProtocolError(f"{self.data.name}: the public parameters received have another size than the model's")
+        self.public = tensor(message.parameters, self.device)
+        if self.best is None or self.best[0] != message.best_round:
+            self.best = (message.best_round, self._evaluated(self.public))
+        return Finished(digest=parameters_digest(self.public))
 
-    def state(self) -> State:
-        """Everything private that training changed."""
-        state = State({"items": self.items.cpu().numpy(), "accumulator": self.accumulator.cpu().numpy()})
+    def _evaluated(self, public: Tensor) -> dict[str, Tensor]:
+        """The model of `public` and the items as they are, for a party that was away when it was validated."""
+        work = Work(items=self.items, others=None, batch=None, valid=self.data.valid, exchange=False)
+        assert self.graph is not None
+        (outcome,) = compute(self.model, self.graph, public, self.projection, [work])
+        assert outcome.users is not None
+        assert outcome.items is not None
+        return {"users": outcome.users, "items": outcome.items, "embeddings": self.items.clone()}
+
+    def models(self) -> State:
+        """The models it evaluated and may have to keep: large, and new only after a validation."""
+        state = State()
         state.put_model("candidate", self.candidate)
         state.put_model("best", self.best)
-        if self.own is not None:
-            state.arrays["own"] = self.own
         return state
 
-    def restore(self, state: State) -> None:
+    def state(self) -> State:
+        """Everything else private that training changed."""
+        state = State({"items": self.items.cpu().numpy(), "accumulator": self.accumulator.cpu().numpy()})
+        state.values |= {"training": self.training, "checked": self.checked, "before": None}
+        if self.own is not None:
+            state.arrays["own"] = self.own
+        before = self._before
+        if before is not None:
+            state.values["before"] = [before.round, before.trip]
+            state.arrays |= {"before.items": before.items.cpu().numpy(), "before.accumulator": before.accumulator.cpu().numpy()}
+            if before.own is not None:
+                state.arrays["before.own"] = before.own
+        return state
+
+    def restore(self, state: State, models: State) -> None:
         """Continue from a checkpoint."""
-        self.items = tensor(state.arrays["items"], self.device)
-        self.accumulator = tensor(state.arrays["accumulator"], self.device)
-        self.candidate = state.get_model("candidate", self.device)
-        self.best = state.get_model("best", self.device)
-        self.own = state.arrays.get("own")
+        arrays, values = state.arrays, state.values
+        if arrays["items"].shape != self.items.shape:
+            had, has = len(arrays["items"]), len(self.items)
+            raise RunError(f"the checkpoint has {had:,} items, the ratings have {has:,}; give the same data")
+        self.items, self.accumulator = tensor(arrays["items"], self.device), tensor(arrays["accumulator"], self.device)
+        self.candidate, self.best = models.get_model("candidate", self.device), models.get_model("best", self.device)
+        self.own = arrays.get("own")
+        self.training = values["training"]
+        self.checked = None if values["checked"] is None else (values["checked"][0], values["checked"][1])
+        if values["before"] is not None:
+            items, accumulator = tensor(arrays["before.items"], self.device), tensor(arrays["before.accumulator"], self.device)
+            round, trip = values["before"]
+            self._before = _Before(round, trip, items, accumulator, arrays.get("before.own"))
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
@@ -191,18 +296,23 @@ class Party:
         return self._shuffled[1].take(slice(start, stop))
 
     def _update(self, message: RoundStart) -> None:
+        if self._announced is not None and self._announced[0] < message.round:
+            self.checked = self._announced  # the coordinator compared it, or there would be no next round
         if message.parameters is not None and message.accumulator is not None:
             if self.replica.round < message.round - 1:
                 self.replica.load(message.parameters, message.accumulator, message.round - 1)
         elif message.updates is not None:
-            size = self.model.size
+            size, count = self.model.size, len(self.all_items)
             ternary = self.config.gradients.mechanism == "ternary"
             for offset, (parties, row) in enumerate(zip(message.update_parties, message.updates, strict=True)):
-                if message.updates_from + offset <= self.replica.round:
+                number = message.updates_from + offset
+                if number <= self.replica.round:
                     continue
-                values = unpack(row, len(self.all_items), size) if ternary else row
+                if number != self.replica.round + 1:
+                    break
+                values = unpack(row, count, size) if ternary else row
                 total = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
-                self.replica.apply(total, parties, message.updates_from + offset)
+                self.replica.apply(total, parties, number)
         if self.replica.round != message.round - 1:
             raise ProtocolError(
                 f"{self.data.name}: the coordinator starts round {message.round} but the public parameters here are of round "
@@ -219,7 +329,7 @@ class Party:
         total = message.neighbourhoods
         if self.index in message.neighbourhood_parties:
             if self.own is None:
-                raise ProtocolError(f"{self.data.name}: the sum holds neighbourhoods that were never sent from here")
+                return None  # sent before this party lost its memory; the next sum will do
             total = total - self.own
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
         return torch.from_numpy(from_fixed(total)).to(self.device).mul_(scale)
@@ -235,27 +345,5 @@ class Party:
     def _masked(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
         if self.masker is None:
             return values
-        return self.masker.mask(values, message.active, round=message.round, trip=message.trip, use=use)
-
-
-def make_projection(config: Config, users: int, device: torch.device | str) -> Projection | Identity | None:
-    """The exchange's projection; None when nothing is exchanged."""
-    exchange = config.exchange
-    if exchange.mode == "none":
-        return None
-    if exchange.mode == "exact":
-        return Identity(users)
-    projection = Projection(
-        users,
-        ratio=exchange.ratio,
-        block=exchange.block,
-        seed=config.seed,
-        reconstruction=exchange.reconstruction,
-        device=device,
-    )
-    if not projection.protected and "projection" not in config.unprotected:
-        raise ConfigError(
-            f"a projection of {users:,} common user(s) with exchange.ratio = {exchange.ratio:g} hides nothing; "
-            "use more users, or ask for it with --set unprotected=projection"
-        )
-    return projection
+        about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
+        return self.masker.mask(values, message.active, use=use, **about)

@@ -57,9 +57,13 @@ class Replica:
     def digest(self) -> str:
         """Hash of the parameters, 16 hex digits; computed once a round."""
         if self._digest is None or self._digest[0] != self.round:
-            data = self.parameters.cpu().numpy()
-            self._digest = (self.round, hashlib.sha256(data.tobytes()).hexdigest()[:16])
+            self._digest = (self.round, parameters_digest(self.parameters))
         return self._digest[1]
+
+
+def parameters_digest(parameters: Tensor) -> str:
+    """Hash of flat parameters, 16 hex digits."""
+    return hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from verfedgnn.graph import Graph, stack_graphs
 from verfedgnn.protocol.coordinator import Closed, Coordinator
+from verfedgnn.protocol.exchange import make_projection
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
-from verfedgnn.protocol.party import Party, make_projection
+from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.step import compute
 
@@ -56,13 +57,13 @@ class LocalRuntime:
         """Tell the parties that training is over."""
         for name, message in self._down(dict.fromkeys(self.parties, self.coordinator.finish())).items():
             assert isinstance(message, Finish)
-            self.parties[name].finish(message)
+            self._up(name, self.parties[name].finish(message))
 
     def _replies(self, starts: dict[str, Message]) -> dict[str, RoundReply]:
         messages = {name: start for name, start in starts.items() if isinstance(start, RoundStart)}
         if not self.stack:
             replies = {name: self.parties[name].handle(start) for name, start in messages.items()}
-            return {name: reply for name, reply in replies.items() if reply is not None}
+            return {name: reply for name, reply in replies.items() if isinstance(reply, RoundReply)}
         parties = [self.parties[name] for name in messages]
         works = [party.begin(messages[party.data.name]) for party in parties]
         first, graph = parties[0], self._graph(tuple(messages))
@@ -71,7 +72,8 @@ class LocalRuntime:
 
     def _graph(self, names: tuple[str, ...]) -> Graph:
         if self._stacked is None or self._stacked[0] != names:
-            self._stacked = (names, stack_graphs([self.parties[name].graph for name in names]))
+            graphs = [self.parties[name].graph for name in names]
+            self._stacked = (names, stack_graphs([graph for graph in graphs if graph is not None]))
         return self._stacked[1]
 
     def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:

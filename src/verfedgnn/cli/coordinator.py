@@ -1,0 +1,61 @@
+"""`verfedgnn coordinator`: the side that adds up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from verfedgnn.cli.federation import COORDINATOR_KEY
+from verfedgnn.cli.service import (
+    Device,
+    Every,
+    LogFormat,
+    Quiet,
+    Status,
+    Threads,
+    address,
+    begin,
+    connected,
+    make_watch,
+    stopping,
+)
+from verfedgnn.errors import ConfigError
+from verfedgnn.federation.agreement import FILE, load_agreement
+from verfedgnn.federation.coordinator import CoordinatorService
+from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.log import tell
+
+
+def coordinator(
+    folder: Annotated[Path, typer.Argument(help="The folder that `federation init` made.")],
+    out: Annotated[Path | None, typer.Option(help="The run folder; what is there is continued. Unset: run, in FOLDER.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on; unset: the agreed port, all addresses.")] = None,
+    status: Status = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.")] = None,
+    checkpoint_every: Every = 1,
+    device: Device = "cpu",
+    threads: Threads = 1,
+    log: LogFormat = "text",
+    quiet: Quiet = False,
+) -> None:
+    """Run a federation's coordinator: wait for the parties, align their users, train, hand out the result."""
+    begin(log, quiet, threads)
+    agreement = load_agreement(folder / FILE)
+    key = folder / COORDINATOR_KEY
+    identity = Identity(agreement, key)
+    if not identity.is_coordinator:
+        raise ConfigError(f"{key} is not the coordinator's key of {FILE}; make a new one with `verfedgnn federation renew`")
+    if len(agreement.parties) < 2:
+        raise ConfigError("the roster has fewer than two parties; approve their requests with `verfedgnn federation approve`")
+    run, here = out or folder / "run", address(listen, "--listen") or ("0.0.0.0", agreement.port)
+    watch = make_watch(run, status, tensorboard)
+    with stopping() as stop, connected(identity, here) as transport:
+        service = CoordinatorService(agreement, transport, run, watch, checkpoint_every=checkpoint_every, device=device)
+        tell("listening", address=f"{here[0]}:{here[1]}")
+        service.run(stop)
+    watch.close()
+    if not quiet:
+        Console().print(f"public parameters: {run}/model; each party has its own model", highlight=False, soft_wrap=True)

@@ -1,0 +1,158 @@
+"""`verfedgnn party` and `verfedgnn align`: an organisation's own side of a federation."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from verfedgnn.cli.service import (
+    DATA,
+    RUN,
+    Device,
+    Every,
+    FederationFile,
+    KeyFile,
+    LogFormat,
+    Quiet,
+    Status,
+    Threads,
+    begin,
+    connected,
+    make_watch,
+    member,
+    stopping,
+)
+from verfedgnn.cli.show import run_table
+from verfedgnn.cli.train import parse_columns
+from verfedgnn.data import Ratings, read_ratings
+from verfedgnn.errors import ConfigError
+from verfedgnn.federation.align import align as align_users
+from verfedgnn.federation.folder import PartyFolder
+from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.link import Link
+from verfedgnn.federation.log import tell, warn
+from verfedgnn.federation.party import PartyService, Realign
+from verfedgnn.prepare import prepare
+from verfedgnn.privacy.alignment import Each, workers
+from verfedgnn.run import Run
+
+RatingsFile = Annotated[str | None, typer.Option("--ratings", help="Your ratings: a file or folder.", rich_help_panel=DATA)]
+Columns = Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...", rich_help_panel=DATA)]
+Duplicates = Annotated[
+    str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.", rich_help_panel=DATA)
+]
+Scale = Annotated[str | None, typer.Option(help="Lowest and highest rating, as 1,5; unset: as found.", rich_help_panel=DATA)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Your run folder; what is there is continued. Unset: run, beside the key.", rich_help_panel=RUN),
+]
+Processes = Annotated[int, typer.Option(help="Processes that align users by ecdh; 0: one per core.", min=0, rich_help_panel=RUN)]
+
+
+def party(
+    federation: FederationFile,
+    ratings: RatingsFile = None,
+    key: KeyFile = None,
+    out: Out = None,
+    columns: Columns = None,
+    duplicates: Duplicates = None,
+    scale: Scale = None,
+    status: Status = None,
+    checkpoint_every: Every = 1,
+    device: Device = "cpu",
+    threads: Threads = 1,
+    processes: Processes = 0,
+    log: LogFormat = "text",
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print metrics.json on one line at the end.", rich_help_panel=RUN)
+    ] = False,
+) -> None:
+    """Run your side of a federation: align users, train with the others, end with a model of your own."""
+    begin(log, quiet, threads)
+    identity = member(federation, key)
+    store = PartyFolder(out or identity.key_file.parent / "run", identity)
+    if store.finished:
+        tell("this run is finished already", run=str(store.folder))
+        _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
+        return
+    table = None if store.begun and ratings is None else _read(ratings, columns, duplicates, scale)
+    watch = make_watch(store.folder, status)
+    with stopping() as stop, connected(identity) as transport, workers(processes or os.cpu_count() or 1) as each:
+        link = Link(identity, transport, stop)
+        while True:
+            if not store.begun:
+                table = table or _read(ratings, columns, duplicates, scale)
+                _align(identity, store, link, table, each)
+            try:
+                service = PartyService(identity, store, link, watch, checkpoint_every=checkpoint_every, device=device)
+                run = service.run()
+                break
+            except Realign:
+                warn("another party came without aligned users: aligning again")
+                store.clear()
+    watch.close()
+    _show(run, store.folder, as_json=as_json, quiet=quiet)
+
+
+def align(
+    federation: FederationFile,
+    ratings: RatingsFile = None,
+    key: KeyFile = None,
+    out: Out = None,
+    columns: Columns = None,
+    duplicates: Duplicates = None,
+    scale: Scale = None,
+    processes: Processes = 0,
+    log: LogFormat = "text",
+    quiet: Quiet = False,
+) -> None:
+    """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
+    begin(log, quiet, 1)
+    identity = member(federation, key)
+    store = PartyFolder(out or identity.key_file.parent / "run", identity)
+    if store.trained:
+        raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
+    table = _read(ratings, columns, duplicates, scale)
+    with stopping() as stop, connected(identity) as transport, workers(processes or os.cpu_count() or 1) as each:
+        users = _align(identity, store, Link(identity, transport, stop), table, each)
+    Console().print(f"{users:,} common users, stored in {store.folder}", highlight=False, soft_wrap=True)
+
+
+def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, each: Each) -> int:
+    data, name = align_users(table, identity, link, each)
+    (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
+    store.begin(prepared, name)
+    return data.ratings.n_users
+
+
+def _read(ratings: str | None, columns: str | None, duplicates: str | None, scale: str | None) -> Ratings:
+    if ratings is None:
+        raise ConfigError("give your ratings with --ratings FILE")
+    options: dict[str, Any] = {"columns": parse_columns(columns)}
+    if duplicates is not None:
+        options["duplicates"] = duplicates
+    if scale is not None:
+        try:
+            low, high = (float(part) for part in scale.split(","))
+        except ValueError:
+            raise ConfigError(f"--scale takes the lowest and the highest rating, as 1,5, not '{scale}'") from None
+        options["scale"] = (low, high)
+    return read_ratings(ratings, **options)
+
+
+def _show(run: Run, folder: Path, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(run.metrics))
+    elif not quiet:
+        console = Console()
+        console.print(run_table(run.metrics))
+        user = run.parties[0].ratings.user_ids[0]
+        console.print(f"next: {sys.argv[0]} recommend {folder} --user {user}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,62 @@
+"""`verfedgnn status`: a look at a coordinator or a party while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verfedgnn.errors import RunError
+from verfedgnn.federation.watch import shown
+
+_STALE_SECONDS = 30
+
+
+def status(
+    where: Annotated[str, typer.Argument(help="A run folder, the folder it is in, or http://HOST:PORT of a --status page.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON on one line.")] = False,
+) -> None:
+    """Show rounds, validation RMSE, parties, bytes and the time left of a coordinator or a party."""
+    found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    console = Console()
+    table = Table("", "", show_header=False, box=None)
+    for label, key in (
+        ("federation", "federation"), ("role", "role"), ("training", "training"), ("state", "state"), ("round", "round"),
+        ("of", "rounds"), ("validation RMSE", "valid_rmse"), ("best", "best_rmse"), ("seconds a round", "seconds_per_round"),
+        ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
+    ):  # fmt: skip
+        table.add_row(label, shown(found, key))
+    console.print(table)
+    parties = Table("party", "", "MB up", "MB down", "refused")
+    for name, about in found.get("parties", {}).items():
+        state = "here" if about["here"] else "slow" if about.get("slow") else "away"
+        parties.add_row(name, state, f"{about['up'] / 1e6:,.1f}", f"{about['down'] / 1e6:,.1f}", str(about.get("refused", 0)))
+    console.print(parties)
+    age = time.time() - found.get("updated", 0)
+    if age > _STALE_SECONDS and found.get("state") != "finished":
+        console.print(f"[bold]this was {age:,.0f} s ago: the process is not running, or hangs[/]")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    for place in (folder / "status.json", folder / "run" / "status.json"):
+        if place.is_file():
+            return dict(json.loads(place.read_text("utf-8")))
+    raise RunError(f"there is no status in {folder}; give the run folder of a coordinator or party that was started")
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(url.rstrip("/") + "/status.json", timeout=5) as answer:
+            return dict(json.loads(answer.read(1 << 20)))
+    except (urllib.error.URLError, ValueError, OSError) as error:
+        raise RunError(f"no status at {url} ({getattr(error, 'reason', error)}); is it started with --status?") from None

@@ -1,0 +1,310 @@
+"""Keys and certificates: ECDSA P-256 throughout, under one authority that the coordinator runs.
+
+A key is made on the machine where it stays; what travels is a request for a certificate, and the certificate. Both are PEM text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from verfedgnn.errors import ConfigError
+
+Key = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+
+COORDINATOR = "server"
+"""The coordinator's name in its certificate; no party may have it."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_SKEW = timedelta(hours=1)
+"""A new certificate is valid this long already, for machines whose clocks are behind."""
+
+
+class CertificateError(ConfigError, ValueError):
+    """A key, request or certificate cannot be used; also a ValueError, so that a model being validated reports it."""
+
+
+class Request(NamedTuple):
+    """What a request for a certificate is asked for; the rest of it is never looked at."""
+
+    name: str
+    key: PublicKey
+
+
+def check_name(name: str) -> str:
+    """`name`, if it can stand in a certificate, a file name and a log line."""
+    if not _NAME.fullmatch(name) or name == "unset":  # "unset" is how our TOML files spell null
+        raise CertificateError(
+            f"{name[:80]!a} cannot be a name; use 1 to 63 letters, digits, - and _, with a letter or digit in front"
+        )
+    return name
+
+
+def new_key() -> Key:
+    """A fresh private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: Key) -> bytes:
+    """A private key as a file holds it. It is not encrypted: a coordinator or party must start without anybody at hand."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """A new file that nobody but its owner could read at any moment."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise CertificateError(f"{path} exists already and is not overwritten; move it away or choose another folder") from None
+    except OSError as error:
+        raise CertificateError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise CertificateError(f"cannot write {path}: {error.strerror or error}; make room or choose another folder") from None
+
+
+def read_key(path: Path) -> Key:
+    """A private key from its file, unless others may read it too."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            data = file.read()
+    except OSError as error:
+        raise CertificateError(f"cannot read the key {path}: {error.strerror or error}") from None
+    if mode & 0o077 and os.name == "posix":
+        raise CertificateError(
+            f"the key {path} is open to other users of this machine (mode {mode:04o}); close it with `chmod 600 {path}`, "
+            "and replace it if somebody may have read it"
+        )
+    try:
+        key = load_pem_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise CertificateError(f"{path} holds no private key in plain PEM; give the file that verfedgnn wrote") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise CertificateError(f"the key {path} is of another kind than ECDSA P-256; give the file that verfedgnn wrote")
+    return key
+
+
+def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
+    """The key and self-signed certificate of a federation's authority; it can sign members, but no further authorities."""
+    key = new_key()
+    # the organisation keeps it apart from a party of the same name
+    organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
+    subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
+    certificate = (
+        _builder(subject, subject, key.public_key(), _now() + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, SHA256())
+    )
+    return key, _pem(certificate)
+
+
+def request(key: Key, name: str) -> str:
+    """A request for a certificate of `name`, signed with the key it is for."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
+    return _pem(x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, SHA256()))
+
+
+def read_request(csr_pem: str) -> Request:
+    """Name and public key of a request whose sender holds the private key."""
+    if "PRIVATE KEY" in csr_pem:
+        raise CertificateError(
+            "this is a private key, which must never leave its machine; the request is the file ending in .csr"
+        )
+    try:
+        csr = x509.load_pem_x509_csr(csr_pem.encode())
+        key, names, signed = csr.public_key(), _common_names(csr.subject), csr.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        raise CertificateError(
+            "this is no certificate request in PEM; the party makes one with `verfedgnn federation join-request`"
+        ) from None
+    if not signed:
+        raise CertificateError("the request is not signed with the key it is for; ask the party for a new one")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise CertificateError("the request is for another kind of key than ECDSA P-256; use `verfedgnn federation join-request`")
+    if len(names) != 1:
+        raise CertificateError(f"the request has {len(names)} names instead of one; use `verfedgnn federation join-request`")
+    return Request(check_name(names[0]), key)
+
+
+def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool = False) -> str:
+    """The authority's certificate for a request: its public key and its name; what else it asks for is not granted."""
+    authority = read_certificate(ca_cert, "the authority")
+    if not same_key(ca_key, ca_cert):
+        raise CertificateError("the authority's key does not belong to its certificate; use the two files of one federation")
+    if authority.not_valid_after_utc <= _now():
+        until = day(authority.not_valid_after_utc)
+        raise CertificateError(f"the authority was valid until {until}; begin a new one with `verfedgnn federation init`")
+    asked = read_request(csr_pem)
+    if not server and asked.name.lower() == COORDINATOR:
+        raise CertificateError(f"'{asked.name}' is kept for the coordinator; the party must choose another name")
+    if server and asked.name != COORDINATOR:
+        raise CertificateError(f"the coordinator's certificate is for '{COORDINATOR}', not for '{asked.name}'")
+    end = min(_now() + timedelta(days=days), authority.not_valid_after_utc)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name)])
+    role = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    certificate = (
+        _builder(subject, authority.subject, asked.key, end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([role]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(asked.name)]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, SHA256())
+    )
+    return _pem(certificate)
+
+
+def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
+    """The one certificate in `pem`; `whose` it is goes into the error."""
+    try:
+        found = x509.load_pem_x509_certificates(pem.encode())
+        keys = [certificate.public_key() for certificate in found]
+    except (ValueError, UnsupportedAlgorithm):
+        raise CertificateError(
+            f"the certificate of {whose} cannot be read; get federation.toml anew from the coordinator"
+        ) from None
+    if len(found) != 1 or not isinstance(keys[0], ec.EllipticCurvePublicKey) or not isinstance(keys[0].curve, ec.SECP256R1):
+        raise CertificateError(f"the certificate of {whose} must be a single one with an ECDSA P-256 key; make it with verfedgnn")
+    return found[0]
+
+
+def plain_pem(pem: str, whose: str = "this member") -> str:
+    """The certificate in `pem` and nothing else that may stand around it."""
+    return _pem(read_certificate(pem, whose))
+
+
+def certificate_name(pem: str, whose: str = "this member") -> str:
+    """The name a certificate is for."""
+    certificate = read_certificate(pem, whose)
+    names: list[str] = []
+    with suppress(ValueError):
+        names = _common_names(certificate.subject)
+    if len(names) != 1:
+        raise CertificateError(f"the certificate of {whose} is not for one name; make it with verfedgnn")
+    return names[0]
+
+
+def issued_by(pem: str, authority: str) -> bool:
+    """Whether `authority` signed this certificate."""
+    try:
+        read_certificate(pem).verify_directly_issued_by(read_certificate(authority, "the authority"))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def same_key(key: Key, cert: str) -> bool:
+    """Whether the certificate is for this private key."""
+    return key_fingerprint(key) == key_fingerprint(_public_key(cert))
+
+
+def sign(key: Key, data: bytes) -> bytes:
+    """An ECDSA signature over SHA-256 of `data`."""
+    return key.sign(data, ec.ECDSA(SHA256()))
+
+
+def verify(cert_pem: str, signature: bytes, data: bytes) -> bool:
+    """Whether the holder of the certificate's key signed `data`."""
+    try:
+        _public_key(cert_pem).verify(signature, data, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def fingerprint(cert: str) -> str:
+    """SHA-256 of a certificate, the 64 hex digits by which it is pinned."""
+    return hashlib.sha256(read_certificate(cert).public_bytes(Encoding.DER)).hexdigest()
+
+
+def key_fingerprint(key: Key | PublicKey) -> str:
+    """SHA-256 of a public key, 64 hex digits: the same before and after its certificate exists."""
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def certificate_key(cert: str) -> str:
+    """The `key_fingerprint` of the key a certificate is for."""
+    return key_fingerprint(_public_key(cert))
+
+
+def short(digits: str) -> str:
+    """A fingerprint to be read out on the telephone: its first 32 digits (128 bits) in groups of four."""
+    return " ".join(digits[i : i + 4] for i in range(0, min(len(digits), 32), 4))
+
+
+def day(moment: datetime) -> str:
+    """A date as tables and errors show it."""
+    return moment.strftime("%Y-%m-%d")
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: PublicKey, until: datetime) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - _SKEW)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _public_key(cert: str) -> PublicKey:
+    key = read_certificate(cert).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)  # read_certificate lets no other through
+    return key
+
+
+def _common_names(subject: x509.Name) -> list[str]:
+    return [str(attribute.value) for attribute in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+
+
+def _pem(thing: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    return thing.public_bytes(Encoding.PEM).decode()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

@@ -1,0 +1,38 @@
+"""From an identity to a transport: who listens, who dials, and whom each lets in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from verfedgnn.errors import ConfigError
+from verfedgnn.federation.identity import Identity
+from verfedgnn.runtime.transport import Transport
+
+
+def connect(identity: Identity, refused: Callable[[str], None], listen: tuple[str, int] | None = None) -> Transport:
+    """The coordinator's listener at `listen`, or a party's connection to the agreed address.
+
+    `refused` is told why, whenever somebody was not let in.
+    """
+    try:
+        from verfedgnn.runtime.flare import FlareTransport
+        from verfedgnn.runtime.tls import PinnedTls, tls_context
+    except ModuleNotFoundError:
+        raise ConfigError("a federation needs NVIDIA FLARE: pip install 'verfedgnn[federation]'") from None
+    agreement = identity.agreement
+    peers = agreement.parties if identity.is_coordinator else (agreement.coordinator,)
+    context = tls_context(
+        server=identity.is_coordinator,
+        authority=agreement.authority,
+        certificate=identity.member.certificate,
+        key=identity.key_file,
+    )
+    driver = PinnedTls(
+        context,
+        {peer.fingerprint: peer.name for peer in peers},
+        largest=agreement.max_message,
+        link_seconds=agreement.timeouts.link,
+        refused=refused,
+    )
+    address = listen or (agreement.host, agreement.port)
+    return FlareTransport(identity.name, driver, address, listen=identity.is_coordinator)

@@ -1,0 +1,374 @@
+"""The coordinator as a service: events of the network in, rounds out.
+
+The protocol is `protocol.coordinator`; this is its clock, its memory on disk and its patience.
+
+    event -> handle -> step: open a trip, open it anew without those who were lost, close it, finish
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verfedgnn.errors import ProtocolError, RunError
+from verfedgnn.evaluation.figures import cost, round_seconds
+from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.log import tell, warn
+from verfedgnn.federation.watch import Watch
+from verfedgnn.protocol.alignment import Host
+from verfedgnn.protocol.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
+from verfedgnn.protocol.coordinator import Coordinator, SumError
+from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.protocol.messages import Finished, Hello, Message, Refused, RoundReply, Waiting, decode, encode
+from verfedgnn.protocol.replica import parameters_digest
+from verfedgnn.run import read_history, write_history, write_json, write_public
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_bytes, write_checkpoint, writing
+from verfedgnn.runtime.transport import Event, Transport
+from verfedgnn.training import Interrupted
+
+MOST_OFFENCES = 20
+"""Refused messages after which a party is not heard any more until the coordinator is started again."""
+_TICK = 0.25
+
+
+class CoordinatorService:
+    """One training, from the first Hello to the last Finished. `folder` is its run folder; what is there is continued."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        transport: Transport,
+        folder: Path,
+        watch: Watch,
+        *,
+        checkpoint_every: int = 1,
+        device: str = "cpu",
+    ) -> None:
+        self.agreement, self.transport, self.folder, self.watch = agreement, transport, folder, watch
+        self.checkpoint_every = checkpoint_every
+        names = [party.name for party in agreement.parties]
+        fingerprint = agreement.fingerprint()
+        self.host = Host(names, agreement.alignment, fingerprint) if agreement.alignment != "none" else None
+        self.coordinator = Coordinator(
+            agreement.config, names, device, quorum=agreement.quorum, agreement=fingerprint, training=secrets.token_hex(8)
+        )
+        self.ledger, self.history, self.seconds = Ledger(), list[dict[str, Any]](), 0.0
+        self.greeted: set[str] = set()
+        """Parties that said hello on the connection they have."""
+        self.offences: Counter[str] = Counter()
+        self.repeats = 0
+        self.suspect: str | None = None
+        self.suspicions = 0
+        self.finished: dict[str, str] = {}
+        """Hash of the public parameters each party keeps, from those that have the result."""
+        self._deadline = self._began = 0.0
+        self._finish_until: float | None = None
+        self._over = False
+        self._waiting_for: list[str] | None = None
+        self._restore()
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Until training is over and handed out, or `stop()` turns true."""
+        config = self.agreement.config
+        tell("coordinator ready", training=self.coordinator.training, parties=self.coordinator.names, config=config.fingerprint())
+        while not self._over:
+            if stop():
+                raise Interrupted(f"stopped after round {self.coordinator.round}; start it again to go on")
+            event = self.transport.next(_TICK)
+            if event is not None:
+                self._handle(event)
+            while self._step():
+                pass
+            self.watch.update(self._status())
+        self.watch.update(self._status(), now=True)
+
+    # -- events --------------------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        name = event.peer
+        if event.kind == "joined":
+            tell("party connected", party=name)
+        elif event.kind == "left":
+            tell("party disconnected", party=name, round=self.coordinator.round)
+            self._gone(name)
+        elif self.offences[name] < MOST_OFFENCES:
+            try:
+                message = decode(event.data, self.agreement.max_message)
+                self.ledger.record(type(message).__name__, "up", name, len(event.data))
+                self._take(name, message)
+            except ProtocolError as error:
+                self._offended(name, str(error))
+
+    def _take(self, name: str, message: Message) -> None:
+        if isinstance(message, RoundReply):
+            self.coordinator.receive(name, message)
+        elif isinstance(message, Hello):
+            self._hello(name, message)
+        elif isinstance(message, AlignHello | Sealed | Pseudonyms | Aligned):
+            self._align(name, message)
+        elif isinstance(message, Finished):
+            self._has_result(name, message)
+        elif isinstance(message, Refused):
+            warn("a party refuses", party=name, reason=message.reason)
+            self._gone(name)
+        else:
+            raise ProtocolError(f"{name}: a {type(message).__name__} makes no sense here")
+
+    def _gone(self, name: str) -> None:
+        self.greeted.discard(name)
+        self.coordinator.lost(name)
+        if self.host is not None:
+            self.host.left(name)
+
+    def _offended(self, name: str, reason: str) -> None:
+        """What does not fit is refused and counted; the sender hears why, nobody else hears anything."""
+        self.offences[name] += 1
+        last = self.offences[name] == MOST_OFFENCES
+        warn("message refused", party=name, reason=reason, refused=self.offences[name], barred=last or None)
+        self._send(name, Refused(reason=reason[:500]))
+        self._gone(name)
+
+    def _hello(self, name: str, message: Hello) -> None:
+        if message.party != name:
+            raise ProtocolError(f"{name}: it says hello under another name than its certificate's")
+        self.coordinator.hello(message)
+        self.greeted.add(name)
+        if not self.coordinator.began:
+            missing = [other for other in self.coordinator.names if other not in self.coordinator.members.hellos]
+            tell("party joined", party=name, users=message.users, items=message.items, missing=missing or None)
+            self._send(name, Waiting(missing=missing))
+            return
+        self._waiting_for = None
+        for other in self.coordinator.names:
+            if other in self.greeted and other not in self.coordinator.members.present:
+                tell("party takes part", party=other, round=self.coordinator.round)
+                self._send(other, self.coordinator.welcome(other))
+                if self._finish_until is not None:
+                    self._send(other, self.coordinator.finish())
+
+    def _align(self, name: str, message: Message) -> None:
+        if self.host is None:
+            raise ProtocolError(f"{name}: this federation aligns no users")
+        if isinstance(message, AlignHello):
+            if self.coordinator.began:
+                raise ProtocolError(f"{name}: training has begun; go back to this party's --out folder, or begin a new training")
+            tell("party is ready to align", party=name)
+            for other in sorted(self.coordinator.members.hellos):  # aligned before, without this party: all must do it again
+                self._send(other, Waiting(missing=[name], align=True))
+            self.coordinator.members.hellos.clear()
+        for to, answer in self.host.handle(name, message):
+            self._send(to, answer)
+        if len(self.host.users) == len(self.coordinator.names):
+            tell("users aligned", method=self.host.method, common=next(iter(self.host.users.values())))
+
+    def _has_result(self, name: str, message: Finished) -> None:
+        if self._finish_until is None:
+            raise ProtocolError(f"{name}: it is finished before training is over")
+        if message.digest != parameters_digest(self.coordinator.best_parameters):
+            raise ProtocolError(f"{name}: it keeps other public parameters than the coordinator")
+        self.finished[name] = message.digest
+        tell("party has the result", party=name, public=message.digest)
+
+    def _send(self, name: str, message: Message, data: bytes | None = None) -> None:
+        data = encode(message) if data is None else data
+        self.ledger.record(type(message).__name__, "down", name, len(data))
+        self.transport.send(name, data)
+
+    # -- rounds --------------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """One thing that can be done now; whether there was one."""
+        coordinator = self.coordinator
+        if not coordinator.began:
+            return False
+        if self._finish_until is not None:
+            return self._finishing()
+        if coordinator.open_parties:
+            if time.monotonic() > self._deadline:
+                for name in coordinator.due:
+                    warn("party is late", party=name, round=coordinator.round, seconds=self.agreement.timeouts.reply)
+                    coordinator.lost(name, slow=True)
+            if not coordinator.broken:
+                return not coordinator.due and self._close()
+        elif coordinator.done:
+            return self._finish()
+        if not coordinator.ready:
+            return self._wait()
+        self._open()
+        return True
+
+    def _open(self, without: str | None = None) -> None:
+        coordinator = self.coordinator
+        if self._waiting_for is not None:
+            tell("enough parties are there", round=coordinator.round)
+            self._waiting_for = None
+        again = bool(coordinator.open_parties)
+        starts = coordinator.open(without)
+        if again:
+            self.repeats += 1
+            tell("trip begun anew", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts))
+        elif not self._began:
+            self._began = time.monotonic()
+        encoded: dict[int, bytes] = {}
+        for name, start in starts.items():
+            data = encoded.setdefault(id(start), b"") or encode(start)
+            encoded[id(start)] = data
+            self._send(name, start, data)
+        self._deadline = time.monotonic() + self.agreement.timeouts.reply
+
+    def _wait(self) -> bool:
+        missing = self.coordinator.members.missing
+        if missing != self._waiting_for:
+            self._waiting_for = missing
+            warn("waiting for parties", missing=missing, needed=self.coordinator.members.quorum, round=self.coordinator.round)
+        return False
+
+    def _close(self) -> bool:
+        coordinator = self.coordinator
+        try:
+            closed = coordinator.close()
+        except SumError as error:
+            self._look_for_liar(error)
+            return True
+        if self.suspect is not None:
+            suspect, self.suspect, self.suspicions = self.suspect, None, 0
+            self._offended(suspect, f"{suspect}: without its masked values the sums add up, with them they do not")
+        if coordinator.trip > 0:
+            return True
+        self.seconds += time.monotonic() - self._began
+        self._began = 0.0
+        if closed.valid_rmse is not None:
+            size = self.ledger.total()
+            entry = {
+                "round": closed.round,
+                "valid_rmse": closed.valid_rmse,
+                "bytes": size,
+                "seconds": round_seconds(self.seconds),
+            }
+            self.history.append(entry)
+            with writing(self.folder):
+                write_history(self.folder, self.history)
+            tell("validated", round=closed.round, of=coordinator.rounds, valid_rmse=closed.valid_rmse, best=coordinator.best_rmse)
+        self.watch.round(closed, self._status)
+        if closed.round % self.checkpoint_every == 0 or coordinator.done:
+            self._checkpoint()
+        return True
+
+    def _look_for_liar(self, error: SumError) -> None:
+        """Masked values that do not add up name nobody: repeat with all, then without one party after the other."""
+        coordinator, self.suspicions = self.coordinator, self.suspicions + 1
+        here = [name for name in coordinator.names if name in coordinator.members.present]
+        warn("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
+        if self.suspicions > len(here) + 1 or (self.suspicions > 1 and len(here) - 1 < max(2, coordinator.members.quorum)):
+            raise ProtocolError(
+                f"round {coordinator.round}: {error}; one of {', '.join(here)} does, and too few are left to tell"
+            )
+        self.suspect = here[self.suspicions - 2] if self.suspicions > 1 else None
+        self._open(without=self.suspect)
+
+    # -- the end -------------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> bool:
+        message = self.coordinator.finish()
+        data = encode(message)
+        self._finish_until = time.monotonic() + self.agreement.timeouts.finish
+        tell("training is over", rounds=self.coordinator.round, best_round=self.coordinator.best_round)
+        self._write_result()
+        for name in sorted(self.greeted):
+            self._send(name, message, data)
+        return True
+
+    def _finishing(self) -> bool:
+        assert self._finish_until is not None
+        without = [name for name in self.coordinator.names if name not in self.finished]
+        if without and time.monotonic() < self._finish_until:
+            return False
+        if without:
+            warn("some parties do not have the result; start the coordinator again when they are there", parties=without)
+        self._write_result()
+        self._over = True
+        return False
+
+    # -- on disk -------------------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            config_file = self.folder / "config.toml"
+            config = self.agreement.config.to_toml().encode()
+            if config_file.exists() and config_file.read_bytes() != config:
+                raise RunError(f"{self.folder} holds a run with another configuration; choose another --out")
+            write_bytes(config_file, config)
+        found = read_checkpoint(self.folder / "checkpoint")
+        if found is None:
+            return
+        states, values = found
+        self.coordinator.restore(states["_coordinator"])
+        self.ledger, self.seconds, self.repeats = Ledger.from_dict(values["ledger"]), values["seconds"], values["repeats"]
+        if (self.folder / "history.jsonl").is_file():
+            self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.coordinator.round]
+        tell("continuing from checkpoint", round=self.coordinator.round)
+
+    def _checkpoint(self) -> None:
+        values = {"ledger": self.ledger.to_dict(), "seconds": self.seconds, "repeats": self.repeats}
+        write_checkpoint(self.folder / "checkpoint", self.coordinator.round, {"_coordinator": self.coordinator.state()}, values)
+
+    def _write_result(self) -> None:
+        coordinator = self.coordinator
+        metrics = {
+            "valid": {"rmse": coordinator.best_rmse},
+            **cost(self.ledger, coordinator.round, len(coordinator.names), self.seconds),
+            "best_round": coordinator.best_round,
+            "public": coordinator.replica.digest(),
+            "parties": [{"name": name, "has_result": name in self.finished} for name in coordinator.names],
+            "repeats": self.repeats,
+            "refused": dict(self.offences),
+            "config": self.agreement.config.fingerprint(),
+            "seed": self.agreement.config.seed,
+        }
+        with writing(self.folder):
+            write_public(self.folder, coordinator.best_parameters)
+            write_json(self.folder / "ledger.json", self.ledger.to_dict())
+            write_json(self.folder / "metrics.json", metrics)
+
+    def _status(self) -> dict[str, Any]:
+        coordinator, members = self.coordinator, self.coordinator.members
+        state = "joining"
+        if self._over:
+            state = "finished"
+        elif self._finish_until is not None:
+            state = "finishing"
+        elif self._waiting_for is not None:
+            state = "waiting"
+        elif coordinator.began:
+            state = "training"
+        elif self.host is not None and self.host.session is not None and len(self.host.users) < len(coordinator.names):
+            state = "aligning"
+        return {
+            "role": "coordinator",
+            "federation": self.agreement.name,
+            "training": coordinator.training,
+            "state": state,
+            "round": coordinator.round,
+            "rounds": coordinator.rounds if coordinator.began else None,
+            "valid_rmse": self.history[-1]["valid_rmse"] if self.history else None,
+            "best_rmse": coordinator.best_rmse if coordinator.best_round else None,
+            "best_round": coordinator.best_round,
+            "seconds": round_seconds(self.seconds),
+            "repeats": self.repeats,
+            "bytes": {"up": self.ledger.total("up"), "down": self.ledger.total("down")},
+            "parties": {
+                name: {
+                    "here": name in members.present,
+                    "slow": name in members.slow,
+                    "refused": self.offences[name],
+                    "up": self.ledger.total("up", party=name),
+                    "down": self.ledger.total("down", party=name),
+                }
+                for name in coordinator.names
+            },
+        }

@@ -1,0 +1,58 @@
+"""Who this side is: its key, its place in the roster, and what it signs and checks with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from verfedgnn.errors import ConfigError, ProtocolError
+from verfedgnn.federation.agreement import Agreement, Member
+from verfedgnn.federation.certificates import COORDINATOR, read_key, same_key, sign, verify
+
+
+class Identity:
+    """A member of the roster, recognised by its private key; vouches for keys and checks those of others."""
+
+    def __init__(self, agreement: Agreement, key_file: Path) -> None:
+        self.agreement, self.key_file = agreement, key_file
+        self._key = read_key(key_file)
+        members = [m for m in (agreement.coordinator, *agreement.parties) if same_key(self._key, m.certificate)]
+        if not members:
+            raise ConfigError(
+                f"the key {key_file} belongs to nobody in federation {agreement.name}; "
+                "let the coordinator approve its request, then take over the new federation file"
+            )
+        self.member: Member = members[0]
+
+    @property
+    def name(self) -> str:
+        """As in the roster."""
+        return self.member.name
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is the coordinator's key."""
+        return self.name == COORDINATOR
+
+    @property
+    def index(self) -> int:
+        """A party's place in the roster."""
+        return [party.name for party in self.agreement.parties].index(self.name)
+
+    def sign(self, purpose: str, key: str) -> str:
+        """This party's signature under its own key for one purpose in this federation."""
+        return sign(self._key, self._statement(purpose, self.name, key)).hex()
+
+    def check(self, purpose: str, party: int, key: str, signature: str) -> None:
+        """Raise `ProtocolError` unless the party at that place signed `key` for that purpose with its pinned certificate."""
+        if not party < len(self.agreement.parties):
+            raise ProtocolError("a key of a party that is not in the roster")
+        member = self.agreement.parties[party]
+        try:
+            genuine = verify(member.certificate, bytes.fromhex(signature), self._statement(purpose, member.name, key))
+        except ValueError:
+            genuine = False
+        if not genuine:
+            raise ProtocolError(f"the coordinator hands out a key as {member.name}'s that {member.name} did not sign")
+
+    def _statement(self, purpose: str, name: str, key: str) -> bytes:
+        return "\n".join(("verfedgnn 1", purpose, self.agreement.digest(), name, key)).encode()

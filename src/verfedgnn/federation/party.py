@@ -1,0 +1,184 @@
+"""A party as a service: it dials, aligns its users, joins, answers rounds, and ends with a run folder of its own.
+
+The protocol is `protocol.party`; this is its memory on disk and its patience. Everything in `folder` is the party's own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from verfedgnn.errors import ProtocolError
+from verfedgnn.evaluation.figures import figures, round_seconds
+from verfedgnn.federation.folder import PartyFolder
+from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.link import Link
+from verfedgnn.federation.log import tell
+from verfedgnn.federation.watch import Watch
+from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
+from verfedgnn.protocol.coordinator import Closed, active_count
+from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.protocol.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
+from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.replica import parameters_digest
+from verfedgnn.protocol.terms import Terms
+from verfedgnn.run import PartyModel, Run, read_history, write_history
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint, writing
+
+
+class Realign(Exception):
+    """Another party came without aligned users; everybody aligns again."""
+
+
+class PartyService:
+    """One party's training, from Hello to its own run folder."""
+
+    def __init__(
+        self, identity: Identity, store: PartyFolder, link: Link, watch: Watch, *, checkpoint_every: int = 1, device: str = "cpu"
+    ) -> None:
+        self.identity, self.store, self.link, self.watch = identity, store, link, watch
+        self.checkpoint_every, self.device = checkpoint_every, torch.device(device)
+        self.prepared, alignment = store.load(self.device)
+        agreement = identity.agreement
+        masked = agreement.config.masking
+        active = active_count(agreement.config, len(agreement.parties))
+        terms = Terms(agreement.fingerprint(), alignment, identity, min(agreement.quorum, active) if masked else 1)
+        self.party = Party(self.prepared.input, agreement.config, store.secret(), self.device, terms)
+        self.history, self.seconds, self.releases, self.round = list[dict[str, Any]](), 0.0, 0, 0
+        self.welcome = self.waiting = False
+        self._models_of: int | None = None
+        self._restore()
+
+    def run(self) -> Run:
+        """Until the coordinator says that training is over."""
+        tell("party ready", party=self.identity.name, round=self.round, users=self.party.data.users, items=self.party.data.items)
+        self.link.greet()
+        while True:
+            message = self.link.receive(self._hello, lambda: not self.welcome and not self.waiting)
+            try:
+                run = self._take(message)
+            except ProtocolError as error:
+                self.link.refuse(error)
+                raise
+            if run is not None:
+                return run
+            self.watch.update(self._status())
+
+    def _hello(self) -> Message:
+        self.welcome = self.waiting = False
+        return self.party.hello()
+
+    def _take(self, message: Message) -> Run | None:
+        if isinstance(message, Welcome):
+            self.party.welcome(message)
+            self.welcome = True
+            tell("taking part", round=message.round, public=message.digest)
+        elif isinstance(message, Waiting):
+            if message.align:
+                raise Realign
+            self.waiting = True
+        elif isinstance(message, RoundStart) and self.welcome:
+            self._round(message)
+        elif isinstance(message, Finish) and self.welcome:
+            return self._finish(message)
+        elif not isinstance(message, RoundStart | Finish):
+            raise ProtocolError(f"a {type(message).__name__} makes no sense here")
+        return None
+
+    def _round(self, message: RoundStart) -> None:
+        began = time.monotonic()
+        reply = self.party.handle(message)
+        assert isinstance(reply, RoundReply)
+        self.link.send(reply)
+        self.seconds += time.monotonic() - began
+        self.round = message.round
+        self.releases += reply.gradient is not None
+        rmse = None
+        if reply.squared_error is not None and reply.count:
+            rmse = (reply.squared_error / reply.count) ** 0.5
+            entry = {
+                "round": message.round,
+                "valid_rmse": rmse,
+                "bytes": self.link.ledger.total(),
+                "seconds": round_seconds(self.seconds),
+            }
+            self.history = [*(e for e in self.history if e["round"] < message.round), entry]
+            with writing(self.store.folder):
+                write_history(self.store.folder, self.history)
+            tell("validated", round=message.round, own_valid_rmse=rmse)
+        self.watch.round(Closed(message.round, rmse), self._status)
+        if message.round % self.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _finish(self, message: Finish) -> Run:
+        finished = self.party.finish(message)
+        party, config = self.party, self.identity.agreement.config
+        assert party.best is not None
+        assert party.public is not None
+        model, projection = PartyModel(**party.best[1]), party.projection
+        metrics = figures(
+            [self.prepared],
+            [model],
+            config,
+            self.link.ledger,
+            rounds=message.round,
+            best_round=message.best_round,
+            seconds=self.seconds,
+            privacy=privacy_report(
+                config,
+                releases=self.releases,
+                users=party.data.users,
+                rows=projection.rows if projection is not None else 0,
+                protected=projection.protected if projection is not None else True,
+                validations=len(self.history),
+                randomness=SIMULATED if "noise" in config.unprotected else SECRET,
+            ),
+            digest=parameters_digest(party.public),
+        )
+        run = Run(
+            config, [self.prepared.party], [self.prepared.parts], [model], metrics, self.history, self.link.ledger, party.public
+        )
+        run.complete_folder(self.store.folder)
+        self.link.send(finished)
+        self.watch.update(self._status() | {"state": "finished"}, now=True)
+        tell("training is over", rounds=message.round, best_round=message.best_round, public=finished.digest)
+        return run
+
+    def _checkpoint(self) -> None:
+        values = {"ledger": self.link.ledger.to_dict(), "seconds": self.seconds, "releases": self.releases}
+        folder = self.store.folder
+        newest = self.party.candidate[0] if self.party.candidate is not None else 0
+        if newest != self._models_of:
+            write_checkpoint(folder / "checkpoint" / "models", newest, {"models": self.party.models()}, {})
+            self._models_of = newest
+        write_checkpoint(folder / "checkpoint" / "party", self.round, {"party": self.party.state()}, values)
+
+    def _restore(self) -> None:
+        folder = self.store.folder / "checkpoint"
+        found, models = read_checkpoint(folder / "party"), read_checkpoint(folder / "models")
+        if found is None or models is None:
+            return
+        states, values = found
+        self.party.restore(states["party"], models[0]["models"])
+        self.round, self._models_of = values["round"], models[1]["round"]
+        self.link.ledger = Ledger.from_dict(values["ledger"])
+        self.seconds, self.releases = values["seconds"], values["releases"]
+        self.history = [entry for entry in read_history(self.store.folder) if entry["round"] <= self.round]
+
+    def _status(self) -> dict[str, Any]:
+        ledger, name = self.link.ledger, self.identity.name
+        return {
+            "role": f"party {name}",
+            "federation": self.identity.agreement.name,
+            "training": self.party.training,
+            "state": "training" if self.welcome else "joining",
+            "round": self.round,
+            "valid_rmse": self.history[-1]["valid_rmse"] if self.history else None,
+            "best_rmse": min((entry["valid_rmse"] for entry in self.history), default=None),
+            "seconds": round_seconds(self.seconds),
+            "repeats": 0,
+            "bytes": {"up": ledger.total("up"), "down": ledger.total("down")},
+            "parties": {name: {"here": self.welcome, "up": ledger.total("up"), "down": ledger.total("down")}},
+        }

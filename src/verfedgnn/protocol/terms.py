@@ -1,0 +1,79 @@
+"""What a party insists on towards a coordinator it does not run, and the checks of what that coordinator sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from verfedgnn.config import Config
+from verfedgnn.errors import ProtocolError
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.codec import packed_size
+from verfedgnn.protocol.messages import RoundStart, Welcome
+
+
+class Vouching(Protocol):
+    """What binds public keys to parties; where nobody vouches, a coordinator could hand out keys of its own."""
+
+    def sign(self, purpose: str, key: str) -> str:
+        """This party's signature under its own key for one purpose."""
+
+    def check(self, purpose: str, party: int, key: str, signature: str) -> None:
+        """Raise `ProtocolError` unless `key` is that party's, for that purpose."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a party insists on when others run the coordinator; the defaults are those of one machine."""
+
+    agreement: str | None = None
+    """Fingerprint of the federation file."""
+    alignment: str | None = None
+    """Which alignment the rows follow."""
+    vouching: Vouching | None = None
+    smallest: int = 1
+    """The fewest parties a sum must be taken over before this party adds to it."""
+
+
+LOCAL = Terms()
+"""On one machine there is nobody to distrust."""
+
+
+def check_welcome(message: Welcome, config: Config, model: Model, items: int, training: str | None) -> None:
+    """Raise `ProtocolError` unless this is the federation the party meant to join; `items` is its own number of items."""
+    size = (model.size,)
+    if message.config != config.fingerprint():
+        raise ProtocolError("the coordinator's configuration is not the one agreed on")
+    if not message.index < len(message.items) or message.items[message.index] != items or min(message.items) < 1:
+        raise ProtocolError("the coordinator's item counts are not those of this federation")
+    if message.parameters.shape != size or message.accumulator.shape != size:
+        raise ProtocolError("the public parameters received have another size than the model's")
+    if training not in (None, message.training):
+        raise ProtocolError("the coordinator runs another training than the one of this party's checkpoint")
+
+
+def check_start(message: RoundStart, config: Config, model: Model, parties: int, index: int, smallest: int) -> None:
+    """Raise `ProtocolError` unless a round can be worked on as asked; `index` is this party's place among `parties`."""
+    active, size, number = message.active, (model.size,), message.round
+    if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
+        raise ProtocolError(f"round {number} names parties that do not exist")
+    if message.train or message.exchange:
+        if index not in active:
+            raise ProtocolError(f"asked to work in round {number} without being active in it")
+        if len(active) < smallest:
+            raise ProtocolError(f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {smallest}")
+    for values in (message.parameters, message.accumulator):
+        if values is not None and values.shape != size:
+            raise ProtocolError("the public parameters received have another size than the model's")
+    everybody = set(range(parties))
+    if any(not group or not set(group) <= everybody for group in (*message.update_parties, message.neighbourhood_parties or [0])):
+        raise ProtocolError(f"round {number} brings sums over parties that do not exist")
+    if message.updates is not None:
+        ternary = config.gradients.mechanism == "ternary"
+        length, kind = (packed_size(model.size, parties), np.uint8) if ternary else (model.size, np.float32)
+        if message.updates.shape != (len(message.update_parties), length) or message.updates.dtype != kind:
+            raise ProtocolError(
+                f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
+            )
