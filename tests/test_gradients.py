@@ -106,7 +106,7 @@ def test_report_composes() -> None:
     assert many["composed"]["delta"] == 1.0
     assert "no guarantee over the whole run" in many["guarantee"]
     noisy = privacy_report(
-        Config.preset("paper", mechanism="laplace"), releases=4, users=9, rows=1, protected=True, validations=2
+        Config.preset("paper", mechanism="laplace"), releases=4, users=9, rows=1, protected=True, validations=2, randomness=""
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
     bare = privacy_report(

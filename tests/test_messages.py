@@ -33,7 +33,7 @@ from verfedgnn.protocol.wire import HEADER, KINDS, MAGIC, VERSION
 
 HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab")
 WELCOME = Welcome(
-    index=0, items=[3, 4], training="t", config="ab", rounds_per_epoch=2, round=0,
+    index=0, items=[3, 4], stay="s", training="t", config="ab", rounds_per_epoch=2, round=0,
     parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32), digest="cd",
 )  # fmt: skip
 START = RoundStart(
@@ -56,11 +56,11 @@ ALL = [
 # Everything a message may hold. A field added to the protocol must be added here, and to docs/protocol.md, on purpose.
 FIELDS = {
     Hello: {
-        "party", "users", "items", "ratings", "scale", "config", "agreement", "alignment", "training", "round", "digest",
+        "party", "users", "items", "ratings", "scale", "config", "stay", "agreement", "alignment", "training", "round", "digest",
         "mask_key", "mask_signature",
     },
     Welcome: {
-        "index", "items", "training", "config", "mask_keys", "mask_signatures", "rounds_per_epoch", "round", "parameters",
+        "index", "items", "stay", "training", "config", "mask_keys", "mask_signatures", "rounds_per_epoch", "round", "parameters",
         "accumulator", "digest",
     },
     RoundStart: {

@@ -105,7 +105,8 @@ class CoordinatorService:
 
     def _take(self, name: str, message: Message) -> None:
         if isinstance(message, RoundReply):
-            self.coordinator.receive(name, message)
+            if name in self.greeted:  # else it answers what was asked before the connection was lost
+                self.coordinator.receive(name, message)
         elif isinstance(message, Hello):
             self._hello(name, message)
         elif isinstance(message, AlignHello | Sealed | Pseudonyms | Aligned):
@@ -143,6 +144,8 @@ class CoordinatorService:
             self._send(name, Waiting(missing=missing))
             return
         self._waiting_for = None
+        if not self.coordinator.round:
+            self._checkpoint()  # from here on parties know this training by its name
         for other in self.coordinator.names:
             if other in self.greeted and other not in self.coordinator.members.present:
                 tell("party takes part", party=other, round=self.coordinator.round)

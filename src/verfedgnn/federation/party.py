@@ -72,6 +72,8 @@ class PartyService:
 
     def _take(self, message: Message) -> Run | None:
         if isinstance(message, Welcome):
+            if message.stay != self.party.stay:
+                return None  # answers a Hello that another one has followed
             self.party.welcome(message)
             self.welcome = True
             tell("taking part", round=message.round, public=message.digest)

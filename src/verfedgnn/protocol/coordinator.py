@@ -124,6 +124,7 @@ class Coordinator:
         return Welcome(
             index=self.names.index(name),
             items=self.items,
+            stay=self.members.hellos[name].stay,
             training=self.training,
             config=self.config.fingerprint(),
             rounds_per_epoch=self.rounds_per_epoch,

@@ -41,6 +41,8 @@ class Hello(Message):
     """Lowest and highest rating, for the initial values."""
     config: str = Field(max_length=64)
     """Fingerprint of the configuration."""
+    stay: str = Field("", max_length=64)
+    """Drawn anew for every Hello, and repeated in the Welcome that answers it."""
     agreement: str | None = Field(None, max_length=64)
     """Fingerprint of the federation file: roster, certificates, rules."""
     alignment: str | None = Field(None, max_length=64)
@@ -65,6 +67,8 @@ class Welcome(Message):
     index: int = Field(ge=0)
     items: list[int]
     """M_i of all parties, in order."""
+    stay: str = Field(max_length=64)
+    """Of the Hello that this answers."""
     training: str = Field(max_length=64)
     """Name of this training, drawn at random; a checkpoint of another one is not taken for this."""
     config: str = Field(max_length=64)

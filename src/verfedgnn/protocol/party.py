@@ -9,6 +9,7 @@ is the reply, and docs/protocol.md lists its fields.
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,8 @@ class Party:
         """The same of the best evaluation."""
         self.public: Tensor | None = None
         """Public parameters of the kept model, once training is over."""
+        self.stay = ""
+        """Names the Hello whose Welcome is awaited, or was taken."""
         self.training: str | None = None
         """The training this party takes part in."""
         self.checked: tuple[int, str] | None = None
@@ -98,6 +101,7 @@ class Party:
     def hello(self) -> Hello:
         """The first message of every stay, with a mask key of its own."""
         terms, key, signature = self.terms, None, None
+        self.stay = secrets.token_hex(8)
         if self.config.masking:
             self.masker = Masker()
             key = self.masker.public
@@ -109,6 +113,7 @@ class Party:
             ratings=len(self.data.train),
             scale=self.data.scale,
             config=self.config.fingerprint(),
+            stay=self.stay,
             agreement=terms.agreement,
             alignment=terms.alignment,
             training=self.training,

@@ -1,0 +1,178 @@
+"""A federation in one process: the real services, joined by queues instead of a network, with faults on demand."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import verfedgnn as vf
+from verfedgnn.errors import VerFedGNNError
+from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
+from verfedgnn.federation.align import align
+from verfedgnn.federation.certificates import issue, key_pem, new_authority, new_key, request, write_secret
+from verfedgnn.federation.coordinator import CoordinatorService
+from verfedgnn.federation.folder import PartyFolder
+from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.link import Link
+from verfedgnn.federation.party import PartyService, Realign
+from verfedgnn.federation.watch import Watch
+from verfedgnn.prepare import prepare
+from verfedgnn.runtime.transport import Event
+
+SERVER = "server"
+QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
+
+
+class Killed(Exception):
+    """The process is gone, in the middle of whatever it did."""
+
+
+class Wire:
+    """One end. `fault` sees every message before it leaves and may change it, drop it (None) or raise `Killed`."""
+
+    def __init__(self, hub: Hub, name: str, fault: Callable[[bytes], bytes | None] | None = None) -> None:
+        self.hub, self.name, self.fault = hub, name, fault
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.alive = True
+        hub.attach(self)
+
+    def send(self, to: str, data: bytes) -> None:
+        passed = data if self.fault is None else self.fault(data)
+        if passed is not None and self.alive:
+            self.hub.deliver(to, Event("message", self.name, passed), self)
+
+    def next(self, timeout: float) -> Event | None:
+        try:
+            return self.events.get(timeout=min(timeout, 0.02))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        if self.alive:
+            self.alive = False
+            self.hub.detach(self)
+
+
+class Hub:
+    """Who is connected to whom: every party to the server."""
+
+    def __init__(self) -> None:
+        self.wires: dict[str, Wire] = {}
+        self.lock = threading.RLock()
+        self.seen: list[tuple[str, str, bytes]] = []
+
+    def attach(self, wire: Wire) -> None:
+        with self.lock:
+            self.wires[wire.name] = wire
+            for other in self._peers(wire.name):
+                other.events.put(Event("joined", wire.name))
+                wire.events.put(Event("joined", other.name))
+
+    def detach(self, wire: Wire) -> None:
+        with self.lock:
+            if self.wires.get(wire.name) is wire:
+                del self.wires[wire.name]
+                for other in self._peers(wire.name):
+                    other.events.put(Event("left", wire.name))
+
+    def deliver(self, to: str, event: Event, sender: Wire) -> None:
+        with self.lock:
+            if self.wires.get(sender.name) is sender and to in self.wires:
+                self.seen.append((event.peer, to, event.data))
+                self.wires[to].events.put(event)
+
+    def _peers(self, name: str) -> list[Wire]:
+        others = [wire for other, wire in self.wires.items() if other != name]
+        return others if name == SERVER else [wire for wire in others if wire.name == SERVER]
+
+
+def agree(folder: Path, names: list[str], config: vf.Config, **values: Any) -> tuple[Agreement, dict[str, Identity]]:
+    """A federation file and everybody's identity."""
+    authority_key, authority = new_authority("trial")
+    members, files = {}, {}
+    for name in (SERVER, *names):
+        key = new_key()
+        files[name] = folder / f"{name}.pem"
+        write_secret(files[name], key_pem(key))
+        pem = issue(authority_key, authority, request(key, name), server=name == SERVER)
+        members[name] = Member(name=name, certificate=pem)
+    fields = {"name": "trial", "address": "127.0.0.1:1", "authority": authority, "config": config, "timeouts": QUICK, **values}
+    agreement = build_agreement({**fields, "coordinator": members[SERVER], "parties": [members[name] for name in names]})
+    return agreement, {name: Identity(agreement, file) for name, file in files.items()}
+
+
+class Trial:
+    """Runs services in threads; a killed one is started again, as a service manager would."""
+
+    def __init__(self, folder: Path, parties: list[vf.PartyData], config: vf.Config, **values: Any) -> None:
+        self.folder, self.parties = folder, {party.name: party for party in parties}
+        folder.mkdir(parents=True, exist_ok=True)
+        self.agreement, self.identities = agree(folder, list(self.parties), config, **values)
+        self.hub, self.errors = Hub(), dict[str, list[BaseException]]()
+        self.services: dict[str, Any] = {}
+        self.runs: dict[str, vf.Run] = {}
+        self.threads: list[threading.Thread] = []
+        self.stopping = False
+
+    def start(self, name: str, fault: Callable[[bytes], bytes | None] | None = None, *, restart: bool = True) -> threading.Thread:
+        thread = threading.Thread(target=self._keep_running, args=(name, fault, restart), name=name, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        return thread
+
+    def run(self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 60) -> None:
+        """Everybody, until all are done."""
+        for name in (SERVER, *self.parties):
+            self.start(name, (faults or {}).get(name))
+        self.join(seconds)
+
+    def join(self, seconds: float = 60) -> None:
+        for thread in self.threads:
+            thread.join(seconds)
+        alive = [thread.name for thread in self.threads if thread.is_alive()]
+        self.stopping = True
+        assert not alive, f"still running: {alive}; errors: {self.errors}"
+
+    def public(self, name: str) -> torch.Tensor:
+        return self.runs[name].public
+
+    def _keep_running(self, name: str, fault: Callable[[bytes], bytes | None] | None, restart: bool) -> None:
+        torch.set_num_threads(1)
+        while not self.stopping:
+            wire = Wire(self.hub, name, fault)
+            try:
+                self._once(name, wire)
+                return
+            except Killed:
+                if not restart:
+                    return
+            except VerFedGNNError as error:
+                self.errors.setdefault(name, []).append(error)
+                return
+            finally:
+                wire.close()
+
+    def _once(self, name: str, wire: Wire) -> None:
+        folder, identity = self.folder / f"run-{name}", self.identities[name]
+        if name == SERVER:
+            service = CoordinatorService(self.agreement, wire, folder, Watch(folder))
+            self.services[name] = service
+            service.run(lambda: self.stopping)
+            return
+        store, link = PartyFolder(folder, identity), Link(identity, wire, lambda: self.stopping)
+        while True:
+            if not store.begun:
+                data, alignment = align(self.parties[name].ratings, identity, link)
+                (prepared,) = prepare([data], self.agreement.config, torch.device("cpu"))
+                store.begin(prepared, alignment)
+            try:
+                self.services[name] = PartyService(identity, store, link, Watch(folder))
+                self.runs[name] = self.services[name].run()
+                return
+            except Realign:
+                store.clear()
