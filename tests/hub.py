@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,15 +126,16 @@ class Trial:
         thread.start()
         return thread
 
-    def run(self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 60) -> None:
+    def run(self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 30) -> None:
         """Everybody, until all are done."""
         for name in (SERVER, *self.parties):
             self.start(name, (faults or {}).get(name))
         self.join(seconds)
 
-    def join(self, seconds: float = 60) -> None:
+    def join(self, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
         for thread in self.threads:
-            thread.join(seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
         alive = [thread.name for thread in self.threads if thread.is_alive()]
         self.stopping = True
         assert not alive, f"still running: {alive}; errors: {self.errors}"

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config, SplitConfig
-from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, check_parties, split_by_rating, split_by_time
+from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import DataError
 from verfedgnn.protocol.party import PartyInput
@@ -38,8 +38,7 @@ class Prepared:
 def prepare(
     parties: Sequence[PartyData], config: Config, device: torch.device, parts: Sequence[NDArray[np.int8]] | None = None
 ) -> list[Prepared]:
-    """Check the parties, split their ratings as configured (or as given by `parts`), move them to `device`."""
-    check_parties(parties)
+    """Split each party's ratings as configured (or as given by `parts`) and move them to `device`; each by itself."""
     if parts is None:
         parts = [split(party.ratings, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:

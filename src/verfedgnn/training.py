@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
-from verfedgnn.data import PartyData
+from verfedgnn.data import PartyData, check_parties
 from verfedgnn.errors import ConfigError, RunError, VerFedGNNError
 from verfedgnn.evaluation.figures import figures, round_seconds
 from verfedgnn.prepare import Prepared, prepare
@@ -69,6 +69,7 @@ def train(
     config = Config.preset("paper") if config is None else config
     if not isinstance(config, Config):
         raise ConfigError('the configuration is a Config, such as Config.preset("paper", epochs=20)')
+    check_parties(parties)
     folder = Path(out) if out is not None else None
     replaced = folder is not None and _claim(folder, overwrite)
     training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack)

@@ -293,7 +293,7 @@ class Coordinator:
     def done(self) -> bool:
         """Whether all rounds are through, or patience is."""
         patience = self.config.training.patience
-        return self.round >= self.rounds or (patience > 0 and self.since_best >= patience)
+        return self.trip == 0 and (self.round >= self.rounds or (patience > 0 and self.since_best >= patience))
 
     def _judge(self) -> float:
         """RMSE over everybody's validation ratings; whoever is away counts as at its last validation."""
