@@ -4,7 +4,7 @@ FROM python:3.12-slim
 
 # psi is needed for alignment = "ecdh" only, and there for x86_64 only: --build-arg EXTRAS=federation leaves it out.
 ARG EXTRAS=federation,psi
-# torch without CUDA, a tenth of the size; for GPUs: --build-arg TORCH_INDEX=https://pypi.org/simple
+# torch without CUDA, a fraction of the size; for GPUs: --build-arg TORCH_INDEX=https://pypi.org/simple
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 

@@ -36,6 +36,12 @@ def command(*words: object) -> None:
     subprocess.run([*COMMAND, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def write_tables(folder: Path, parties: list[vf.PartyData]) -> None:
     for party in parties:
         table = party.ratings
@@ -60,12 +66,11 @@ def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int, *, 
 
 def federated_round(parties: list[vf.PartyData], settings: list[str], folder: Path) -> dict[str, float]:
     """Median seconds of a round between processes, and bytes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     write_tables(folder, parties)
     home = folder / "coordinator"
-    command("federation", "init", home, "--address", f"127.0.0.1:{port}", "--name", "bench", "--alignment", "keyed", *settings)
+    command(
+        "federation", "init", home, "--address", f"127.0.0.1:{free_port()}", "--name", "bench", "--alignment", "keyed", *settings
+    )
     for party in parties:
         command("federation", "join-request", party.name, "--out", folder / party.name)
         command("federation", "approve", home, folder / party.name / f"{party.name}.csr", "--yes")
@@ -91,7 +96,12 @@ def main() -> None:
     ratings = vf.read_ratings(options.data)
     parties = vf.split_items(ratings, parties=options.parties, seed=0)
     # rounds of the paper's batch; validation left out of the median by being rare
-    values = {"epochs": 1, "evaluate_every": options.rounds, "batch": -(-int(len(ratings) * 0.6) // options.rounds), "masking": True}
+    values = {
+        "epochs": 1,
+        "evaluate_every": options.rounds,
+        "batch": -(-int(len(ratings) * 0.6) // options.rounds),
+        "masking": True,
+    }
     config = vf.Config.preset("paper", **values)
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={str(value).lower()}")]
     one_by_one = local_round(parties, config, 60, stack=False)

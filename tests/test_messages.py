@@ -65,7 +65,8 @@ FIELDS = {
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
-        "updates", "neighbourhood_parties", "neighbourhoods", "parameters", "accumulator", "mask_keys", "mask_signatures",
+        "updates", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods",
+        "parameters", "accumulator", "mask_keys", "mask_signatures",
     },
     RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "squared_error", "count", "digest"},
     Finish: {"round", "best_round", "parameters"},

@@ -7,6 +7,7 @@ The protocol is `protocol.coordinator`; this is its clock, its memory on disk an
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import Counter
@@ -136,6 +137,9 @@ class CoordinatorService:
     def _hello(self, name: str, message: Hello) -> None:
         if message.party != name:
             raise ProtocolError(f"{name}: it says hello under another name than its certificate's")
+        if self.host is not None and not self.coordinator.began and self.host.must_align(name):
+            self._send(name, Waiting(missing=self.host.missing, align=True))
+            return
         self.coordinator.hello(message)
         self.greeted.add(name)
         if not self.coordinator.began:
@@ -165,7 +169,7 @@ class CoordinatorService:
             self.coordinator.members.hellos.clear()
         for to, answer in self.host.handle(name, message):
             self._send(to, answer)
-        if len(self.host.users) == len(self.coordinator.names):
+        if isinstance(message, Aligned) and len(self.host.users) == len(self.coordinator.names):
             tell("users aligned", method=self.host.method, common=next(iter(self.host.users.values())))
 
     def _has_result(self, name: str, message: Finished) -> None:
@@ -174,6 +178,7 @@ class CoordinatorService:
         if message.digest != parameters_digest(self.coordinator.best_parameters):
             raise ProtocolError(f"{name}: it keeps other public parameters than the coordinator")
         self.finished[name] = message.digest
+        self._write_result()
         tell("party has the result", party=name, public=message.digest)
 
     def _send(self, name: str, message: Message, data: bytes | None = None) -> None:
@@ -314,6 +319,10 @@ class CoordinatorService:
         self.ledger, self.seconds, self.repeats = Ledger.from_dict(values["ledger"]), values["seconds"], values["repeats"]
         if (self.folder / "history.jsonl").is_file():
             self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.coordinator.round]
+        if self.coordinator.done and (self.folder / "metrics.json").is_file():
+            parties = json.loads((self.folder / "metrics.json").read_text("utf-8"))["parties"]
+            digest = parameters_digest(self.coordinator.best_parameters)
+            self.finished = {party["name"]: digest for party in parties if party["has_result"]}
         tell("continuing from checkpoint", round=self.coordinator.round)
 
     def _checkpoint(self) -> None:

@@ -18,6 +18,7 @@ from verfedgnn.federation.link import Link
 from verfedgnn.federation.log import tell
 from verfedgnn.federation.watch import Watch
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
+from verfedgnn.protocol.alignment_messages import AlignStart, Common, Sealed
 from verfedgnn.protocol.coordinator import Closed, active_count
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
@@ -77,15 +78,15 @@ class PartyService:
             self.party.welcome(message)
             self.welcome = True
             tell("taking part", round=message.round, public=message.digest)
+        elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
+            raise Realign
         elif isinstance(message, Waiting):
-            if message.align:
-                raise Realign
             self.waiting = True
         elif isinstance(message, RoundStart) and self.welcome:
             self._round(message)
         elif isinstance(message, Finish) and self.welcome:
             return self._finish(message)
-        elif not isinstance(message, RoundStart | Finish):
+        elif not isinstance(message, RoundStart | Finish | Sealed | Common):  # these may be of an earlier stay or alignment
             raise ProtocolError(f"a {type(message).__name__} makes no sense here")
         return None
 
@@ -93,10 +94,12 @@ class PartyService:
         began = time.monotonic()
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
-        self.link.send(reply)
-        self.seconds += time.monotonic() - began
         self.round = message.round
         self.releases += reply.gradient is not None
+        if message.round % self.checkpoint_every == 0:
+            self._checkpoint()  # first, so that whatever was sent from here is known here
+        self.link.send(reply)
+        self.seconds += time.monotonic() - began
         rmse = None
         if reply.squared_error is not None and reply.count:
             rmse = (reply.squared_error / reply.count) ** 0.5
@@ -111,8 +114,6 @@ class PartyService:
                 write_history(self.store.folder, self.history)
             tell("validated", round=message.round, own_valid_rmse=rmse)
         self.watch.round(Closed(message.round, rmse), self._status)
-        if message.round % self.checkpoint_every == 0:
-            self._checkpoint()
 
     def _finish(self, message: Finish) -> Run:
         finished = self.party.finish(message)

@@ -83,8 +83,10 @@ class Guest:
 
     def _start(self, message: AlignStart) -> list[Message]:
         keys, signatures = message.seal_keys, message.seal_signatures
-        if len(keys) != len(signatures) or not message.index < len(keys) or keys[message.index] != self._sealer.public:
+        if len(keys) != len(signatures) or not message.index < len(keys):
             raise ProtocolError("the coordinator starts an alignment with keys that are not the parties' own")
+        if keys[message.index] != self._sealer.public:
+            return []  # answers a hello that another one has followed
         for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
             self.vouching.check("seal", party, key, signature)
         self.session, self.index, self._keys, self.rows = message.session, message.index, keys, None
@@ -212,7 +214,11 @@ class Host:
     def left(self, name: str) -> None:
         """A party is gone; without it nothing can be aligned."""
         if self.hellos.pop(name, None) is not None and name not in self.users:
-            self.session, self.sets = None, {}
+            self.session, self.sets, self.users = None, {}, {}
+
+    def must_align(self, name: str) -> bool:
+        """Whether an alignment is under way that this party does not have the result of."""
+        return bool(self.hellos) and name not in self.users
 
     @property
     def missing(self) -> list[str]:
@@ -223,9 +229,10 @@ class Host:
         if message.party != name or message.agreement != self.agreement:
             raise ProtocolError(f"{name}: its federation file is not the coordinator's; fetch the current one")
         self.hellos[name] = message
+        self.session, self.sets, self.users = None, {}, {}  # whatever was aligned before was so without this party
         if self.missing:
             return [(name, Waiting(missing=self.missing))]
-        self.session, self.sets, self.users = secrets.token_hex(16), {}, {}
+        self.session = secrets.token_hex(16)
         hellos = [self.hellos[name] for name in self.names]
         keys, signatures = [h.seal_key for h in hellos], [h.seal_signature for h in hellos]
         return [
@@ -260,6 +267,8 @@ class Host:
         self.users[name] = message.users
         if len(set(self.users.values())) > 1:
             raise ProtocolError(f"{name}: it counts {message.users:,} common users, others another number")
+        if len(self.users) == len(self.names):
+            self.hellos = {}
         return []
 
 

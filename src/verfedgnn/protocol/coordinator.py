@@ -51,6 +51,15 @@ class _Update:
     row: NDArray[Any]
 
 
+@dataclass(frozen=True)
+class _Sum:
+    """Summed neighbourhoods: whose, of which round and trip."""
+
+    parties: list[int]
+    trip: tuple[int, int]
+    total: NDArray[np.int32]
+
+
 class Coordinator:
     """Runs the rounds. `names` are the parties in the order that fixes every sum.
 
@@ -74,7 +83,7 @@ class Coordinator:
         self.began = False
         """Whether all parties have joined once; the replica is there from then on."""
         self.round, self.trip, self.attempt = 0, 0, 0
-        self.neighbourhoods: tuple[list[int], NDArray[np.int32]] | None = None
+        self.neighbourhoods: _Sum | None = None
         self.log: deque[_Update] = deque(maxlen=UPDATE_LOG)
         self.seen: dict[str, int] = {}
         """Round of the public parameters each party has."""
@@ -202,7 +211,7 @@ class Coordinator:
         missed = [update for update in self.log if update.round > seen]
         # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
         full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
-        contributors, total = self.neighbourhoods or ([], None)
+        shared = self.neighbourhoods
         return RoundStart(
             round=self.round,
             trip=self.trip,
@@ -215,8 +224,9 @@ class Coordinator:
             updates_from=seen + 1,
             update_parties=[] if full else [update.parties for update in missed],
             updates=None if full or not missed else np.stack([update.row for update in missed]),
-            neighbourhood_parties=contributors,
-            neighbourhoods=total,
+            neighbourhood_parties=[] if shared is None else shared.parties,
+            neighbourhood_trip=(0, 0) if shared is None else shared.trip,
+            neighbourhoods=None if shared is None else shared.total,
             parameters=self.replica.parameters.cpu().numpy() if full else None,
             accumulator=self.replica.accumulator.cpu().numpy() if full else None,
             **self._keys(name),
@@ -279,7 +289,7 @@ class Coordinator:
             total = np.zeros(self.neighbourhood_shape, np.int32)
             for _, values in shared:
                 total += values
-            self.neighbourhoods = ([i for i, _ in shared], total)
+            self.neighbourhoods = _Sum([i for i, _ in shared], (self.round, self.trip), total)
         evaluated = any(start.evaluate for start in self.open_parties.values())
         self.open_parties = {}
         if self.trip > 0:
@@ -350,10 +360,11 @@ class Coordinator:
             "digests": list(self.digests.items()),
             "best": [self.best_rmse if self.best_round else None, self.best_round, self.since_best],
             "updates": [[update.round, update.parties] for update in self.log],
-            "neighbourhood_parties": None,
+            "neighbourhoods": None,
         }
         if self.neighbourhoods is not None:
-            state.values["neighbourhood_parties"], state.arrays["neighbourhoods"] = self.neighbourhoods
+            state.values["neighbourhoods"] = [self.neighbourhoods.parties, *self.neighbourhoods.trip]
+            state.arrays["neighbourhoods"] = self.neighbourhoods.total
         return state
 
     def restore(self, state: State) -> None:
@@ -371,8 +382,9 @@ class Coordinator:
         rmse, self.best_round, self.since_best = values["best"]
         self.best_rmse = math.inf if rmse is None else rmse
         self.log.extend(_Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"]))
-        parties = values["neighbourhood_parties"]
-        self.neighbourhoods = None if parties is None else (parties, state.arrays["neighbourhoods"])
+        if values["neighbourhoods"] is not None:
+            parties, round, trip = values["neighbourhoods"]
+            self.neighbourhoods = _Sum(parties, (round, trip), state.arrays["neighbourhoods"])
 
     def finish(self) -> Finish:
         """The last message."""

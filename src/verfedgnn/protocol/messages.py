@@ -114,6 +114,8 @@ class RoundStart(Message):
     """Summed protected gradients, one row per update: packed integers, or float32 without quantization."""
     neighbourhood_parties: list[int]
     """Whose neighbourhoods the sum below holds."""
+    neighbourhood_trip: tuple[int, int] = (0, 0)
+    """Round and trip in which they were sent."""
     neighbourhoods: Fixed | None = None
     """Sum of projected neighbourhoods (K, q, C), fixed point."""
     parameters: Floats | None = None

@@ -47,6 +47,10 @@ class PartyInput:
     valid: Pairs
 
 
+Own = tuple[tuple[int, int], NDArray[np.int32]]
+"""Own neighbourhoods as last sent, and the round and trip of that."""
+
+
 @dataclass(frozen=True)
 class _Before:
     """The private state before a trip, to which a trip begun anew goes back."""
@@ -55,7 +59,7 @@ class _Before:
     trip: int
     items: Tensor
     accumulator: Tensor
-    own: NDArray[np.int32] | None
+    own: Own | None
 
 
 class Party:
@@ -71,8 +75,7 @@ class Party:
         self.threshold = upper_quarter(data.scale) if threshold is None else threshold
         self.items = self.model.initial_embeddings(self._rng(0), data.items).to(self.device)
         self.accumulator = torch.zeros_like(self.items)
-        self.own: NDArray[np.int32] | None = None
-        """Own neighbourhoods as last sent."""
+        self.own: Own | None = None
         self.candidate: EvaluatedModel | None = None
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
@@ -218,8 +221,9 @@ class Party:
             }
             self._announced = (message.round, self.replica.digest())
         if outcome.neighbourhoods is not None:
-            self.own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
-            reply["neighbourhoods"] = self._masked(self.own, message, NEIGHBOURHOOD)
+            own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
+            self.own = ((message.round, message.trip), own)
+            reply["neighbourhoods"] = self._masked(own, message, NEIGHBOURHOOD)
         if outcome.public_gradient is not None and outcome.item_gradient is not None:
             if not math.isfinite(float(outcome.public_gradient.sum())):
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
@@ -258,14 +262,12 @@ class Party:
         """Everything else private that training changed."""
         state = State({"items": self.items.cpu().numpy(), "accumulator": self.accumulator.cpu().numpy()})
         state.values |= {"training": self.training, "checked": self.checked, "before": None}
-        if self.own is not None:
-            state.arrays["own"] = self.own
+        _put_own(state, "own", self.own)
         before = self._before
         if before is not None:
             state.values["before"] = [before.round, before.trip]
             state.arrays |= {"before.items": before.items.cpu().numpy(), "before.accumulator": before.accumulator.cpu().numpy()}
-            if before.own is not None:
-                state.arrays["before.own"] = before.own
+            _put_own(state, "before.own", before.own)
         return state
 
     def restore(self, state: State, models: State) -> None:
@@ -276,13 +278,13 @@ class Party:
             raise RunError(f"the checkpoint has {had:,} items, the ratings have {has:,}; give the same data")
         self.items, self.accumulator = tensor(arrays["items"], self.device), tensor(arrays["accumulator"], self.device)
         self.candidate, self.best = models.get_model("candidate", self.device), models.get_model("best", self.device)
-        self.own = arrays.get("own")
+        self.own = _get_own(state, "own")
         self.training = values["training"]
         self.checked = None if values["checked"] is None else (values["checked"][0], values["checked"][1])
         if values["before"] is not None:
             items, accumulator = tensor(arrays["before.items"], self.device), tensor(arrays["before.accumulator"], self.device)
             round, trip = values["before"]
-            self._before = _Before(round, trip, items, accumulator, arrays.get("before.own"))
+            self._before = _Before(round, trip, items, accumulator, _get_own(state, "before.own"))
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
@@ -333,9 +335,9 @@ class Party:
             raise ProtocolError(f"{self.data.name}: neighbourhoods of shape {message.neighbourhoods.shape}, not {expected}")
         total = message.neighbourhoods
         if self.index in message.neighbourhood_parties:
-            if self.own is None:
+            if self.own is None or self.own[0] != message.neighbourhood_trip:
                 return None  # sent before this party lost its memory; the next sum will do
-            total = total - self.own
+            total = total - self.own[1]
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
         return torch.from_numpy(from_fixed(total)).to(self.device).mul_(scale)
 
@@ -352,3 +354,14 @@ class Party:
             return values
         about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
         return self.masker.mask(values, message.active, use=use, **about)
+
+
+def _put_own(state: State, name: str, own: Own | None) -> None:
+    state.values[name] = None if own is None else own[0]
+    if own is not None:
+        state.arrays[name] = own[1]
+
+
+def _get_own(state: State, name: str) -> Own | None:
+    trip = state.values.get(name)
+    return None if trip is None else ((trip[0], trip[1]), state.arrays[name])

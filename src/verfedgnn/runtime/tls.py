@@ -108,13 +108,13 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
             sock = self.context.wrap_socket(raw, server_side=server_side)
             certificate = sock.getpeercert(binary_form=True) or b""
         except (OSError, ValueError) as error:
-            raw.close()
             self.refused(f"TLS handshake failed ({_reason(error)})")
+            raw.close()
             return None
         name = self.roster.get(hashlib.sha256(certificate).hexdigest())
         if name is None:
-            sock.close()
             self.refused("a certificate of this authority that is not in the roster")
+            sock.close()
             return None
         self._tune(sock)
         return _Connection(sock, self.connector, name, self.largest, self.link_seconds)
@@ -196,7 +196,7 @@ class _Connection(Connection):  # type: ignore[misc]
 
     def send_frame(self, frame: BytesAlike) -> None:
         """Write a whole frame, or close the connection: half a frame would garble everything after it."""
-        view, deadline = memoryview(frame), time.monotonic() + self.patience
+        view = memoryview(frame)
         try:
             while view:
                 with self._lock:
@@ -206,7 +206,7 @@ class _Connection(Connection):  # type: ignore[misc]
                         sent = 0
                 view = view[sent:]
                 if not sent:
-                    self._wait(select.POLLOUT, deadline)
+                    self._wait(select.POLLOUT, time.monotonic() + self.patience)
         except (OSError, ValueError) as error:
             self.close()
             raise CommError(CommError.CLOSED, f"connection to {self.peer} ended while sending: {_reason(error)}") from None
