@@ -91,8 +91,8 @@ class RoundStart(Message):
 
     kind = 3
     arrays: ClassVar = {"updates": "any", "neighbourhoods": "int32", "parameters": "float32", "accumulator": "float32"}
-    round: int = Field(ge=1)
-    trip: int = Field(ge=0)
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
     """0 for the training trip of a round, counted down from `exchange.refresh` for exchange-only ones."""
     attempt: int = Field(0, ge=0, le=65535)
     """How often this trip had to be begun anew because a party was lost; each attempt has masks of its own."""
@@ -131,8 +131,8 @@ class RoundReply(Message):
 
     kind = 4
     arrays: ClassVar = {"gradient": "any", "neighbourhoods": "int32"}
-    round: int = Field(ge=1)
-    trip: int = Field(ge=0)
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
     attempt: int = Field(0, ge=0)
     gradient: Bytes | Floats | None = None
     """Ternary gradient of the public parameters, packed, or masked with a whole integer each; float32 without quantization."""
