@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from shells import Shells
 from verfedgnn import PartyData, split_items
 from verfedgnn.data import synthetic_ratings
 
@@ -30,3 +32,13 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("VERFEDGNN_DATA is not set: no real data here")
     return Path(folder)
+
+
+@pytest.fixture
+def shells(tmp_path: Path) -> Iterator[Shells]:
+    """Commands in the background; none survives the test."""
+    shells = Shells(tmp_path)
+    yield shells
+    for process in shells.running:
+        process.kill()
+        process.wait()

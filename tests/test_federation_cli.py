@@ -2,97 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import verfedgnn as vf
-from verfedgnn.cli.main import app
+from shells import NAMES, Shells, free_port, wait_for_round, write_table
 from verfedgnn.data import synthetic_ratings
 
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
-
-NAMES = ["film", "book", "music"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Shells:
-    """Commands in the background; none survives the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.running: list[subprocess.Popen[str]] = []
-
-    def now(self, *words: object) -> str:
-        """A command that ends by itself, in this process: it need not import everything anew."""
-        with contextlib.chdir(self.folder):
-            done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def start(self, *words: object) -> subprocess.Popen[str]:
-        log = (self.folder / f"log-{len(self.running)}.txt").open("w")
-        process = subprocess.Popen(self._command(words), cwd=self.folder, text=True, stdout=log, stderr=log)
-        log.close()
-        self.running.append(process)
-        return process
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("log-*.txt")))
-
-    @staticmethod
-    def _command(words: tuple[object, ...]) -> list[str]:
-        return [sys.executable, "-m", "verfedgnn", *map(str, words)]
-
-
-@pytest.fixture
-def shells(tmp_path: Path) -> Iterator[Shells]:
-    shells = Shells(tmp_path)
-    yield shells
-    for process in shells.running:
-        process.kill()
-        process.wait()
-
-
-def write_table(path: Path, table: vf.Ratings, spelling: str) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "rating"])
-        for user, item, rating in zip(table.user, table.item, table.rating, strict=True):
-            name = f"Person.{table.user_ids[user]}@Example.org"
-            writer.writerow([getattr(name, spelling)(), table.item_ids[item], rating])
-
-
-def wait_for_round(shells: Shells, status: str, round: int) -> None:
-    deadline = time.monotonic() + 40
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{status}/status.json", timeout=2) as answer:
-                if json.load(answer).get("round", 0) >= round:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError(f"round {round} is not reached\n{shells.logs()}")
 
 
 def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
