@@ -8,12 +8,16 @@ run = vf.train(parties, vf.Config.preset("paper", model="gcn"))
 run.metrics["test"]["rmse"], run.recommend(user="17", k=10)
 """
 
-from verfedgnn.config import Config
-from verfedgnn.data import PartyData, Ratings, align_users, parties_from_files, read_parties, read_ratings, split_items
-from verfedgnn.errors import ConfigError, DataError, ProtocolError, RunError, VerFedGNNError
-from verfedgnn.evaluation.lift import lift
-from verfedgnn.run import Recommendation, Run
-from verfedgnn.training import resume, train
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verfedgnn.config import Config
+    from verfedgnn.data import PartyData, Ratings, align_users, parties_from_files, read_parties, read_ratings, split_items
+    from verfedgnn.errors import ConfigError, DataError, ProtocolError, RunError, VerFedGNNError
+    from verfedgnn.evaluation.lift import lift
+    from verfedgnn.run import Recommendation, Run
+    from verfedgnn.training import resume, train
 
 __version__ = "0.1.0"
 
@@ -37,3 +41,37 @@ __all__ = [
     "split_items",
     "train",
 ]
+
+_HOMES = {
+    "Config": "config",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "PartyData": "data",
+    "ProtocolError": "errors",
+    "Ratings": "data",
+    "Recommendation": "run",
+    "Run": "run",
+    "RunError": "errors",
+    "VerFedGNNError": "errors",
+    "align_users": "data",
+    "lift": "evaluation.lift",
+    "parties_from_files": "data",
+    "read_parties": "data",
+    "read_ratings": "data",
+    "resume": "training",
+    "split_items": "data",
+    "train": "training",
+}
+"""Where each name lives; it is imported when it is asked for, so that a process that needs no torch does not load it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"verfedgnn.{_HOMES[name]}"), name)
+    if name == "data":
+        return import_module("verfedgnn.data")
+    raise AttributeError(f"module 'verfedgnn' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,79 @@
+"""Aligning users between processes on this machine: parties with 100,000 ids each, both methods.
+
+    python benchmarks/align.py [--parties 10] [--ids 100000] [--method keyed|ecdh]
+
+Every party has `ids` users, nine tenths of which all share, so no step of the chain gets much smaller than the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from federation_round import COMMAND, command, free_port
+
+
+def write_ids(path: Path, party: int, ids: int) -> None:
+    own, common = ids // 10, ids - ids // 10
+    users = [f"person{n}@example.org" for n in range(common)] + [f"party{party}-{n}@example.org" for n in range(own)]
+    path.write_text("user,item,rating\n" + "".join(f"{user},item{n % 50},{1 + n % 5}\n" for n, user in enumerate(users)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parties", type=int, default=10)
+    parser.add_argument("--ids", type=int, default=100_000)
+    parser.add_argument("--method", default="keyed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        home = folder / "coordinator"
+        address = f"127.0.0.1:{free_port()}"
+        command("federation", "init", home, "--address", address, "--name", "bench", "--alignment", options.method)
+        for number in range(options.parties):
+            party = f"party-{number}"
+            write_ids(folder / f"{party}.csv", number, options.ids)
+            command("federation", "join-request", party, "--out", folder / party)
+            command("federation", "approve", home, folder / party / f"{party}.csr", "--yes")
+        log = (folder / "log").open("w")
+        server = subprocess.Popen([*COMMAND, "coordinator", str(home), "--log", "json"], stderr=log, stdout=log)
+        began = time.monotonic()
+        started = []
+        for number in range(options.parties):
+            words = ["align", "--ratings", folder / f"party-{number}.csv", "--federation", home / "federation.toml"]
+            words += ["--key", folder / f"party-{number}" / "key.pem", "--quiet"]
+            started.append(subprocess.Popen([*COMMAND, *map(str, words)], stdout=subprocess.DEVNULL))
+        codes = [process.wait() for process in started]
+        seconds = time.monotonic() - began
+        server.terminate()
+        server.wait()
+        events = [json.loads(line) for line in (folder / "log").read_text().splitlines() if line.startswith("{")]
+    if any(codes):
+        raise SystemExit("an alignment failed")
+    (aligned,) = [event for event in events if event["event"] == "users aligned"]
+    ready = [event["time"] for event in events if event["event"] == "party is ready to align"]
+    figures = {
+        "method": options.method,
+        "parties": options.parties,
+        "ids": options.ids,
+        "common": aligned["common"],
+        "cores": os.cpu_count(),
+        "seconds_with_starting_and_reading": round(seconds, 1),
+        "seconds_once_all_were_ready": round(stamp(aligned["time"]) - stamp(max(ready)), 1),
+    }
+    print(json.dumps(figures, indent=1))
+
+
+def stamp(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp()
+
+
+if __name__ == "__main__":
+    main()
