@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -136,18 +137,29 @@ class Sealer:
 def workers(processes: int) -> Iterator[Each]:
     """A `map` over so many processes, for all steps of an alignment; with one, the built-in `map` in this process.
 
-    Make it once: a process takes seconds to start, for it imports the package anew (this one has threads, so no fork).
+    Make it once: a process imports what it needs anew (this one has threads, so no fork).
     """
     if processes == 1:
         yield map
         return
-    pool = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-    )
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_begin_worker)
     try:
         yield pool.map
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """Ctrl-C is the parent's business; its death, even a sudden one, is the worker's too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 class PsiClient:
