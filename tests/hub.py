@@ -24,6 +24,7 @@ from verfedgnn.federation.party import PartyService, Realign
 from verfedgnn.federation.watch import Watch
 from verfedgnn.prepare import prepare
 from verfedgnn.runtime.transport import Event
+from verfedgnn.training import Interrupted
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
@@ -149,6 +150,8 @@ class Trial:
             wire = Wire(self.hub, name, fault)
             try:
                 self._once(name, wire)
+                return
+            except Interrupted:
                 return
             except Killed:
                 if not restart:

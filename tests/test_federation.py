@@ -98,7 +98,7 @@ def test_federation_equals_local_runtime_bit_for_bit(
     run = local(small_parties, config)
     assert_same(federated, run)
     coordinator = federated.services[SERVER]
-    assert coordinator.coordinator.replica.digest() == run.metrics["public"]
+    assert federated.runs[small_parties[0].name].metrics["public"] == run.metrics["public"]
     assert coordinator.ledger.total(kind="RoundReply") == run.ledger.total(kind="RoundReply")
 
 
@@ -123,7 +123,8 @@ def test_after_training_each_side_keeps_its_own(tmp_path: Path, small_parties: l
     coordinator = tmp_path / "run-server"
     kept = sorted(str(path.relative_to(coordinator)) for path in coordinator.rglob("*") if path.is_file())
     checkpoint = {"checkpoint/round-00000009/_coordinator.safetensors", "checkpoint/round-00000009/state.json"}
-    files = {"config.toml", "history.jsonl", "ledger.json", "metrics.json", "model/_public.safetensors", "status.json"}
+    files = {"config.toml", "federation.txt", "history.jsonl", "ledger.json", "metrics.json", "status.json"}
+    files.add("model/_public.safetensors")
     assert set(kept) == files | checkpoint
     with pytest.raises(vf.RunError, match="public parameters only"):
         vf.Run.load(coordinator)
@@ -212,6 +213,30 @@ def test_a_slow_party_is_left_out_and_taken_back(tmp_path: Path, small_parties: 
     publics = [federated.public(party.name) for party in small_parties]
     assert torch.equal(publics[0], publics[1])
     assert torch.equal(publics[1], publics[2])
+
+
+def test_a_slow_party_that_cannot_be_spared_is_waited_for(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Its reply still fits the open trip, however late."""
+
+    def sleep(reply: RoundReply) -> bytes:
+        time.sleep(1.0)
+        return encode(reply)
+
+    timeouts = Timeouts(reply=0.2, hello=0.3, idle=30, finish=5)
+    federated = trial(tmp_path, small_parties, timeouts=timeouts)
+    federated.run({small_parties[0].name: in_round(3, sleep)}, seconds=15)
+    assert_same(federated, local(small_parties))
+    assert federated.services[SERVER].repeats == 0
+
+
+def test_a_coordinator_started_once_more_remembers_who_has_the_result(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties, timeouts=Timeouts(finish=60))
+    federated.run()
+    federated.threads.clear()
+    federated.stopping = False
+    federated.start(SERVER)
+    federated.join(5)
+    assert len(federated.services[SERVER].finished) == 3
 
 
 def test_a_hung_party_costs_one_timeout(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:

@@ -98,7 +98,7 @@ def test_ctrl_c_and_sigterm_leave_something_to_go_on_with(shells: Shells, tmp_pa
         (["party", "--federation", "home", "--key", "stranger/key.pem", "--ratings", "film.csv"], "belongs to nobody", 2),
         (["party", "--federation", "home", "--key", "home/coordinator.key", "--ratings", "x"], "the coordinator's key", 2),
         (["party", "--federation", "film", "--ratings", "film.csv", "--log", "xml"], "text or json", 2),
-        (["coordinator", "film"], "cannot read the key|no such file", 2),
+        (["coordinator", "film"], "holds no coordinator.key|cannot read the agreement", 2),
         (["coordinator", "home", "--status", "nonsense"], "HOST:PORT", 2),
         (["status", "film"], "no status", 2),
         (["status", "http://127.0.0.1:1"], "no status at", 2),

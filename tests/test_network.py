@@ -276,3 +276,23 @@ def test_a_flood_stalls_its_sender_only(net: Net) -> None:
     assert queued <= 8
     book.send(SERVER, b"through")
     assert until(net.server, "message", "book").data == b"through"
+
+
+def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, Identity]]) -> None:
+    agreement, identities = federation
+    with (
+        socket.create_server((agreement.host, agreement.port)),
+        pytest.raises(vf.ConfigError, match=r"cannot listen on .*use another --listen"),
+    ):
+        connect(identities[SERVER], [].append, (agreement.host, agreement.port))
+
+
+def test_a_party_says_why_it_does_not_get_through(federation: tuple[Agreement, dict[str, Identity]]) -> None:
+    _, identities = federation
+    reasons: list[str] = []
+    film = connect(identities["film"], reasons.append)
+    deadline = time.monotonic() + 10
+    while not reasons and time.monotonic() < deadline:
+        time.sleep(0.05)
+    film.close()
+    assert "cannot reach 127.0.0.1" in reasons[0]

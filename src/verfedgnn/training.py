@@ -22,6 +22,7 @@ from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.run import PartyModel, Run, begin_folder, read_history, write_history
 from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint, writing
 from verfedgnn.runtime.local import LocalRuntime
@@ -196,7 +197,7 @@ class _Training:
                 validations=len(self.history),
                 randomness=SIMULATED,
             ),
-            digest=coordinator.replica.digest(),
+            digest=parameters_digest(coordinator.best_parameters),
         )
         run = Run(
             self.config,

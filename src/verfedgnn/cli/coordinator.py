@@ -27,6 +27,7 @@ from verfedgnn.federation.agreement import FILE, load_agreement
 from verfedgnn.federation.coordinator import CoordinatorService
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.log import tell
+from verfedgnn.runtime.checkpoint import holding
 
 
 def coordinator(
@@ -45,17 +46,19 @@ def coordinator(
     begin(log, quiet, threads)
     agreement = load_agreement(folder / FILE)
     key = folder / COORDINATOR_KEY
+    if not key.is_file():
+        raise ConfigError(f"{folder} holds no {COORDINATOR_KEY}; give the folder that `verfedgnn federation init` made")
     identity = Identity(agreement, key)
     if not identity.is_coordinator:
         raise ConfigError(f"{key} is not the coordinator's key of {FILE}; make a new one with `verfedgnn federation renew`")
     if len(agreement.parties) < 2:
         raise ConfigError("the roster has fewer than two parties; approve their requests with `verfedgnn federation approve`")
     run, here = out or folder / "run", address(listen, "--listen") or ("0.0.0.0", agreement.port)
-    watch = make_watch(run, status, tensorboard)
-    with stopping() as stop, connected(identity, here) as transport:
+    with stopping() as stop, holding(run), connected(identity, here) as transport:
+        watch = make_watch(run, status, tensorboard)
         service = CoordinatorService(agreement, transport, run, watch, checkpoint_every=checkpoint_every, device=device)
         tell("listening", address=f"{here[0]}:{here[1]}")
         service.run(stop)
-    watch.close()
+        watch.close()
     if not quiet:
         Console().print(f"public parameters: {run}/model; each party has its own model", highlight=False, soft_wrap=True)

@@ -42,6 +42,7 @@ from verfedgnn.federation.party import PartyService, Realign
 from verfedgnn.prepare import prepare
 from verfedgnn.privacy.alignment import Each, workers
 from verfedgnn.run import Run
+from verfedgnn.runtime.checkpoint import holding
 
 RatingsFile = Annotated[str | None, typer.Option("--ratings", help="Your ratings: a file or folder.", rich_help_panel=DATA)]
 Columns = Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...", rich_help_panel=DATA)]
@@ -83,9 +84,12 @@ def party(
         tell("this run is finished already", run=str(store.folder))
         _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
         return
-    table = None if store.begun and ratings is None else _read(ratings, columns, duplicates, scale)
-    watch = make_watch(store.folder, status)
-    with stopping() as stop, connected(identity) as transport, workers(processes or os.cpu_count() or 1) as each:
+    table = None if store.begun else _read(ratings, columns, duplicates, scale)
+    if store.begun and ratings is not None:
+        tell("going on with the ratings stored when users were aligned; --ratings is not read again", run=str(store.folder))
+    each_of = workers(processes or os.cpu_count() or 1)
+    with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
+        watch = make_watch(store.folder, status)
         link = Link(identity, transport, stop)
         while True:
             if not store.begun:
@@ -98,7 +102,7 @@ def party(
             except Realign:
                 warn("another party came without aligned users: aligning again")
                 store.clear()
-    watch.close()
+        watch.close()
     _show(run, store.folder, as_json=as_json, quiet=quiet)
 
 
@@ -121,7 +125,8 @@ def align(
     if store.trained:
         raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
     table = _read(ratings, columns, duplicates, scale)
-    with stopping() as stop, connected(identity) as transport, workers(processes or os.cpu_count() or 1) as each:
+    each_of = workers(processes or os.cpu_count() or 1)
+    with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
         users = _align(identity, store, Link(identity, transport, stop), table, each)
     Console().print(f"{users:,} common users, stored in {store.folder}", highlight=False, soft_wrap=True)
 
@@ -154,5 +159,4 @@ def _show(run: Run, folder: Path, *, as_json: bool, quiet: bool) -> None:
     elif not quiet:
         console = Console()
         console.print(run_table(run.metrics))
-        user = run.parties[0].ratings.user_ids[0]
-        console.print(f"next: {sys.argv[0]} recommend {folder} --user {user}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"next: {sys.argv[0]} recommend {folder} --user ID", highlight=False, markup=False, soft_wrap=True)

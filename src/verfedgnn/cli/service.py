@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,10 +78,24 @@ def address(text: str | None, option: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
+class _Complaints:
+    """Why a connection did not come about, in the log: at once, then a reason at most once a minute, with how often."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+        self._since: Counter[str] = Counter()
+
+    def __call__(self, reason: str) -> None:
+        self._since[reason] += 1
+        if time.monotonic() - self._told.get(reason, -60.0) >= 60:
+            self._told[reason] = time.monotonic()
+            warn("no connection", reason=reason, times=self._since.pop(reason))
+
+
 @contextmanager
 def connected(identity: Identity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
     """The transport, closed in the end whatever happens."""
-    transport = connect(identity, lambda reason: warn("connection not admitted", reason=reason), listen)
+    transport = connect(identity, _Complaints(), listen)
     try:
         yield transport
     finally:

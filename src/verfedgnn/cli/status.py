@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verfedgnn.errors import RunError
-from verfedgnn.federation.watch import shown
+from verfedgnn.federation.watch import shown, whereabouts
 
 _STALE_SECONDS = 30
 
@@ -39,8 +39,9 @@ def status(
     console.print(table)
     parties = Table("party", "", "MB up", "MB down", "refused")
     for name, about in found.get("parties", {}).items():
-        state = "here" if about["here"] else "slow" if about.get("slow") else "away"
-        parties.add_row(name, state, f"{about['up'] / 1e6:,.1f}", f"{about['down'] / 1e6:,.1f}", str(about.get("refused", 0)))
+        parties.add_row(
+            name, whereabouts(about), f"{about['up'] / 1e6:,.1f}", f"{about['down'] / 1e6:,.1f}", str(about.get("refused", 0))
+        )
     console.print(parties)
     age = time.time() - found.get("updated", 0)
     if age > _STALE_SECONDS and found.get("state") != "finished":

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import positions, sorted_ids
+from verfedgnn.errors import DataError, ProtocolError
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.link import Link
 from verfedgnn.federation.log import tell
@@ -41,7 +42,12 @@ def align(ratings: Ratings, identity: Identity, link: Link, each: Each = map) ->
     while guest.rows is None:
         message = link.receive(hello, lambda: not greeted)
         if isinstance(message, AlignStart | Sealed | Common):
-            for answer in guest.handle(message):
+            try:
+                answers = guest.handle(message)
+            except (DataError, ProtocolError) as error:
+                link.refuse(error)
+                raise
+            for answer in answers:
                 link.send(answer)
     assert guest.session is not None
     tell("users aligned", common=len(guest.rows), left_out=len(ratings.user_ids) - len(guest.rows))

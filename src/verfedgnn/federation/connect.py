@@ -35,4 +35,10 @@ def connect(identity: Identity, refused: Callable[[str], None], listen: tuple[st
         refused=refused,
     )
     address = listen or (agreement.host, agreement.port)
+    if identity.is_coordinator:
+        try:
+            driver.bind(address)
+        except OSError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; free it, or use another --listen") from None
     return FlareTransport(identity.name, driver, address, listen=identity.is_coordinator)

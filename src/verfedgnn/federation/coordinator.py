@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.errors import ProtocolError, RunError
+from verfedgnn.errors import ConfigError, ProtocolError, RunError
 from verfedgnn.evaluation.figures import cost, round_seconds
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.log import tell, warn
@@ -78,7 +78,7 @@ class CoordinatorService:
         tell("coordinator ready", training=self.coordinator.training, parties=self.coordinator.names, config=config.fingerprint())
         while not self._over:
             if stop():
-                raise Interrupted(f"stopped after round {self.coordinator.round}; start it again to go on")
+                raise Interrupted("stopped; start it again to go on")
             event = self.transport.next(_TICK)
             if event is not None:
                 self._handle(event)
@@ -86,6 +86,10 @@ class CoordinatorService:
                 pass
             self.watch.update(self._status())
         self.watch.update(self._status(), now=True)
+        without = [name for name in self.coordinator.names if name not in self.finished]
+        if without:
+            who = ", ".join(without)
+            raise Interrupted(f"training is over, but {who} could not be given the result; start it again when they are there")
 
     # -- events --------------------------------------------------------------------------------------------------------------
 
@@ -183,6 +187,8 @@ class CoordinatorService:
 
     def _send(self, name: str, message: Message, data: bytes | None = None) -> None:
         data = encode(message) if data is None else data
+        if len(data) > self.agreement.max_message:
+            raise ConfigError(f"a message of {len(data):,} bytes exceeds max_message of the federation file; raise it there")
         self.ledger.record(type(message).__name__, "down", name, len(data))
         self.transport.send(name, data)
 
@@ -197,7 +203,7 @@ class CoordinatorService:
             return self._finishing()
         if coordinator.open_parties:
             if time.monotonic() > self._deadline:
-                for name in coordinator.due:
+                for name in set(coordinator.due) - coordinator.members.slow:
                     warn("party is late", party=name, round=coordinator.round, seconds=self.agreement.timeouts.reply)
                     coordinator.lost(name, slow=True)
             if not coordinator.broken:
@@ -295,9 +301,6 @@ class CoordinatorService:
         without = [name for name in self.coordinator.names if name not in self.finished]
         if without and time.monotonic() < self._finish_until:
             return False
-        if without:
-            warn("some parties do not have the result; start the coordinator again when they are there", parties=without)
-        self._write_result()
         self._over = True
         return False
 
@@ -308,9 +311,11 @@ class CoordinatorService:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             config_file = self.folder / "config.toml"
             config = self.agreement.config.to_toml().encode()
-            if config_file.exists() and config_file.read_bytes() != config:
-                raise RunError(f"{self.folder} holds a run with another configuration; choose another --out")
+            mark, fingerprint = self.folder / "federation.txt", self.agreement.fingerprint()
+            if config_file.exists() and not (mark.exists() and mark.read_text("utf-8").strip() == fingerprint):
+                raise RunError(f"{self.folder} belongs to another agreement than the federation file; choose another --out")
             write_bytes(config_file, config)
+            write_bytes(mark, f"{fingerprint}\n".encode())
         found = read_checkpoint(self.folder / "checkpoint")
         if found is None:
             return
@@ -335,7 +340,7 @@ class CoordinatorService:
             "valid": {"rmse": coordinator.best_rmse},
             **cost(self.ledger, coordinator.round, len(coordinator.names), self.seconds),
             "best_round": coordinator.best_round,
-            "public": coordinator.replica.digest(),
+            "public": parameters_digest(coordinator.best_parameters),
             "parties": [{"name": name, "has_result": name in self.finished} for name in coordinator.names],
             "repeats": self.repeats,
             "refused": dict(self.offences),
@@ -376,6 +381,7 @@ class CoordinatorService:
             "parties": {
                 name: {
                     "here": name in members.present,
+                    "joined": name in self.greeted or (self.host is not None and name in self.host.hellos),
                     "slow": name in members.slow,
                     "refused": self.offences[name],
                     "up": self.ledger.total("up", party=name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from verfedgnn.errors import ProtocolError
+from verfedgnn.errors import ConfigError, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.log import tell, warn
@@ -29,6 +29,8 @@ class Link:
     def send(self, message: Message) -> None:
         """To the coordinator."""
         data = encode(message)
+        if len(data) > self.agreement.max_message:
+            raise ConfigError(f"a message of {len(data):,} bytes exceeds max_message of the federation file; raise it for all")
         self.ledger.record(type(message).__name__, "up", self.name, len(data))
         self.transport.send(COORDINATOR, data)
 
@@ -70,6 +72,6 @@ class Link:
         """Say hello at the next opportunity, though the connection is not new."""
         self._greeted = 0.0
 
-    def refuse(self, error: ProtocolError) -> None:
+    def refuse(self, error: VerFedGNNError) -> None:
         """Tell the coordinator why this party goes."""
         self.send(Refused(reason=str(error)[:500]))

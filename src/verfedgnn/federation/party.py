@@ -49,6 +49,7 @@ class PartyService:
         self.party = Party(self.prepared.input, agreement.config, store.secret(), self.device, terms)
         self.history, self.seconds, self.releases, self.round = list[dict[str, Any]](), 0.0, 0, 0
         self.welcome = self.waiting = False
+        self._rounds: int | None = None
         self._models_of: int | None = None
         self._restore()
 
@@ -77,6 +78,7 @@ class PartyService:
                 return None  # answers a Hello that another one has followed
             self.party.welcome(message)
             self.welcome = True
+            self._rounds = message.rounds_per_epoch * self.identity.agreement.config.training.epochs
             tell("taking part", round=message.round, public=message.digest)
         elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
             raise Realign
@@ -178,6 +180,7 @@ class PartyService:
             "training": self.party.training,
             "state": "training" if self.welcome else "joining",
             "round": self.round,
+            "rounds": self._rounds,
             "valid_rmse": self.history[-1]["valid_rmse"] if self.history else None,
             "best_rmse": min((entry["valid_rmse"] for entry in self.history), default=None),
             "seconds": round_seconds(self.seconds),

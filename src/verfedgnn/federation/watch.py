@@ -43,7 +43,8 @@ class Watch:
         """Take the newest status; it is on disk within a second."""
         typical = sorted(self._durations)[len(self._durations) // 2] if self._durations else None
         status["seconds_per_round"] = typical
-        left = None if typical is None or not status.get("rounds") else typical * (status["rounds"] - status["round"])
+        training = typical is not None and status.get("rounds") and status["state"] == "training"
+        left = typical * (status["rounds"] - status["round"]) if training and typical is not None else None
         status |= {"seconds_left": left, "updated": time.time()}
         self.status = status
         if now or time.monotonic() - self._written > EVERY_SECONDS:
@@ -156,7 +157,7 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
 def page(status: dict[str, Any]) -> str:
     """A page for people; it loads itself anew every few seconds and nothing from elsewhere."""
     rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{'here' if p['here'] else 'slow' if p.get('slow') else 'away'}</td>"
+        f"<tr><td>{html.escape(name)}</td><td>{whereabouts(p)}</td>"
         f"<td>{p['up'] / 1e6:,.1f}</td><td>{p['down'] / 1e6:,.1f}</td><td>{p.get('refused', 0)}</td></tr>"
         for name, p in status.get("parties", {}).items()
     )
@@ -178,6 +179,11 @@ def page(status: dict[str, Any]) -> str:
         f"<h1>{title}</h1><dl>{facts}</dl>"
         f"<table><tr><th>party<th><th>MB up<th>MB down<th>refused</tr>{rows}</table></html>"
     )
+
+
+def whereabouts(party: dict[str, Any]) -> str:
+    """Of a party: here (takes part), slow, joined (waits for others), away."""
+    return next((state for state in ("here", "slow", "joined") if party.get(state)), "away")
 
 
 def shown(status: dict[str, Any], key: str) -> str:

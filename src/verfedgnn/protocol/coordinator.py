@@ -94,8 +94,8 @@ class Coordinator:
         self.best_rmse, self.best_round, self.since_best = math.inf, 0, 0
         self.open_parties: dict[str, RoundStart] = {}
         self.replies: dict[str, RoundReply] = {}
-        self.broken = False
-        """Whether the open trip waits for a party that was lost, so that its sums can never be complete."""
+        self._gone: set[str] = set()
+        """Parties lost since the open trip began, also if they are back: they do not know of it."""
 
     # -- joining and leaving -------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,8 @@ class Coordinator:
 
     def lost(self, name: str, *, slow: bool = False) -> None:
         """Go on without a party until it joins again, or, if it is merely slow, until its reply comes."""
-        self.broken = self.broken or name in self.due
+        if not slow:
+            self._gone.add(name)
         self.members.lose(name, slow=slow)
 
     @property
@@ -161,6 +162,11 @@ class Coordinator:
     def due(self) -> list[str]:
         """Who has not yet replied to the open trip."""
         return [name for name in self.open_parties if name not in self.replies]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the open trip waits for a party that was lost or is slow, so that it had better be begun anew."""
+        return any(name in self._gone or name in self.members.slow for name in self.due)
 
     # -- one round ---------------------------------------------------------------------------------------------------------
 
@@ -182,7 +188,7 @@ class Coordinator:
         evaluate = self.trip == 0 and (self.round % self.evaluate_every == 0 or self.round == self.rounds)
         refresh = self.trip > 0
         starts: dict[tuple[Any, ...], RoundStart] = {}
-        self.open_parties, self.replies, self.broken = {}, {}, False
+        self.open_parties, self.replies, self._gone = {}, {}, set()
         for index in here:
             name, works = self.names[index], index in self._active
             if not works and not evaluate:
@@ -258,6 +264,7 @@ class Coordinator:
                 raise ProtocolError(f"{name}: its public parameters differ from the coordinator's; it must rejoin")
         self.seen[name] = self.replica.round
         self.replies[name] = reply
+        self.members.back(name)
         return True
 
     @property

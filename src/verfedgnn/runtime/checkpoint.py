@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -82,6 +83,22 @@ def writing(place: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         remedy = "make room, then --resume" if error.errno == errno.ENOSPC else "choose another --out"
         raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Keep a run folder to this process."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use by another process; stop that one, or choose another --out") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def _sync(folder: Path) -> None:

@@ -70,6 +70,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         self.refused = refused
         """Told the reason whenever a connection is not admitted."""
         self.server: _Server | None = None
+        self.stopping = self.listening = False
 
     @staticmethod
     def supported_transports() -> list[str]:
@@ -86,20 +87,33 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         """Addresses are given, never searched for."""
         raise NotImplementedError
 
+    def bind(self, address: tuple[str, int]) -> None:
+        """Take the port now; FLARE, which calls `listen` later, would try a port in use for ever without a word."""
+        self.server = _Server(self, address)
+
     def listen(self, connector: ConnectorInfo) -> None:
         """Accept connections until `shutdown`."""
         self.connector = connector
-        self.server = _Server(self, (connector.params["host"], int(connector.params["port"])))
-        with self.server:
-            self.server.serve_forever(poll_interval=0.2)
+        assert self.server is not None, "bind comes first"
+        self.listening = not self.stopping
+        if self.listening:
+            with self.server:
+                self.server.serve_forever(poll_interval=0.2)
 
     def connect(self, connector: ConnectorInfo) -> None:
         """Hold one connection until it ends; FLARE calls again, after a growing pause."""
         self.connector = connector
         address = (connector.params["host"], int(connector.params["port"]))
-        connection = self.admit(socket.create_connection(address, timeout=HANDSHAKE_SECONDS), server_side=False)
+        try:
+            raw = socket.create_connection(address, timeout=HANDSHAKE_SECONDS)
+        except OSError as error:
+            self.refused(f"cannot reach {address[0]}:{address[1]} ({_reason(error)})")
+            raise
+        connection = self.admit(raw, server_side=False)
         if connection is not None:
             self.hold(connection)
+            if not connection.heard and not self.stopping:
+                self.refused("the coordinator ends the connection at once: it does not know this party's certificate")
 
     def admit(self, raw: socket.socket, *, server_side: bool) -> _Connection | None:
         """Shake hands and check who it is; None if it is nobody of the roster."""
@@ -113,7 +127,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
             return None
         name = self.roster.get(hashlib.sha256(certificate).hexdigest())
         if name is None:
-            self.refused("a certificate of this authority that is not in the roster")
+            self.refused(f"the certificate of {_common_name(sock)} is not in the roster")
             sock.close()
             return None
         self._tune(sock)
@@ -123,16 +137,20 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         """Read until the connection ends."""
         self.add_connection(connection)
         try:
-            connection.read_loop()
+            if not self.stopping:
+                connection.read_loop()
         finally:
             connection.close()
             self.close_connection(connection)
 
     def shutdown(self) -> None:
-        """End the listener and all connections."""
+        """End the listener and all connections, and those that are only being made."""
+        self.stopping = True
         self.close_all()
         if self.server is not None:
-            self.server.shutdown()
+            if self.listening:
+                self.server.shutdown()
+            self.server.server_close()
 
     def _tune(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -179,7 +197,8 @@ class _Connection(Connection):  # type: ignore[misc]
     def __init__(self, sock: ssl.SSLSocket, connector: ConnectorInfo, peer: str, largest: int, patience: float) -> None:
         super().__init__(connector)
         self.sock, self.peer, self.largest, self.patience = sock, peer, largest, patience
-        self.closing = False
+        self.closing = self.heard = False
+        """Whether the connection is to end; whether the peer has said anything."""
         self._lock = threading.Lock()
         self._flight = threading.BoundedSemaphore(FRAMES_IN_FLIGHT)
 
@@ -236,6 +255,7 @@ class _Connection(Connection):  # type: ignore[misc]
         largest = self.largest if prefix.type == Types.DATA else FRAME_MARGIN
         if not PREFIX_LEN <= prefix.length <= largest or prefix.header_len > min(FRAME_MARGIN, prefix.length - PREFIX_LEN):
             raise CommError(CommError.BAD_DATA, f"a frame of {prefix.length} bytes")
+        self.heard = True
         frame = bytearray(prefix.length)
         frame[:PREFIX_LEN] = head
         self._read(memoryview(frame)[PREFIX_LEN:])
@@ -267,6 +287,12 @@ class _Connection(Connection):  # type: ignore[misc]
                 raise OSError("closed")
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"nothing taken for {self.patience:g} s")
+
+
+def _common_name(sock: ssl.SSLSocket) -> str:
+    """The name in the peer's certificate, which our authority signed."""
+    parts: Any = (sock.getpeercert() or {}).get("subject", ())
+    return next((value for part in parts for key, value in part if key == "commonName"), "somebody")
 
 
 def _reason(error: BaseException) -> str:
