@@ -2,8 +2,8 @@
 
     python benchmarks/federation_round.py [--data ml-1m] [--parties 10] [--rounds 200]
 
-The same rounds in the local runtime, party by party in one thread, are the arithmetic; parties of a federation compute at the same
-time, so on c cores a federation without any overhead would take max(arithmetic / c, one party's share). All in one run.
+The same rounds in the local runtime, party by party in one thread, are the arithmetic; parties of a federation compute at the
+same time, so on c cores a federation without any overhead would take max(arithmetic / c, one party's share). All in one run.
 """
 
 from __future__ import annotations

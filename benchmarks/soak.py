@@ -22,14 +22,16 @@ from typing import Any
 
 import psutil
 import torch
-from federation_round import COMMAND, command, free_port, write_tables
 from safetensors.torch import load_file
 
 import verfedgnn as vf
+from federation_round import COMMAND, command, free_port, write_tables
 from verfedgnn.data import synthetic_ratings
 
 
 class Soak:
+    """The processes of one federation, killed and started again."""
+
     def __init__(self, folder: Path, parties: int, rounds: int) -> None:
         self.folder, self.home = folder, folder / "coordinator"
         data = vf.split_items(synthetic_ratings(users=600, items=400, ratings=30_000, seed=1), parties=parties, seed=1)
@@ -47,6 +49,7 @@ class Soak:
             self.start(name)
 
     def start(self, name: str) -> None:
+        """A process of its own, its log appended to."""
         words = ["coordinator", self.home]
         if name != "server":
             words = ["party", "--ratings", self.folder / f"{name}.csv", "--federation", self.home / "federation.toml"]
@@ -55,23 +58,27 @@ class Soak:
             self.processes[name] = subprocess.Popen([*COMMAND, *map(str, words)], stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:
+        """SIGKILL, and a date to come back."""
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait()
         self.due.append((time.monotonic() + 2, name))
 
     def revive(self) -> None:
+        """Start those whose date has come."""
         for at, name in list(self.due):
             if time.monotonic() > at:
                 self.due.remove((at, name))
                 self.start(name)
 
     def status(self) -> dict[str, Any]:
+        """What the coordinator last said."""
         try:
             return dict(json.loads((self.home / "run" / "status.json").read_text()))
         except (OSError, ValueError):
             return {}
 
     def memory(self, name: str) -> float | None:
+        """Resident megabytes, if the process is there."""
         try:
             return float(psutil.Process(self.processes[name].pid).memory_info().rss) / 1e6
         except psutil.NoSuchProcess:
@@ -125,10 +132,31 @@ def main() -> None:
         "replicas_identical": all(torch.equal(publics[0], other) for other in publics),
         "memory_mb": {who: growth(samples, who, options.rounds) for who in watched},
     }
-    text = json.dumps(figures, indent=1)
-    print(text)
+    print(json.dumps(figures, indent=1))
     if options.out:
-        options.out.write_text(text + "\n")
+        thin = samples[:: max(1, len(samples) // 300)]
+        curves = {who: [[r, round_to(s[who])] for r, s in thin if who in s] for who in watched}
+        options.out.write_text(json.dumps(figures | {"killed": kills, "memory": curves}) + "\n")
+        draw_memory(curves, kills, options.out.with_suffix(".png"))
+
+
+def draw_memory(curves: dict[str, list[list[float]]], kills: list[tuple[int, str]], path: Path) -> None:
+    """Resident memory of those never killed in the second half, and who was killed when."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 3.5), layout="constrained")
+    for who, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=who.replace("server", "coordinator"))
+    top = axes.get_ylim()[1]
+    for who, colour in (("server", "tab:red"), ("party", "tab:grey")):
+        rounds = [r for r, name in kills if name.startswith(who)]
+        axes.plot(rounds, [top] * len(rounds), "v", color=colour, label=f"{who.replace('server', 'coordinator')} killed")
+    axes.set(xlabel="round", ylabel="resident memory, MB", ylim=(0, None))
+    axes.legend(ncols=3, loc="lower center")
+    figure.savefig(path, dpi=120)
 
 
 def growth(samples: list[tuple[int, dict[str, float]]], who: str, rounds: int) -> dict[str, float]:
