@@ -84,8 +84,8 @@ class CoordinatorService:
                 self._handle(event)
             while self._step():
                 pass
-            self.watch.update(self._status())
-        self.watch.update(self._status(), now=True)
+            self.watch.update(self._status)
+        self.watch.update(self._status, now=True)
         without = [name for name in self.coordinator.names if name not in self.finished]
         if without:
             who = ", ".join(without)

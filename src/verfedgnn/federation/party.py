@@ -66,7 +66,7 @@ class PartyService:
                 raise
             if run is not None:
                 return run
-            self.watch.update(self._status())
+            self.watch.update(self._status)
 
     def _hello(self) -> Message:
         self.welcome = self.waiting = False
@@ -147,7 +147,7 @@ class PartyService:
         )
         run.complete_folder(self.store.folder)
         self.link.send(finished)
-        self.watch.update(self._status() | {"state": "finished"}, now=True)
+        self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
         tell("training is over", rounds=message.round, best_round=message.best_round, public=finished.digest)
         return run
 

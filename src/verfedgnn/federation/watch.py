@@ -19,7 +19,8 @@ from verfedgnn.protocol.coordinator import Closed
 from verfedgnn.run import write_json
 from verfedgnn.runtime.checkpoint import writing
 
-EVERY_SECONDS = 1.0
+FRESH_SECONDS, EVERY_SECONDS = 0.05, 1.0
+"""How old the status may be in memory and on disk; making it costs a moment, and events are many."""
 
 
 class Watch:
@@ -27,7 +28,8 @@ class Watch:
 
     def __init__(self, folder: Path, *, port: tuple[str, int] | None = None, tensorboard: Path | None = None) -> None:
         self.folder, self.status = folder, dict[str, Any]()
-        self._written, self._durations = 0.0, list[float]()
+        self._taken = self._written = 0.0
+        self._durations = list[float]()
         self._last_round = 0.0
         self._board = _board(tensorboard) if tensorboard is not None else None
         self._server: ThreadingHTTPServer | None = None
@@ -39,8 +41,11 @@ class Watch:
         """Where the page is."""
         return None if self._server is None else (str(self._server.server_address[0]), int(self._server.server_address[1]))
 
-    def update(self, status: dict[str, Any], *, now: bool = False) -> None:
-        """Take the newest status; it is on disk within a second."""
+    def update(self, make: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
+        """Take the newest status, if the last one is old enough; it is on disk within a second."""
+        if not now and time.monotonic() - self._taken < FRESH_SECONDS:
+            return
+        self._taken, status = time.monotonic(), make()
         typical = sorted(self._durations)[len(self._durations) // 2] if self._durations else None
         status["seconds_per_round"] = typical
         training = typical is not None and status.get("rounds") and status["state"] == "training"
