@@ -17,7 +17,7 @@ import torch
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.federation.agreement import Timeouts
-from verfedgnn.protocol.messages import Hello, Refused, RoundReply, RoundStart, Welcome, decode, encode
+from verfedgnn.protocol.messages import Hello, Refused, RoundReply, RoundStart, Waiting, Welcome, decode, encode
 from verfedgnn.training import party_secret
 
 Fault = Callable[[bytes], bytes | None]
@@ -139,6 +139,14 @@ def test_coordinator_killed_at_any_point(tmp_path: Path, small_parties: list[vf.
     federated = trial(tmp_path, small_parties)
     federated.run({SERVER: killed_at(send)})
     assert_same(federated, local(small_parties))
+
+
+@pytest.mark.parametrize("send", range(16, 40, 4))
+def test_coordinator_killed_between_the_trips_of_a_round(tmp_path: Path, small_parties: list[vf.PartyData], send: int) -> None:
+    config = settings(refresh=1, epochs=4)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run({SERVER: killed_at(send)})
+    assert_same(federated, local(small_parties, config))
 
 
 @pytest.mark.parametrize("send", range(1, 12))
@@ -362,12 +370,90 @@ def test_who_lies_under_a_mask_is_found(tmp_path: Path, small_parties: list[vf.P
         return data
 
     federated = trial(tmp_path, parties, min_parties=2, timeouts=HASTY)
-    federated.run({parties[2].name: lie})
+    for name in (SERVER, *federated.parties):
+        federated.start(name, lie if name == parties[2].name else None)
+    federated.threads[0].join(20)
+    federated.stopping = True
+    federated.join()
     service = federated.services[SERVER]
-    assert set(federated.errors) == {parties[2].name}
+    assert not federated.errors
     assert service.offences == {parties[2].name: 1}
     assert service.coordinator.round == 9
     assert torch.equal(federated.public(parties[0].name), federated.public(parties[3].name))
+
+
+def test_too_few_to_find_a_liar_among(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """With all needed for a sum nobody can be left out: the coordinator stops and names those it may be."""
+
+    def lie(reply: RoundReply) -> bytes:
+        assert reply.gradient is not None
+        return encode(reply.model_copy(update={"gradient": np.full_like(reply.gradient, 77)}))
+
+    def always(data: bytes) -> bytes:
+        message = decode(data)
+        return lie(message) if isinstance(message, RoundReply) and message.round >= 4 else data
+
+    federated = trial(tmp_path, small_parties)
+    for name in (SERVER, *federated.parties):
+        federated.start(name, always if name == small_parties[0].name else None)
+    federated.threads[0].join(20)
+    federated.stopping = True
+    federated.join()
+    (error,) = federated.errors[SERVER]
+    assert "one of party-0, party-1, party-2 does" in str(error)
+
+
+def test_a_party_with_a_key_nobody_can_use_is_refused_itself(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Unsigned, of low order, or another's: the others never hear of it."""
+    for change in ({"mask_signature": "00"}, {"mask_key": "00" * 32}):
+        folder = tmp_path / next(iter(change))
+        federated = trial(folder, small_parties)
+
+        def forge(data: bytes, change: dict[str, Any] = change) -> bytes:
+            message = decode(data)
+            return encode(message.model_copy(update=change)) if isinstance(message, Hello) else data
+
+        federated.start(SERVER)
+        federated.start(small_parties[1].name)
+        federated.start(small_parties[0].name, forge).join(20)
+        federated.stopping = True
+        federated.join()
+        assert set(federated.errors) == {small_parties[0].name}
+        assert "mask key is not usable" in str(federated.errors[small_parties[0].name][0])
+
+
+NUMBERS = [
+    {"squared_error": float("inf")}, {"squared_error": 1e300}, {"count": 10**400}, {"squared_error": float("nan")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("update", NUMBERS, ids=str)
+def test_numbers_beyond_all_bounds_are_refused(tmp_path: Path, small_parties: list[vf.PartyData], update: dict[str, Any]) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
+    federated.run({small_parties[0].name: in_round(3, lambda reply: encode(reply.model_copy(update=update)))})
+    assert set(federated.errors) == {small_parties[0].name}
+    assert federated.services[SERVER].coordinator.round == 9
+
+
+def test_a_training_is_not_thrown_away_for_a_message(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties, alignment="keyed")
+    done = threading.Event()
+
+    def realign(data: bytes) -> bytes:
+        if isinstance(decode(data), RoundStart) and not done.is_set() and decode(data).round == 5:  # type: ignore[attr-defined]
+            done.set()
+            return encode(Waiting(missing=["somebody"], align=True))
+        return data
+
+    for name in (SERVER, *federated.parties):
+        federated.start(name, realign if name == SERVER else None)
+    done.wait(20)
+    time.sleep(0.5)
+    federated.stopping = True
+    federated.join()
+    assert any("nothing here is thrown away" in str(error) for errors in federated.errors.values() for error in errors)
+    for name in federated.parties:
+        assert (tmp_path / f"run-{name}" / "checkpoint" / "party").is_dir()
 
 
 def test_a_party_that_goes_on_and_on_is_no_longer_heard(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
@@ -440,6 +526,25 @@ def test_parties_refuse_a_coordinator_that_breaks_the_agreement(
     import re
 
     assert any(re.search(reason, str(federated.errors[name][0])) for name in federated.parties)
+
+
+def test_parties_told_different_things_do_not_add_up(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """A coordinator gives all but one party other parameters, to be left with that one's gradient: it gets noise."""
+    from verfedgnn.protocol.replica import parameters_digest
+
+    def zero(message: Welcome) -> Welcome:
+        if message.index == 0:
+            return message
+        nothing = torch.zeros(len(message.parameters))
+        return message.model_copy(update={"parameters": nothing.numpy(), "digest": parameters_digest(nothing)})
+
+    federated = trial(tmp_path, small_parties)
+    for name in (SERVER, *federated.parties):
+        federated.start(name, tampering(Welcome, zero) if name == SERVER else None)
+    federated.threads[0].join(20)
+    federated.stopping = True
+    federated.join()
+    assert "do not add up" in str(federated.errors[SERVER][0])
 
 
 def test_a_round_is_answered_once(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:

@@ -156,7 +156,7 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
     def attack(data: bytes) -> None:
         nonlocal good
         victim.restore(*before)
-        victim._last, victim._before = (0, 0, 0), None
+        victim._last, victim._before, victim._welcomed = (0, 0, 0), [], None
         victim.replica.load(*(a.copy() for a in public), 2)
         try:
             message = decode(data)

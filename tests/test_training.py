@@ -59,6 +59,7 @@ def test_shared_replica_is_as_good_as_one_each(small_parties: list[vf.PartyData]
     chosen = config(participation=0.67)
     shared, apart = federation(small_parties, chosen, stack=False), federation(small_parties, chosen, stack=False)
     for name, party in apart.parties.items():
+        apart.coordinator.hello(party.hello())
         party.welcome(apart.coordinator.welcome(name))
     assert len({id(p.replica) for p in apart.parties.values()}) == 3
     for _ in range(12):
@@ -71,6 +72,7 @@ def test_a_party_that_sat_out_long_gets_a_full_copy(small_parties: list[vf.Party
     chosen = config(participation=0.34, epochs=40, evaluate_every=1000)
     runtime = federation(small_parties, chosen, stack=False)
     for name, party in runtime.parties.items():
+        runtime.coordinator.hello(party.hello())
         party.welcome(runtime.coordinator.welcome(name))
     copies = 0
     for _ in range(60):

@@ -6,6 +6,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import verfedgnn
 from verfedgnn.cli import federation
@@ -60,4 +61,5 @@ def main() -> None:
 
 
 def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("[", r"\[")
+    """On one line, and nothing in it that a terminal or rich would take for an instruction; a peer may have written it."""
+    return escape("".join(c if c.isprintable() else "?" for c in " ".join(text.split())))

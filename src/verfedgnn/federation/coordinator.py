@@ -11,15 +11,17 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 from verfedgnn.errors import ConfigError, ProtocolError, RunError
 from verfedgnn.evaluation.figures import cost, round_seconds
 from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.identity import check_key
 from verfedgnn.federation.log import tell, warn
 from verfedgnn.federation.watch import Watch
+from verfedgnn.privacy.masking import usable
 from verfedgnn.protocol.alignment import Host
 from verfedgnn.protocol.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.coordinator import Coordinator, SumError
@@ -33,6 +35,8 @@ from verfedgnn.training import Interrupted
 
 MOST_OFFENCES = 20
 """Refused messages after which a party is not heard any more until the coordinator is started again."""
+MOST_HELLOS = 30
+"""Times a party may join within a minute."""
 _TICK = 0.25
 
 
@@ -61,12 +65,16 @@ class CoordinatorService:
         self.greeted: set[str] = set()
         """Parties that said hello on the connection they have."""
         self.offences: Counter[str] = Counter()
+        self._hellos: dict[str, list[float]] = {}
         self.repeats = 0
+        self.failing: list[int] = []
+        """The parties whose masked values did not add up, while one is looked for that spoils them."""
         self.suspect: str | None = None
         self.suspicions = 0
         self.finished: dict[str, str] = {}
         """Hash of the public parameters each party keeps, from those that have the result."""
         self._deadline = self._began = 0.0
+        self._company = time.monotonic()
         self._finish_until: float | None = None
         self._over = False
         self._waiting_for: list[str] | None = None
@@ -84,6 +92,7 @@ class CoordinatorService:
                 self._handle(event)
             while self._step():
                 pass
+            self._keep_company()
             self.watch.update(self._status)
         self.watch.update(self._status, now=True)
         without = [name for name in self.coordinator.names if name not in self.finished]
@@ -141,7 +150,15 @@ class CoordinatorService:
     def _hello(self, name: str, message: Hello) -> None:
         if message.party != name:
             raise ProtocolError(f"{name}: it says hello under another name than its certificate's")
-        if self.host is not None and not self.coordinator.began and self.host.must_align(name):
+        recent = [*(at for at in self._hellos.get(name, []) if at > time.monotonic() - 60), time.monotonic()]
+        self._hellos[name] = recent
+        if len(recent) > MOST_HELLOS:
+            raise ProtocolError(f"{name}: it joined {len(recent)} times within a minute")
+        if message.mask_key is not None:
+            keys = {h.party: h.mask_key for h in self.coordinator.members.hellos.values() if h.party != name}
+            self._check_key(name, "mask", message.mask_key, message.mask_signature or "", set(keys.values()))
+        aligning = self.host is not None and message.training is None and not self.coordinator.began
+        if self.host is not None and aligning and self.host.must_align(name):
             self._send(name, Waiting(missing=self.host.missing, align=True))
             return
         self.coordinator.hello(message)
@@ -155,8 +172,10 @@ class CoordinatorService:
         if not self.coordinator.round:
             self._checkpoint()  # from here on parties know this training by its name
         for other in self.coordinator.names:
-            if other in self.greeted and other not in self.coordinator.members.present:
+            members = self.coordinator.members
+            if other in self.greeted and other not in members.present | members.slow:
                 tell("party takes part", party=other, round=self.coordinator.round)
+                self._send(other, Waiting(missing=[]))  # heard; what follows may take its time
                 self._send(other, self.coordinator.welcome(other))
                 if self._finish_until is not None:
                     self._send(other, self.coordinator.finish())
@@ -167,14 +186,29 @@ class CoordinatorService:
         if isinstance(message, AlignHello):
             if self.coordinator.began:
                 raise ProtocolError(f"{name}: training has begun; go back to this party's --out folder, or begin a new training")
+            keys = {hello.seal_key for other, hello in self.host.hellos.items() if other != name}
+            self._check_key(name, "seal", message.seal_key, message.seal_signature, keys)
             tell("party is ready to align", party=name)
             for other in sorted(self.coordinator.members.hellos):  # aligned before, without this party: all must do it again
                 self._send(other, Waiting(missing=[name], align=True))
             self.coordinator.members.hellos.clear()
         for to, answer in self.host.handle(name, message):
-            self._send(to, answer)
+            data = encode(answer)
+            if len(data) > self.agreement.max_message:
+                raise ProtocolError(f"{name}: its message for {to} is too large")
+            self._send(to, answer, data)
         if isinstance(message, Aligned) and len(self.host.users) == len(self.coordinator.names):
             tell("users aligned", method=self.host.method, common=next(iter(self.host.users.values())))
+
+    def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
+        """A key that others would refuse is refused here, where it is known whose it is."""
+        try:
+            check_key(self.agreement, purpose, self.coordinator.names.index(name), key, signature)
+            usable(key)
+        except ProtocolError:
+            raise ProtocolError(f"{name}: its {purpose} key is not usable, or not signed by it") from None
+        if key in others:
+            raise ProtocolError(f"{name}: its {purpose} key is another party's")
 
     def _has_result(self, name: str, message: Finished) -> None:
         if self._finish_until is None:
@@ -191,6 +225,15 @@ class CoordinatorService:
             raise ConfigError(f"a message of {len(data):,} bytes exceeds max_message of the federation file; raise it there")
         self.ledger.record(type(message).__name__, "down", name, len(data))
         self.transport.send(name, data)
+
+    def _keep_company(self) -> None:
+        """A sign of life to everybody who waits, long before they take silence for a lost coordinator."""
+        now = time.monotonic()
+        if now - self._company > self.agreement.timeouts.idle / 3:
+            self._company = now
+            waiting = self.greeted | (set(self.host.hellos) if self.host is not None else set())
+            for name in sorted(waiting):
+                self._send(name, Waiting(missing=[]))
 
     # -- rounds --------------------------------------------------------------------------------------------------------------
 
@@ -215,13 +258,19 @@ class CoordinatorService:
         self._open()
         return True
 
-    def _open(self, without: str | None = None) -> None:
+    def _open(self) -> None:
         coordinator = self.coordinator
+        among: list[int] | None = None
+        if self.failing:
+            if coordinator.spoilt and set(self.failing) <= set(coordinator.members.here):
+                among = [i for i in self.failing if coordinator.names[i] != self.suspect]
+            else:  # somebody was lost meanwhile: another set of parties, another search
+                self.failing, self.suspect, self.suspicions = [], None, 0
         if self._waiting_for is not None:
             tell("enough parties are there", round=coordinator.round)
             self._waiting_for = None
         again = bool(coordinator.open_parties)
-        starts = coordinator.open(without)
+        starts = coordinator.open(among)
         if again:
             self.repeats += 1
             tell("trip begun anew", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts))
@@ -249,8 +298,10 @@ class CoordinatorService:
             self._look_for_liar(error)
             return True
         if self.suspect is not None:
-            suspect, self.suspect, self.suspicions = self.suspect, None, 0
-            self._offended(suspect, f"{suspect}: without its masked values the sums add up, with them they do not")
+            self.offences[self.suspect] += 1
+            warn("party left out: without it the sums add up, with it they do not", party=self.suspect, round=closed.round)
+            self._gone(self.suspect)
+        self.failing, self.suspect, self.suspicions = [], None, 0
         if coordinator.trip > 0:
             return True
         self.seconds += time.monotonic() - self._began
@@ -268,21 +319,25 @@ class CoordinatorService:
                 write_history(self.folder, self.history)
             tell("validated", round=closed.round, of=coordinator.rounds, valid_rmse=closed.valid_rmse, best=coordinator.best_rmse)
         self.watch.round(closed, self._status)
-        if closed.round % self.checkpoint_every == 0 or coordinator.done:
+        if closed.round % self.checkpoint_every == 0 or closed.valid_rmse is not None or coordinator.done:
             self._checkpoint()
         return True
 
     def _look_for_liar(self, error: SumError) -> None:
-        """Masked values that do not add up name nobody: repeat with all, then without one party after the other."""
-        coordinator, self.suspicions = self.coordinator, self.suspicions + 1
-        here = [name for name in coordinator.names if name in coordinator.members.present]
+        """Masked values that do not add up name nobody: repeat with all, then without one party after the other.
+
+        Who is found is left out, not sent away for good: a liar that is honest whenever a certain party is left out puts the
+        blame on that one, and nobody can tell.
+        """
+        coordinator = self.coordinator
+        self.failing = self.failing or list(coordinator.drawn)
+        self.suspicions += 1
+        names, least = [coordinator.names[i] for i in self.failing], min(coordinator.members.quorum, coordinator.active_count)
         warn("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
-        if self.suspicions > len(here) + 1 or (self.suspicions > 1 and len(here) - 1 < max(2, coordinator.members.quorum)):
-            raise ProtocolError(
-                f"round {coordinator.round}: {error}; one of {', '.join(here)} does, and too few are left to tell"
-            )
-        self.suspect = here[self.suspicions - 2] if self.suspicions > 1 else None
-        self._open(without=self.suspect)
+        if self.suspicions > len(names) + 1 or (self.suspicions > 1 and len(names) - 1 < max(2, least)):
+            who = ", ".join(names)
+            raise ProtocolError(f"round {coordinator.round}: {error}; one of {who} does, and too few are left to tell which")
+        self.suspect = names[self.suspicions - 2] if self.suspicions > 1 else None
 
     # -- the end -------------------------------------------------------------------------------------------------------------
 

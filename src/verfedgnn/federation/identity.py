@@ -40,19 +40,25 @@ class Identity:
 
     def sign(self, purpose: str, key: str) -> str:
         """This party's signature under its own key for one purpose in this federation."""
-        return sign(self._key, self._statement(purpose, self.name, key)).hex()
+        return sign(self._key, _statement(self.agreement, purpose, self.name, key)).hex()
 
     def check(self, purpose: str, party: int, key: str, signature: str) -> None:
         """Raise `ProtocolError` unless the party at that place signed `key` for that purpose with its pinned certificate."""
-        if not party < len(self.agreement.parties):
-            raise ProtocolError("a key of a party that is not in the roster")
-        member = self.agreement.parties[party]
-        try:
-            genuine = verify(member.certificate, bytes.fromhex(signature), self._statement(purpose, member.name, key))
-        except ValueError:
-            genuine = False
-        if not genuine:
-            raise ProtocolError(f"the coordinator hands out a key as {member.name}'s that {member.name} did not sign")
+        check_key(self.agreement, purpose, party, key, signature)
 
-    def _statement(self, purpose: str, name: str, key: str) -> bytes:
-        return "\n".join(("verfedgnn 1", purpose, self.agreement.digest(), name, key)).encode()
+
+def check_key(agreement: Agreement, purpose: str, party: int, key: str, signature: str) -> None:
+    """Raise `ProtocolError` unless the party at that place of the roster signed `key` for that purpose."""
+    if not party < len(agreement.parties):
+        raise ProtocolError("a key of a party that is not in the roster")
+    member = agreement.parties[party]
+    try:
+        genuine = verify(member.certificate, bytes.fromhex(signature), _statement(agreement, purpose, member.name, key))
+    except ValueError:
+        genuine = False
+    if not genuine:
+        raise ProtocolError(f"the coordinator hands out a key as {member.name}'s that {member.name} did not sign")
+
+
+def _statement(agreement: Agreement, purpose: str, name: str, key: str) -> bytes:
+    return "\n".join(("verfedgnn 1", purpose, agreement.digest(), name, key)).encode()

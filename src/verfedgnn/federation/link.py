@@ -37,6 +37,7 @@ class Link:
     def receive(self, hello: Callable[[], Message], waiting: Callable[[], bool]) -> Message:
         """The next message. While there is none: say `hello` on every new connection, while `waiting`, and after long silence."""
         timeouts = self.agreement.timeouts
+        self._heard = time.monotonic()  # silence counts while listening, not while computing
         while True:
             if self.stop():
                 raise Interrupted("stopped; start it again to go on")

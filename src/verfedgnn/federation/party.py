@@ -45,10 +45,18 @@ class PartyService:
         agreement = identity.agreement
         masked = agreement.config.masking
         active = active_count(agreement.config, len(agreement.parties))
-        terms = Terms(agreement.fingerprint(), alignment, identity, min(agreement.quorum, active) if masked else 1)
+        terms = Terms(
+            agreement.fingerprint(),
+            alignment,
+            identity,
+            smallest=min(agreement.quorum, active) if masked else 1,
+            place=(identity.index, len(agreement.parties)),
+            fresh_noise="noise" not in agreement.config.unprotected,
+        )
         self.party = Party(self.prepared.input, agreement.config, store.secret(), self.device, terms)
         self.history, self.seconds, self.releases, self.round = list[dict[str, Any]](), 0.0, 0, 0
         self.welcome = self.waiting = False
+        self.repeats = 0
         self._rounds: int | None = None
         self._models_of: int | None = None
         self._restore()
@@ -74,13 +82,15 @@ class PartyService:
 
     def _take(self, message: Message) -> Run | None:
         if isinstance(message, Welcome):
-            if message.stay != self.party.stay:
-                return None  # answers a Hello that another one has followed
+            if message.stay != self.party.stay or self.welcome:
+                return None  # answers a Hello that another one has followed, or one that is answered already
             self.party.welcome(message)
             self.welcome = True
             self._rounds = message.rounds_per_epoch * self.identity.agreement.config.training.epochs
             tell("taking part", round=message.round, public=message.digest)
         elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
+            if self.party.training is not None:
+                raise ProtocolError("asked to align users anew in the middle of a training; nothing here is thrown away for that")
             raise Realign
         elif isinstance(message, Waiting):
             self.waiting = True
@@ -94,6 +104,9 @@ class PartyService:
 
     def _round(self, message: RoundStart) -> None:
         began = time.monotonic()
+        if message.attempt:
+            self.repeats += 1
+            tell("round begun anew", round=message.round, attempt=message.attempt, parties=len(message.active))
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
         self.round = message.round
@@ -184,7 +197,7 @@ class PartyService:
             "valid_rmse": self.history[-1]["valid_rmse"] if self.history else None,
             "best_rmse": min((entry["valid_rmse"] for entry in self.history), default=None),
             "seconds": round_seconds(self.seconds),
-            "repeats": 0,
+            "repeats": self.repeats,
             "bytes": {"up": ledger.total("up"), "down": ledger.total("down")},
             "parties": {name: {"here": self.welcome, "up": ledger.total("up"), "down": ledger.total("down")}},
         }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,9 +62,21 @@ class Masker:
                 self._secrets[other] = derive.derive(shared)
 
     def mask(
-        self, values: NDArray[Integer], parties: Sequence[int], *, round: int, trip: int, use: int, attempt: int = 0
+        self,
+        values: NDArray[Integer],
+        parties: Sequence[int],
+        *,
+        round: int,
+        trip: int,
+        use: int,
+        attempt: int = 0,
+        context: bytes = b"",
     ) -> NDArray[Integer]:
-        """`values` plus this party's masks towards the others of `parties`, modulo 2^bits of their type."""
+        """`values` plus this party's masks towards the others of `parties`, modulo 2^bits of their type.
+
+        `context` stands for everything the values were computed from that all parties have been told: masks of parties that
+        were told different things do not cancel, so nobody can single one out by giving the others other parameters.
+        """
         flat = np.ascontiguousarray(values).reshape(-1)
         width = flat.dtype.itemsize
         total = flat.view(f"u{width}").copy()
@@ -72,9 +85,18 @@ class Masker:
                 if other not in self._secrets:
                     raise ProtocolError(f"no key is known of party {other}, which is to take part")
                 nonce = struct.pack("<IIHHI", 0, round, trip, use, attempt)
-                stream = np.frombuffer(_stream(self._secrets[other], flat.nbytes, nonce), f"<u{width}")
+                secret = sha256(b"verfedgnn stream 1" + self._secrets[other] + context).digest()
+                stream = np.frombuffer(_stream(secret, flat.nbytes, nonce), f"<u{width}")
                 total = total + stream if self.index < other else total - stream
         return total.view(flat.dtype).reshape(values.shape)
+
+
+def usable(key: str) -> None:
+    """Raise `ProtocolError` unless a public key can be used; some points of the curve give every secret away."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+    except ValueError:
+        raise ProtocolError("a public key is not usable") from None
 
 
 def _stream(secret: bytes, size: int, nonce: bytes) -> bytes:

@@ -268,7 +268,7 @@ class Host:
         if len(set(self.users.values())) > 1:
             raise ProtocolError(f"{name}: it counts {message.users:,} common users, others another number")
         if len(self.users) == len(self.names):
-            self.hellos = {}
+            self.hellos, self.session = {}, None
         return []
 
 

@@ -67,4 +67,4 @@ class Aligned(Message):
 
     kind = 21
     session: str = Field(pattern=_SESSION)
-    users: int = Field(ge=0)
+    users: int = Field(ge=0, le=1 << 40)

@@ -92,8 +92,12 @@ class Coordinator:
         self.digests: dict[int, str] = {}
         """Hash of the public parameters at each validation."""
         self.best_rmse, self.best_round, self.since_best = math.inf, 0, 0
+        self.drawn: list[int] = []
+        """A_t of the open trip."""
         self.open_parties: dict[str, RoundStart] = {}
         self.replies: dict[str, RoundReply] = {}
+        self.spoilt = False
+        """Whether the masked values of the open trip did not add up."""
         self._gone: set[str] = set()
         """Parties lost since the open trip began, also if they are back: they do not know of it."""
 
@@ -166,14 +170,14 @@ class Coordinator:
     @property
     def broken(self) -> bool:
         """Whether the open trip waits for a party that was lost or is slow, so that it had better be begun anew."""
-        return any(name in self._gone or name in self.members.slow for name in self.due)
+        return self.spoilt or any(name in self._gone or name in self.members.slow for name in self.due)
 
     # -- one round ---------------------------------------------------------------------------------------------------------
 
-    def open(self, without: str | None = None) -> dict[str, RoundStart]:
+    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
         """Start the next trip, or the open one anew if it was not closed: what each party is to be told.
 
-        Parties in the same situation get the same object. `without` leaves one party out of a trip begun anew.
+        Parties in the same situation get the same object. `among` gives the active parties where they are not to be drawn.
         """
         if self.open_parties:
             self.attempt += 1
@@ -183,14 +187,14 @@ class Coordinator:
                 self.round, self.trip = self.round + 1, self.config.exchange.refresh
             else:
                 self.trip -= 1
-        here = [i for i in self.members.here if self.names[i] != without]
-        self._active = self.active(self.round, here)
+        here = self.members.here
+        self.drawn = self.active(self.round, here) if among is None else list(among)
         evaluate = self.trip == 0 and (self.round % self.evaluate_every == 0 or self.round == self.rounds)
         refresh = self.trip > 0
         starts: dict[tuple[Any, ...], RoundStart] = {}
-        self.open_parties, self.replies, self._gone = {}, {}, set()
+        self.open_parties, self.replies, self._gone, self.spoilt = {}, {}, set(), False
         for index in here:
-            name, works = self.names[index], index in self._active
+            name, works = self.names[index], index in self.drawn
             if not works and not evaluate:
                 continue
             key = (self.seen[name], works, self.members.knowledge(name))
@@ -222,7 +226,7 @@ class Coordinator:
             round=self.round,
             trip=self.trip,
             attempt=self.attempt,
-            active=self._active,
+            active=self.drawn,
             train=works and not refresh,
             exchange=works and self.config.exchange.mode != "none",
             evaluate=evaluate,
@@ -255,6 +259,10 @@ class Coordinator:
             size, kind = self.gradient_form
             if reply.gradient.shape != (size,) or reply.gradient.dtype != kind:
                 raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
+            if kind == np.uint8:
+                unpack(
+                    reply.gradient.view(np.uint8), 1, self.model.size
+                )  # refuses what is no gradient, while it is known whose it is
         if reply.neighbourhoods is not None and reply.neighbourhoods.shape != self.neighbourhood_shape:
             raise ProtocolError(f"{name}: neighbourhoods of shape {reply.neighbourhoods.shape}")
         if start.evaluate:
@@ -347,6 +355,7 @@ class Coordinator:
         for masked in gradients:
             total += masked
         if np.abs(total.astype(np.int32)).max(initial=0) > len(gradients):
+            self.spoilt = True
             raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
         return total.astype(np.int32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -24,6 +24,11 @@ __all__ = [
 
 _KEY = "^[0-9a-f]{64}$"
 _SIGNATURE = "^[0-9a-f]{2,200}$"
+_MOST = 1 << 40
+"""Users, items, ratings: more than anybody has, few enough to compute with."""
+
+Star = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+"""A rating."""
 
 
 class Hello(Message):
@@ -31,13 +36,13 @@ class Hello(Message):
 
     kind = 1
     party: str = Field(min_length=1, max_length=200)
-    users: int = Field(ge=1)
+    users: int = Field(ge=1, le=_MOST)
     """N, the number of common users; the same everywhere."""
-    items: int = Field(ge=1)
+    items: int = Field(ge=1, le=_MOST)
     """M_p, shared with all parties (Sec. 3.1)."""
-    ratings: int = Field(ge=0)
+    ratings: int = Field(ge=0, le=_MOST)
     """Training ratings, so that a round's batch can be shared out."""
-    scale: tuple[float, float]
+    scale: tuple[Star, Star]
     """Lowest and highest rating, for the initial values."""
     config: str = Field(max_length=64)
     """Fingerprint of the configuration."""
@@ -49,7 +54,7 @@ class Hello(Message):
     """Which alignment its rows follow; the same everywhere."""
     training: str | None = Field(None, max_length=64)
     """The training its checkpoint belongs to, when it has one."""
-    round: int = Field(0, ge=0)
+    round: int = Field(0, ge=0, lt=1 << 32)
     """Round of its last validation, when it has one."""
     digest: str | None = Field(None, max_length=64)
     """Hash of its public parameters then."""
@@ -65,7 +70,7 @@ class Welcome(Message):
     kind = 2
     arrays: ClassVar = {"parameters": "float32", "accumulator": "float32"}
     index: int = Field(ge=0)
-    items: list[int]
+    items: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
     """M_i of all parties, in order."""
     stay: str = Field(max_length=64)
     """Of the Hello that this answers."""
@@ -77,8 +82,8 @@ class Welcome(Message):
     """Public keys of all parties, in order, with masking; "" for those who have not joined."""
     mask_signatures: list[str] | None = None
     """Their signatures."""
-    rounds_per_epoch: int = Field(ge=1)
-    round: int = Field(ge=0)
+    rounds_per_epoch: int = Field(ge=1, le=_MOST)
+    round: int = Field(ge=0, lt=1 << 32)
     parameters: Floats
     accumulator: Floats
     """State of the optimiser, one value a parameter."""
@@ -138,9 +143,9 @@ class RoundReply(Message):
     """Ternary gradient of the public parameters, packed, or masked with a whole integer each; float32 without quantization."""
     neighbourhoods: Fixed | None = None
     """Projected own neighbourhoods (K, q, C), fixed point."""
-    squared_error: float | None = Field(None, ge=0)
+    squared_error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
     """Sum over the party's validation ratings, when asked."""
-    count: int | None = Field(None, ge=0)
+    count: int | None = Field(None, ge=0, le=_MOST)
     """Number of those ratings."""
     digest: str | None = Field(None, max_length=64)
     """Hash of the party's public parameters, sent with an evaluation."""

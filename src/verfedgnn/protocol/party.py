@@ -8,6 +8,7 @@ is the reply, and docs/protocol.md lists its fields.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class Party:
         """Public parameters of the kept model, once training is over."""
         self.stay = ""
         """Names the Hello whose Welcome is awaited, or was taken."""
+        self._welcomed: str | None = None
         self.training: str | None = None
         """The training this party takes part in."""
         self.checked: tuple[int, str] | None = None
@@ -92,7 +94,8 @@ class Party:
         self.masker: Masker | None = None
         self._last = (0, 0, 0)
         """Round, trip (negated) and attempt of the last trip; none is taken twice, so no mask is used twice."""
-        self._before: _Before | None = None
+        self._before: list[_Before] = []
+        """Of the current round, a state for each trip so far."""
         self._shuffled: tuple[int, Pairs] | None = None
         self.replica: Replica
         self.projection: Projection | Identity | None
@@ -128,7 +131,10 @@ class Party:
 
     def welcome(self, message: Welcome, replica: Replica | None = None, projection: Projection | Identity | None = None) -> None:
         """Take the coordinator's answer; on one machine, parties are handed one shared replica and projection."""
-        check_welcome(message, self.config, self.model, self.data.items, self.training)
+        if message.stay != self.stay or self._welcomed == self.stay:
+            raise ProtocolError(f"{self.data.name}: a Welcome that answers no Hello, or one a second time")
+        self._welcomed = self.stay
+        check_welcome(message, self.config, self.model, self.data.items, self.training, self.terms.place)
         self.index, self.rounds_per_epoch, self.training = message.index, message.rounds_per_epoch, message.training
         self.all_items, self._last = message.items, (0, 0, 0)
         self._meet(message)
@@ -200,11 +206,13 @@ class Party:
 
     def _go_back_or_remember(self, message: RoundStart) -> None:
         """A trip begun anew starts from where its first attempt did."""
-        before = self._before
-        if before is not None and (before.round, before.trip) == (message.round, message.trip):
+        self._before = [before for before in self._before if before.round == message.round and before.trip >= message.trip]
+        if self._before and self._before[-1].trip == message.trip:
+            before = self._before[-1]
             self.items, self.accumulator, self.own = before.items.clone(), before.accumulator.clone(), before.own
         else:
-            self._before = _Before(message.round, message.trip, self.items.clone(), self.accumulator.clone(), self.own)
+            before = _Before(message.round, message.trip, self.items.clone(), self.accumulator.clone(), self.own)
+            self._before.append(before)
 
     def end(self, message: RoundStart, outcome: Outcome) -> RoundReply:
         """Step the private parameters and say what may be said."""
@@ -261,13 +269,12 @@ class Party:
     def state(self) -> State:
         """Everything else private that training changed."""
         state = State({"items": self.items.cpu().numpy(), "accumulator": self.accumulator.cpu().numpy()})
-        state.values |= {"training": self.training, "checked": self.checked, "before": None}
+        state.values |= {"training": self.training, "checked": self.checked, "before": [[b.round, b.trip] for b in self._before]}
         _put_own(state, "own", self.own)
-        before = self._before
-        if before is not None:
-            state.values["before"] = [before.round, before.trip]
-            state.arrays |= {"before.items": before.items.cpu().numpy(), "before.accumulator": before.accumulator.cpu().numpy()}
-            _put_own(state, "before.own", before.own)
+        for n, before in enumerate(self._before):
+            state.arrays |= {f"before.{n}.items": before.items.cpu().numpy()}
+            state.arrays |= {f"before.{n}.accumulator": before.accumulator.cpu().numpy()}
+            _put_own(state, f"before.{n}.own", before.own)
         return state
 
     def restore(self, state: State, models: State) -> None:
@@ -281,10 +288,10 @@ class Party:
         self.own = _get_own(state, "own")
         self.training = values["training"]
         self.checked = None if values["checked"] is None else (values["checked"][0], values["checked"][1])
-        if values["before"] is not None:
-            items, accumulator = tensor(arrays["before.items"], self.device), tensor(arrays["before.accumulator"], self.device)
-            round, trip = values["before"]
-            self._before = _Before(round, trip, items, accumulator, _get_own(state, "before.own"))
+        self._before = []
+        for n, (round, trip) in enumerate(values["before"]):
+            items, accumulator = (tensor(arrays[f"before.{n}.{name}"], self.device) for name in ("items", "accumulator"))
+            self._before.append(_Before(round, trip, items, accumulator, _get_own(state, f"before.{n}.own")))
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
@@ -343,7 +350,10 @@ class Party:
 
     def _protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
         generator = torch.Generator(self.device)
-        generator.manual_seed(int(self._rng(2, message.round).integers(2**63)))
+        purpose = [2, message.round]
+        if self.terms.fresh_noise:  # a round computed anew from other values must not repeat the noise of the first time
+            purpose.append(int.from_bytes(hashlib.sha256(gradient.cpu().numpy().tobytes()).digest()[:8]))
+        generator.manual_seed(int(self._rng(*purpose).integers(2**63)))
         released = protect(gradient, self.config.gradients, self.model.user_size, generator).cpu().numpy()
         if self.masker is not None:
             return self._masked(released.astype(whole(len(self.all_items))), message, GRADIENT)
@@ -353,7 +363,15 @@ class Party:
         if self.masker is None:
             return values
         about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
-        return self.masker.mask(values, message.active, use=use, **about)
+        return self.masker.mask(values, message.active, use=use, context=self._context(message), **about)
+
+    def _context(self, message: RoundStart) -> bytes:
+        """Hash of what every active party has been told before this trip."""
+        told = hashlib.sha256(repr((message.active, self.all_items, self.replica.digest())).encode())
+        told.update(repr((message.train, message.exchange, message.neighbourhood_parties, message.neighbourhood_trip)).encode())
+        if message.neighbourhoods is not None:
+            told.update(message.neighbourhoods.tobytes())
+        return told.digest()
 
 
 def _put_own(state: State, name: str, own: Own | None) -> None:

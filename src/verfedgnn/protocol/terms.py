@@ -35,19 +35,29 @@ class Terms:
     vouching: Vouching | None = None
     smallest: int = 1
     """The fewest parties a sum must be taken over before this party adds to it."""
+    place: tuple[int, int] | None = None
+    """Its place in the roster, and how many there are."""
+    fresh_noise: bool = False
+    """Whether noise depends on the values it hides, too: a round repeated from other values then has other noise."""
 
 
 LOCAL = Terms()
 """On one machine there is nobody to distrust."""
 
 
-def check_welcome(message: Welcome, config: Config, model: Model, items: int, training: str | None) -> None:
+def check_welcome(
+    message: Welcome, config: Config, model: Model, items: int, training: str | None, place: tuple[int, int] | None
+) -> None:
     """Raise `ProtocolError` unless this is the federation the party meant to join; `items` is its own number of items."""
     size = (model.size,)
     if message.config != config.fingerprint():
         raise ProtocolError("the coordinator's configuration is not the one agreed on")
     if not message.index < len(message.items) or message.items[message.index] != items or min(message.items) < 1:
         raise ProtocolError("the coordinator's item counts are not those of this federation")
+    if place is not None and (message.index, len(message.items)) != place:
+        raise ProtocolError("the coordinator's roster is not the one agreed on")
+    if config.training.batch == 0 and message.rounds_per_epoch != 1:
+        raise ProtocolError("the coordinator cuts batches that were not agreed on")
     if message.parameters.shape != size or message.accumulator.shape != size:
         raise ProtocolError("the public parameters received have another size than the model's")
     if training not in (None, message.training):

@@ -23,8 +23,9 @@ from verfedgnn.errors import ProtocolError
 MAGIC = b"VFGN"
 VERSION = 2
 HEADER = struct.Struct("<4sHBxIQ")
-MAX_JSON = 1 << 20
-MAX_ARRAYS = 1 << 33
+MAX_JSON, MAX_TABLE = 1 << 20, 1 << 16
+"""Bytes of the JSON part, and of the table of contents in front of the arrays."""
+MAX_SIZE = 1 << 33
 """Above any federation we know of (a full copy for 100 million parameters is 0.8 GB); a transport may set less."""
 
 Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
@@ -61,7 +62,7 @@ def encode(message: Message) -> bytes:
     return HEADER.pack(MAGIC, VERSION, message.kind, len(text), len(body)) + text + body
 
 
-def decode(data: bytes, max_arrays: int = MAX_ARRAYS) -> Message:
+def decode(data: bytes, max_size: int = MAX_SIZE) -> Message:
     """The message behind `data`, or a ProtocolError that says what is wrong without repeating any of it."""
     if len(data) < HEADER.size:
         raise ProtocolError(f"a message of {len(data)} bytes is shorter than its header")
@@ -72,7 +73,7 @@ def decode(data: bytes, max_arrays: int = MAX_ARRAYS) -> Message:
         raise ProtocolError(f"the sender speaks protocol version {version}, this side {VERSION}: update the older one")
     if kind not in KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
-    if text_size > MAX_JSON or body_size > max_arrays or len(data) != HEADER.size + text_size + body_size:
+    if text_size > MAX_JSON or len(data) > max_size or len(data) != HEADER.size + text_size + body_size:
         raise ProtocolError(f"message lengths do not fit: {text_size} + {body_size} bytes announced, {len(data)} received")
     cls = KINDS[kind]
     text = bytes(data[HEADER.size : HEADER.size + text_size])
@@ -90,6 +91,8 @@ def decode(data: bytes, max_arrays: int = MAX_ARRAYS) -> Message:
 
 
 def _arrays(cls: type[Message], body: bytes) -> dict[str, NDArray[Any]]:
+    if int.from_bytes(body[:8], "little") > MAX_TABLE:
+        raise ProtocolError(f"{cls.__name__}: unreadable arrays (their table of contents is too large)")
     try:
         arrays = safetensors.numpy.load(body)
     except Exception as error:  # safetensors raises several kinds, and numpy's for odd shapes

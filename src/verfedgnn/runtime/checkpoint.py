@@ -19,7 +19,8 @@ import safetensors.numpy
 from verfedgnn.errors import RunError
 from verfedgnn.protocol.state import State
 
-_NAME = re.compile(r"round-(\d{8})")
+_NAME = re.compile(r"round-(\d{8})~?")
+"""A checkpoint; with ~ one that is being replaced by another of the same round."""
 
 
 def write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
@@ -38,8 +39,11 @@ def _write_checkpoint(folder: Path, round: int, states: Mapping[str, State], val
         write_bytes(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
     plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
     write_bytes(part / "state.json", json.dumps(plain).encode())
+    _sync(part)
     if final.exists():
-        shutil.rmtree(final)
+        aside = folder / f"{final.name}~"
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
     part.rename(final)
     _sync(folder)
     for old in folder.iterdir():
@@ -52,7 +56,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | N
     found = sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
     if not found:
         return None
-    newest = found[-1]
+    complete = [path for path in found if (path / "state.json").is_file()] or found
+    newest = max(complete, key=lambda path: (path.name[:14], not path.name.endswith("~")))
     try:
         plain = json.loads((newest / "state.json").read_text("utf-8"))
         states = {

@@ -7,6 +7,7 @@ turned into objects.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.identity import CellIdentityResolver
-from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.communicator import Communicator
 from nvflare.fuel.f3.connection import Connection
 from nvflare.fuel.f3.drivers.connector_info import Mode
@@ -29,8 +29,8 @@ from verfedgnn.runtime.transport import Event
 COORDINATOR = "server"
 """The coordinator's endpoint; FLARE knows its root by this name."""
 _APP = 1
-_OUTBOX = 64
-"""Messages that may wait for one slow peer; beyond that it is cut off."""
+_OUTBOX, _OUTBOX_BYTES = 64, 1 << 31
+"""Messages and bytes that may wait for one slow peer; beyond that it is cut off."""
 
 logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters of the network is told as events; its own log names peers
 conn_manager.MAX_WAIT = 4  # seconds between two attempts to reconnect, at most
@@ -88,6 +88,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         if endpoint.name != connection.peer:
             connection.close()
             return
+        connection.taken = True
         payload = bytes(message.payload) if message.payload is not None else b""
         self._events.put((Event("message", connection.peer, payload), connection.release))
 
@@ -105,11 +106,15 @@ class _Outbox:
     def __init__(self, communicator: Communicator, peer: str) -> None:
         self.communicator, self.peer = communicator, peer
         self.waiting: queue.Queue[bytes] = queue.Queue(_OUTBOX)
+        self.size = 0
         threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
 
     def put(self, data: bytes) -> None:
         try:
+            if self.size > _OUTBOX_BYTES:
+                raise queue.Full
             self.waiting.put_nowait(data)
+            self.size += len(data)
         except queue.Full:
             self.communicator.remove_endpoint(self.peer)
 
@@ -125,7 +130,10 @@ class _Outbox:
                 endpoint = self.communicator.find_endpoint(self.peer)
                 if endpoint is not None:
                     self.communicator.send(endpoint, _APP, Message({}, data))
-            except (CommError, OSError):
-                pass  # the peer is gone: `left` tells, and what it missed it gets on joining again
+            except Exception:
+                # The peer is gone, or FLARE has lost track of its connection. What it missed it gets on joining again.
+                with contextlib.suppress(Exception):
+                    self.communicator.remove_endpoint(self.peer)
             finally:
+                self.size -= len(data)
                 self.waiting.task_done()

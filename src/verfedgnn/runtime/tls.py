@@ -21,12 +21,13 @@ from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
+import msgpack
 from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.connection import BytesAlike, Connection
 from nvflare.fuel.f3.drivers.base_driver import BaseDriver
 from nvflare.fuel.f3.drivers.driver import ConnectorInfo
 from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
-from nvflare.fuel.f3.sfm.constants import Types
+from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 HANDSHAKE_SECONDS = 10.0
@@ -36,7 +37,7 @@ FRAMES_IN_FLIGHT = 4
 """Data frames of one connection that may be read and not yet handled."""
 FRAME_MARGIN = 4096
 """Bytes of a frame besides the message: FLARE's prefix and headers."""
-_CHUNK = 1 << 18
+_CHUNK, _PART = 1 << 18, 1 << 22
 
 
 def tls_context(*, server: bool, authority: str, certificate: str, key: Path) -> ssl.SSLContext:
@@ -134,7 +135,11 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         return _Connection(sock, self.connector, name, self.largest, self.link_seconds)
 
     def hold(self, connection: _Connection) -> None:
-        """Read until the connection ends."""
+        """Read until the connection ends; a member has one, and a newer one takes the place of an older."""
+        with self.conn_lock:
+            older = [other for other in self.connections.values() if other.peer == connection.peer]
+        for other in older:
+            other.close()
         self.add_connection(connection)
         try:
             if not self.stopping:
@@ -197,8 +202,8 @@ class _Connection(Connection):  # type: ignore[misc]
     def __init__(self, sock: ssl.SSLSocket, connector: ConnectorInfo, peer: str, largest: int, patience: float) -> None:
         super().__init__(connector)
         self.sock, self.peer, self.largest, self.patience = sock, peer, largest, patience
-        self.closing = self.heard = False
-        """Whether the connection is to end; whether the peer has said anything."""
+        self.closing = self.heard = self.taken = False
+        """Whether the connection is to end; whether hands were shaken; whether the last data frame was handed over."""
         self._lock = threading.Lock()
         self._flight = threading.BoundedSemaphore(FRAMES_IN_FLIGHT)
 
@@ -209,9 +214,10 @@ class _Connection(Connection):  # type: ignore[misc]
     def close(self) -> None:
         """End the connection, whoever is reading or writing."""
         self.closing = True
-        with contextlib.suppress(OSError):  # closed already, by the peer or by us
-            self.sock.shutdown(socket.SHUT_RDWR)
-        self.sock.close()
+        with self._lock:  # a TLS socket that is shut down while somebody writes to it would write in clear
+            with contextlib.suppress(OSError):  # closed already, by the peer or by us
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+            self.sock.close()
 
     def send_frame(self, frame: BytesAlike) -> None:
         """Write a whole frame, or close the connection: half a frame would garble everything after it."""
@@ -219,6 +225,8 @@ class _Connection(Connection):  # type: ignore[misc]
         try:
             while view:
                 with self._lock:
+                    if self.closing:
+                        raise OSError("closed")
                     try:
                         sent = self.sock.send(view[:_CHUNK])
                     except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -235,7 +243,7 @@ class _Connection(Connection):  # type: ignore[misc]
         try:
             while not self.closing:
                 self._next_frame()
-        except (OSError, ValueError, CommError):
+        except (OSError, ValueError, CommError, msgpack.UnpackException):
             pass  # the end of the connection, noticed by reading; whoever needs to know hears of the disconnection
 
     def release(self) -> None:
@@ -255,19 +263,38 @@ class _Connection(Connection):  # type: ignore[misc]
         largest = self.largest if prefix.type == Types.DATA else FRAME_MARGIN
         if not PREFIX_LEN <= prefix.length <= largest or prefix.header_len > min(FRAME_MARGIN, prefix.length - PREFIX_LEN):
             raise CommError(CommError.BAD_DATA, f"a frame of {prefix.length} bytes")
+        frame = head
+        while len(frame) < prefix.length:  # memory grows with what has come, not with what was announced
+            part = bytearray(min(_PART, prefix.length - len(frame)))
+            self._read(memoryview(part))
+            frame += part
+        if prefix.type in (Types.HELLO, Types.READY):
+            self._check_name(prefix, frame)
+        elif prefix.type == Types.DATA and not self.heard:
+            raise CommError(CommError.BAD_DATA, "data before a handshake")
         self.heard = True
-        frame = bytearray(prefix.length)
-        frame[:PREFIX_LEN] = head
-        self._read(memoryview(frame)[PREFIX_LEN:])
-        if prefix.type == Types.DATA:
-            while not self._flight.acquire(timeout=1.0):
-                if self.closing:
-                    return
+        if prefix.type != Types.DATA:
+            self.process_frame(frame)
+            return
+        while not self._flight.acquire(timeout=1.0):
+            if self.closing:
+                return
+        self.taken = False
         self.process_frame(frame)
+        if not self.taken:
+            self.release()
+
+    def _check_name(self, prefix: Prefix, frame: bytearray) -> None:
+        """One handshake, under the certificate's name and no other; FLARE would take any below it, and any number."""
+        about = msgpack.unpackb(bytes(frame[PREFIX_LEN + prefix.header_len :]))
+        if self.heard or not isinstance(about, dict) or about.get(HandshakeKeys.ENDPOINT_NAME) != self.peer:
+            raise CommError(CommError.BAD_DATA, "a handshake under another name, or a second one")
 
     def _read(self, view: memoryview) -> None:
         while view:
             with self._lock:
+                if self.closing:
+                    raise OSError("closed")
                 try:
                     count = self.sock.recv_into(view)
                 except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
