@@ -94,6 +94,8 @@ class Party:
         self.masker: Masker | None = None
         self._last = (0, 0, 0)
         """Round, trip (negated) and attempt of the last trip; none is taken twice, so no mask is used twice."""
+        self._told: tuple[tuple[int, int, int], bytes] | None = None
+        """Hash of what was told before the last trip."""
         self._before: list[_Before] = []
         """Of the current round, a state for each trip so far."""
         self._shuffled: tuple[int, Pairs] | None = None
@@ -363,7 +365,9 @@ class Party:
         if self.masker is None:
             return values
         about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
-        return self.masker.mask(values, message.active, use=use, context=self._context(message), **about)
+        if self._told is None or self._told[0] != self._last:
+            self._told = (self._last, self._context(message))
+        return self.masker.mask(values, message.active, use=use, context=self._told[1], **about)
 
     def _context(self, message: RoundStart) -> bytes:
         """Hash of what every active party has been told before this trip."""

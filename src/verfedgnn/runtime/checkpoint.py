@@ -36,10 +36,9 @@ def _write_checkpoint(folder: Path, round: int, states: Mapping[str, State], val
     part.mkdir()
     for name, state in states.items():
         arrays = {key: np.ascontiguousarray(value) for key, value in state.arrays.items()}
-        write_bytes(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
+        _write(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
     plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
-    write_bytes(part / "state.json", json.dumps(plain).encode())
-    _sync(part)
+    _write(part / "state.json", json.dumps(plain).encode())
     if final.exists():
         aside = folder / f"{final.name}~"
         shutil.rmtree(aside, ignore_errors=True)
@@ -72,11 +71,14 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | N
 def write_bytes(path: Path, data: bytes) -> None:
     """A file that is whole or not there."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    _write(part, data)
     part.replace(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
 
 
 @contextmanager
