@@ -20,14 +20,16 @@ from verfedgnn.evaluation.figures import cost, round_seconds
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.identity import check_key
 from verfedgnn.federation.log import tell, warn
+from verfedgnn.federation.suspects import Search
 from verfedgnn.federation.watch import Watch
 from verfedgnn.privacy.masking import usable
 from verfedgnn.protocol.alignment import Host
 from verfedgnn.protocol.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
-from verfedgnn.protocol.coordinator import Coordinator, SumError
+from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finished, Hello, Message, Refused, RoundReply, Waiting, decode, encode
 from verfedgnn.protocol.replica import parameters_digest
+from verfedgnn.protocol.sums import SumError
 from verfedgnn.run import read_history, write_history, write_json, write_public
 from verfedgnn.runtime.checkpoint import read_checkpoint, write_bytes, write_checkpoint, writing
 from verfedgnn.runtime.transport import Event, Transport
@@ -67,10 +69,7 @@ class CoordinatorService:
         self.offences: Counter[str] = Counter()
         self._hellos: dict[str, list[float]] = {}
         self.repeats = 0
-        self.failing: list[int] = []
-        """The parties whose masked values did not add up, while one is looked for that spoils them."""
-        self.suspect: str | None = None
-        self.suspicions = 0
+        self.search = Search()
         self.finished: dict[str, str] = {}
         """Hash of the public parameters each party keeps, from those that have the result."""
         self._deadline = self._began = 0.0
@@ -260,17 +259,11 @@ class CoordinatorService:
 
     def _open(self) -> None:
         coordinator = self.coordinator
-        among: list[int] | None = None
-        if self.failing:
-            if coordinator.spoilt and set(self.failing) <= set(coordinator.members.here):
-                among = [i for i in self.failing if coordinator.names[i] != self.suspect]
-            else:  # somebody was lost meanwhile: another set of parties, another search
-                self.failing, self.suspect, self.suspicions = [], None, 0
         if self._waiting_for is not None:
             tell("enough parties are there", round=coordinator.round)
             self._waiting_for = None
         again = bool(coordinator.open_parties)
-        starts = coordinator.open(among)
+        starts = coordinator.open(self.search.among(coordinator))
         if again:
             self.repeats += 1
             tell("trip begun anew", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts))
@@ -295,13 +288,13 @@ class CoordinatorService:
         try:
             closed = coordinator.close()
         except SumError as error:
-            self._look_for_liar(error)
+            self.search.go_on(coordinator, error)
             return True
-        if self.suspect is not None:
-            self.offences[self.suspect] += 1
-            warn("party left out: without it the sums add up, with it they do not", party=self.suspect, round=closed.round)
-            self._gone(self.suspect)
-        self.failing, self.suspect, self.suspicions = [], None, 0
+        found = self.search.end()
+        if found is not None:
+            self.offences[found] += 1
+            warn("party left out: without it the sums add up, with it they do not", party=found, round=closed.round)
+            self._gone(found)
         if coordinator.trip > 0:
             return True
         self.seconds += time.monotonic() - self._began
@@ -322,22 +315,6 @@ class CoordinatorService:
         if closed.round % self.checkpoint_every == 0 or closed.valid_rmse is not None or coordinator.done:
             self._checkpoint()
         return True
-
-    def _look_for_liar(self, error: SumError) -> None:
-        """Masked values that do not add up name nobody: repeat with all, then without one party after the other.
-
-        Who is found is left out, not sent away for good: a liar that is honest whenever a certain party is left out puts the
-        blame on that one, and nobody can tell.
-        """
-        coordinator = self.coordinator
-        self.failing = self.failing or list(coordinator.drawn)
-        self.suspicions += 1
-        names, least = [coordinator.names[i] for i in self.failing], min(coordinator.members.quorum, coordinator.active_count)
-        warn("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
-        if self.suspicions > len(names) + 1 or (self.suspicions > 1 and len(names) - 1 < max(2, least)):
-            who = ", ".join(names)
-            raise ProtocolError(f"round {coordinator.round}: {error}; one of {who} does, and too few are left to tell which")
-        self.suspect = names[self.suspicions - 2] if self.suspicions > 1 else None
 
     # -- the end -------------------------------------------------------------------------------------------------------------
 

@@ -20,20 +20,16 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
-from verfedgnn.privacy.projection import projected_rows
-from verfedgnn.protocol.codec import pack, packed_size, unpack, whole
+from verfedgnn.protocol.codec import pack, unpack
 from verfedgnn.protocol.joining import refusal
 from verfedgnn.protocol.membership import Membership
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.state import State, tensor
+from verfedgnn.protocol.sums import SumError, gradient_form, neighbourhood_shape, summed
 
 UPDATE_LOG = 8
 """Rounds whose updates are kept for parties that sat them out; with packed integers, more would outweigh a full copy."""
-
-
-class SumError(ProtocolError):
-    """Masked values that do not cancel; nobody can tell from them whose are wrong."""
 
 
 @dataclass(frozen=True)
@@ -278,18 +274,12 @@ class Coordinator:
     @property
     def gradient_form(self) -> tuple[int, type[np.generic]]:
         """Length and type of a protected gradient as it travels."""
-        if self.config.masking:
-            return self.model.size, whole(len(self.names))
-        if self.config.gradients.mechanism == "ternary":
-            return packed_size(self.model.size, 1), np.uint8
-        return self.model.size, np.float32
+        return gradient_form(self.config, self.model, len(self.names))
 
     @property
     def neighbourhood_shape(self) -> tuple[int, int, int]:
         """(K, q, C) of an exchanged neighbourhood."""
-        exchange, users = self.config.exchange, self.model.users
-        rows = users if exchange.mode == "exact" else projected_rows(users, exchange.ratio, exchange.block)
-        return self.config.model.layers, rows, self.model.operator.columns
+        return neighbourhood_shape(self.config, self.model)
 
     def close(self) -> Closed:
         """Add up, step the public parameters, judge the validation.
@@ -339,25 +329,11 @@ class Coordinator:
         self.log.append(_Update(self.round, parties, row))
 
     def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """The sum of protected gradients, in the order of the parties; of masked ones only this is ever known."""
-        size, kind = self.gradient_form
-        if self.config.gradients.mechanism != "ternary":
-            total = np.zeros(size, np.float32)
-            for values in gradients:
-                total += values
-            return total
-        if not self.config.masking:
-            signs = np.zeros(self.model.size, np.int32)
-            for packed in gradients:
-                signs += unpack(packed, 1, self.model.size)
-            return signs
-        total = np.zeros(size, kind)
-        for masked in gradients:
-            total += masked
-        if np.abs(total.astype(np.int32)).max(initial=0) > len(gradients):
+        try:
+            return summed(gradients, self.config, self.model, len(self.names))
+        except SumError:
             self.spoilt = True
-            raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
-        return total.astype(np.int32)
+            raise
 
     # -- checkpoints -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,59 @@
+"""What travels up and how it adds up: the form of protected gradients and neighbourhoods, and the sum of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config
+from verfedgnn.errors import ProtocolError
+from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.projection import projected_rows
+from verfedgnn.protocol.codec import packed_size, unpack, whole
+
+
+class SumError(ProtocolError):
+    """Masked values that do not cancel; nobody can tell from them whose are wrong."""
+
+
+def gradient_form(config: Config, model: Model, parties: int) -> tuple[int, type[np.generic]]:
+    """Length and type of a protected gradient as it travels."""
+    if config.masking:
+        return model.size, whole(parties)
+    if config.gradients.mechanism == "ternary":
+        return packed_size(model.size, 1), np.uint8
+    return model.size, np.float32
+
+
+def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
+    """(K, q, C) of an exchanged neighbourhood."""
+    exchange, users = config.exchange, model.users
+    rows = users if exchange.mode == "exact" else projected_rows(users, exchange.ratio, exchange.block)
+    return config.model.layers, rows, model.operator.columns
+
+
+def summed(gradients: Sequence[NDArray[Any]], config: Config, model: Model, parties: int) -> NDArray[Any]:
+    """The sum of protected gradients, in the order of the parties; of masked ones only this is ever known.
+
+    `SumError` if masked ones add up to more than so many ternary values can.
+    """
+    size, kind = gradient_form(config, model, parties)
+    if config.gradients.mechanism != "ternary":
+        total = np.zeros(size, np.float32)
+        for values in gradients:
+            total += values
+        return total
+    if not config.masking:
+        signs = np.zeros(model.size, np.int32)
+        for packed in gradients:
+            signs += unpack(packed, 1, model.size)
+        return signs
+    total = np.zeros(size, kind)
+    for masked in gradients:
+        total += masked
+    if np.abs(total.astype(np.int32)).max(initial=0) > len(gradients):
+        raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
+    return total.astype(np.int32)
