@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -67,13 +68,18 @@ def write_table(path: Path, table: vf.Ratings, spelling: str) -> None:
 
 
 def wait_for_round(shells: Shells, status: str, round: int) -> None:
+    wait_until(shells, status, lambda about: about.get("round", 0) >= round, f"round {round} is not reached")
+
+
+def wait_until(shells: Shells, status: str, wanted: Callable[[dict[str, Any]], bool], otherwise: str) -> None:
+    """Until the status page at `status` shows what is wanted."""
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{status}/status.json", timeout=2) as answer:
-                if json.load(answer).get("round", 0) >= round:
+                if wanted(json.load(answer)):
                     return
         except OSError:
             pass
-        time.sleep(0.02)
-    raise AssertionError(f"round {round} is not reached\n{shells.logs()}")
+        time.sleep(0.01)
+    raise AssertionError(f"{otherwise}\n{shells.logs()}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from shells import NAMES, Shells, free_port, wait_for_round, write_table
+from shells import NAMES, Shells, free_port, wait_for_round, wait_until, write_table
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.agreement import load_agreement, save_agreement
 
@@ -73,7 +73,7 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
     status = f"http://127.0.0.1:{page}"
     wait_for_round(shells, status, 50)
     ip("link", "set", hosts["book"], "down")
-    time.sleep(1.6)
+    wait_until(shells, status, lambda about: not about["parties"]["book"]["here"], "nobody misses book")
     wait_for_round(shells, status, 150)
     assert "away" in (shown := shells.now("status", status)) or "slow" in shown
     time.sleep(3.0)  # longer than the link's timeout: both ends give the connection up

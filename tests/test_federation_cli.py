@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from shells import NAMES, Shells, free_port, wait_for_round, write_table
+from shells import NAMES, Shells, free_port, wait_for_round, wait_until, write_table
 from verfedgnn.data import synthetic_ratings
 
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
@@ -42,6 +42,7 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
     wait_for_round(shells, status, 6)
     parties["book"].send_signal(signal.SIGKILL)
     parties["book"].wait()
+    wait_until(shells, status, lambda about: about["state"] == "waiting", "nobody waits for book")
     with urllib.request.urlopen(f"{status}/metrics", timeout=5) as answer:
         assert b"verfedgnn_round " in answer.read()
     assert "away" in shells.now("status", status)
