@@ -70,8 +70,8 @@ class CoordinatorService:
         self._hellos: dict[str, list[float]] = {}
         self.repeats = 0
         self.search = Search()
-        self.finished: dict[str, str] = {}
-        """Hash of the public parameters each party keeps, from those that have the result."""
+        self.finished: set[str] = set()
+        """Parties that have the result."""
         self._deadline = self._began = 0.0
         self._company = time.monotonic()
         self._finish_until: float | None = None
@@ -154,10 +154,10 @@ class CoordinatorService:
         if len(recent) > MOST_HELLOS:
             raise ProtocolError(f"{name}: it joined {len(recent)} times within a minute")
         if message.mask_key is not None:
-            keys = {h.party: h.mask_key for h in self.coordinator.members.hellos.values() if h.party != name}
-            self._check_key(name, "mask", message.mask_key, message.mask_signature or "", set(keys.values()))
-        aligning = self.host is not None and message.training is None and not self.coordinator.began
-        if self.host is not None and aligning and self.host.must_align(name):
+            keys = {hello.mask_key for other, hello in self.coordinator.members.hellos.items() if other != name}
+            self._check_key(name, "mask", message.mask_key, message.mask_signature or "", keys)
+        fresh = message.training is None and not self.coordinator.began
+        if self.host is not None and fresh and self.host.must_align(name):
             self._send(name, Waiting(missing=self.host.missing, align=True))
             return
         self.coordinator.hello(message)
@@ -214,7 +214,7 @@ class CoordinatorService:
             raise ProtocolError(f"{name}: it is finished before training is over")
         if message.digest != parameters_digest(self.coordinator.best_parameters):
             raise ProtocolError(f"{name}: it keeps other public parameters than the coordinator")
-        self.finished[name] = message.digest
+        self.finished.add(name)
         self._write_result()
         tell("party has the result", party=name, public=message.digest)
 
@@ -269,11 +269,9 @@ class CoordinatorService:
             tell("trip begun anew", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts))
         elif not self._began:
             self._began = time.monotonic()
-        encoded: dict[int, bytes] = {}
+        encoded = {key: encode(start) for key, start in {id(start): start for start in starts.values()}.items()}
         for name, start in starts.items():
-            data = encoded.setdefault(id(start), b"") or encode(start)
-            encoded[id(start)] = data
-            self._send(name, start, data)
+            self._send(name, start, encoded[id(start)])
         self._deadline = time.monotonic() + self.agreement.timeouts.reply
 
     def _wait(self) -> bool:
@@ -358,8 +356,7 @@ class CoordinatorService:
             self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.coordinator.round]
         if self.coordinator.done and (self.folder / "metrics.json").is_file():
             parties = json.loads((self.folder / "metrics.json").read_text("utf-8"))["parties"]
-            digest = parameters_digest(self.coordinator.best_parameters)
-            self.finished = {party["name"]: digest for party in parties if party["has_result"]}
+            self.finished = {party["name"] for party in parties if party["has_result"]}
         tell("continuing from checkpoint", round=self.coordinator.round)
 
     def _checkpoint(self) -> None:

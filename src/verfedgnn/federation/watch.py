@@ -36,11 +36,6 @@ class Watch:
         if port is not None:
             self._server = _serve(self, port)
 
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Where the page is."""
-        return None if self._server is None else (str(self._server.server_address[0]), int(self._server.server_address[1]))
-
     def update(self, make: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
         """Take the newest status, if the last one is old enough; it is on disk within a second."""
         if not now and time.monotonic() - self._taken < FRESH_SECONDS:

@@ -255,10 +255,8 @@ class Coordinator:
             size, kind = self.gradient_form
             if reply.gradient.shape != (size,) or reply.gradient.dtype != kind:
                 raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
-            if kind == np.uint8:
-                unpack(
-                    reply.gradient.view(np.uint8), 1, self.model.size
-                )  # refuses what is no gradient, while it is known whose it is
+            if kind == np.uint8:  # what is no gradient is refused here, where it is known whose it is
+                unpack(reply.gradient.view(np.uint8), 1, self.model.size)
         if reply.neighbourhoods is not None and reply.neighbourhoods.shape != self.neighbourhood_shape:
             raise ProtocolError(f"{name}: neighbourhoods of shape {reply.neighbourhoods.shape}")
         if start.evaluate:

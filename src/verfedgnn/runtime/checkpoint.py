@@ -76,8 +76,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         file.write(data)
+        file.flush()
         os.fsync(file.fileno())
 
 
