@@ -133,14 +133,14 @@ def straightforward(runtime: LocalRuntime) -> Callable[[], None]:
         public = runtime.coordinator.replica.parameters
         fresh = []
         for index, party in enumerate(parties):
-            flat, items = public.clone().requires_grad_(), party.items.clone().requires_grad_()
+            flat, items = public.clone().requires_grad_(), party.private.parameters["items"].clone().requires_grad_()
             views = model.views(flat)
             others = [
                 sum((phi.T @ (phi @ sent[p][k]) for p in range(len(parties)) if p != index), torch.zeros(model.users, 6))
                 for k in range(2)
             ]
             prediction, own = dense_gcn(views, items, adjacency[index], others, party.graph.ratio.item())
-            batch = party.batch(1)
+            batch = party.batch(1).pairs
             error = prediction[batch.user.long(), batch.item.long()] - batch.rating
             torch.autograd.grad(error.square().sum(), [flat, items])
             fresh.append(own)

@@ -42,7 +42,7 @@ def values(**changes: Any) -> dict[str, Any]:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    config = Config.preset("best", model="gat", mechanism="none", clip="unset", threshold=3.5)
+    config = Config.preset("paper", model="gat", mechanism="none", threshold=3.5)
     agreement = build_agreement(values(config=config, timeouts={"reply": 7}, alignment="ecdh", max_message=1 << 20))
     save_agreement(tmp_path / "federation.toml", agreement)
     text = (tmp_path / "federation.toml").read_text()
@@ -50,7 +50,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert "no secret" in text
     assert "PRIVATE" not in text
     assert text.count('"""\n-----BEGIN CERTIFICATE-----\n') == 5
-    assert 'clip = "unset"' in text
+    assert 'row_clip = "unset"' in text
     again = load_agreement(tmp_path / "federation.toml")
     assert again == agreement == load_agreement(tmp_path)
     assert again.fingerprint() == agreement.fingerprint()

@@ -26,7 +26,7 @@ def test_every_field_has_its_sentence() -> None:
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:
-    config = Config.preset("paper", mechanism="none", clip="unset", threshold=3.5, fractions=[0.8, 0.1, 0.1])
+    config = Config.preset("paper", mechanism="none", threshold=3.5, fractions=[0.8, 0.1, 0.1], **{"gradients.clip": "unset"})
     assert config.gradients.clip is None
     (tmp_path / "c.toml").write_text(config.to_toml())
     again = load_config(tmp_path / "c.toml")

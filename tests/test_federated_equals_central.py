@@ -34,7 +34,7 @@ def open_config(gnn: str, layers: int = 2) -> Config:
             "layers": layers,
             "estimators": False,
             "mechanism": "none",
-            "clip": None,
+            "gradients.clip": None,
             "batch": 0,
             "init_std": 0.3,
             "epochs": 3,
@@ -57,8 +57,8 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
     runtime, parties = federation(config, count)
     model = parties[0].model
     public = runtime.coordinator.replica.parameters.clone()
-    items = torch.cat([party.items.clone() for party in parties])
-    owner = torch.cat([torch.full((len(party.items),), p) for p, party in enumerate(parties)])
+    items = torch.cat([party.private.parameters["items"].clone() for party in parties])
+    owner = torch.cat([torch.full((len(party.private.parameters["items"]),), p) for p, party in enumerate(parties)])
     adjacency, rating = torch.zeros(40, len(items)), torch.full((40, len(items)), torch.nan)
     start = 0
     for party in parties:
@@ -66,7 +66,7 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
         user, item = pairs.user.long(), pairs.item.long() + start
         rating[user, item] = pairs.rating
         adjacency[user, item] = (pairs.rating >= party.threshold).float()
-        start += len(party.items)
+        start += len(party.private.parameters["items"])
 
     runtime.round()
 
@@ -85,11 +85,11 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
         item_gradient[own] = to_items[own]
     public_gradient[: model.user_size] += 2 / 40 * public[: model.user_size]
     item_gradient += 2 / len(items) * items
-    step(public, torch.zeros_like(public), public_gradient, config.training)
-    step(items, torch.zeros_like(items), item_gradient, config.training)
+    step(public, torch.zeros_like(public), public_gradient, "sgd", 1e-3)
+    step(items, torch.zeros_like(items), item_gradient, "sgd", 1e-3)
     assert public_gradient.abs().max() > 1
     torch.testing.assert_close(runtime.coordinator.replica.parameters, public, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(torch.cat([party.items for party in parties]), items, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(torch.cat([party.private.parameters["items"] for party in parties]), items, atol=1e-5, rtol=1e-5)
 
 
 def test_more_layers_and_more_rounds() -> None:
@@ -98,13 +98,16 @@ def test_more_layers_and_more_rounds() -> None:
     runtime, parties = federation(config, 4)
     for _ in range(3):
         runtime.round()
-    public, items = runtime.coordinator.replica.parameters.clone(), torch.cat([party.items for party in parties])
+    public, items = (
+        runtime.coordinator.replica.parameters.clone(),
+        torch.cat([party.private.parameters["items"] for party in parties]),
+    )
     adjacency = torch.zeros(40, len(items))
     start = 0
     for party in parties:
         liked = party.data.train.rating >= party.threshold
         adjacency[party.data.train.user[liked].long(), party.data.train.item[liked].long() + start] = 1
-        start += len(party.items)
+        start += len(party.private.parameters["items"])
     predicted = dense.predict(
         "gcn", 3, parties[0].model.views(public), items, adjacency, torch.ones(len(items), dtype=torch.bool)
     )
@@ -115,9 +118,9 @@ def test_more_layers_and_more_rounds() -> None:
         assert party.candidate is not None
         h = party.candidate[1]
         torch.testing.assert_close(
-            h["users"] @ h["items"].T, predicted[:, start : start + len(party.items)], atol=1e-5, rtol=1e-5
+            h["users"] @ h["items"].T, predicted[:, start : start + len(party.private.parameters["items"])], atol=1e-5, rtol=1e-5
         )
-        start += len(party.items)
+        start += len(party.private.parameters["items"])
 
 
 def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:

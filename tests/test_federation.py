@@ -423,7 +423,7 @@ def test_a_party_with_a_key_nobody_can_use_is_refused_itself(tmp_path: Path, sma
 
 
 NUMBERS = [
-    {"squared_error": float("inf")}, {"squared_error": 1e300}, {"count": 10**400}, {"squared_error": float("nan")},
+    {"error": float("inf")}, {"error": 1e300}, {"count": 10**400}, {"error": float("nan")},
 ]  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int,
     public = {name: value.clone().requires_grad_() for name, value in public.items()}
     user, item = np.nonzero(adjacency)
     graph = party_graph(user, item, users=users, items=adjacency.shape[1])
-    out = model.propagate({n: v.unsqueeze(0) for n, v in public.items()}, items.unsqueeze(0), graph, None)
+    out = model.propagate({n: v.unsqueeze(0) for n, v in public.items()}, {"items": items.unsqueeze(0)}, graph, None)
     ours = out.users[0] @ out.items[0].T
     reference = dense.predict(
         gnn, layers, public, items, torch.tensor(adjacency).float(), torch.ones(len(items), dtype=torch.bool)
@@ -131,13 +131,13 @@ def test_a_stack_is_its_parties_one_by_one(gnn: str) -> None:
         place[: len(values)] = values
     together = model.propagate(
         {n: v.expand(3, *v.shape) for n, v in model.views(public).items()},
-        padded,
+        {"items": padded},
         stack,
         [torch.cat([others[p][k] for p in range(3)]) for k in range(2)],
     )
     for p, size in enumerate(sizes):
         single = {n: v.unsqueeze(0) for n, v in model.views(public).items()}
-        alone = model.propagate(single, items[p].unsqueeze(0), graphs[p], others[p])
+        alone = model.propagate(single, {"items": items[p].unsqueeze(0)}, graphs[p], others[p])
         torch.testing.assert_close(together.users[p], alone.users[0], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(together.items[p, :size], alone.items[0], atol=1e-6, rtol=1e-5)
         for k in range(2):
@@ -149,6 +149,7 @@ def test_a_user_without_neighbours_gets_an_empty_neighbourhood() -> None:
     for gnn in GNNS:
         model = Model(ModelConfig(gnn=gnn), users=3)
         public = {n: v.unsqueeze(0) for n, v in model.views(model.initial_public(0, 3.0)).items()}
-        out = model.propagate(public, model.initial_embeddings(np.random.default_rng(0), 2).unsqueeze(0), graph, None)
+        items = model.initial_embeddings(np.random.default_rng(0), 2).unsqueeze(0)
+        out = model.propagate(public, {"items": items}, graph, None)
         assert torch.isfinite(out.users).all()
         assert (out.neighbourhoods[0][0, 1:] == 0).all()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
 from verfedgnn.privacy.accounting import privacy_report
-from verfedgnn.privacy.gradients import clip, laplace, protect, recover, ternary
+from verfedgnn.privacy.gradients import Rescale, clip, laplace, protect, recover, ternary
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.replica import participation_scale
 
@@ -68,30 +68,30 @@ def test_laplace_noise_has_its_scale() -> None:
 @given(s=st.floats(0.01, 100), values=st.lists(st.floats(-50, 50), min_size=4, max_size=4))
 def test_rescaling_is_public_and_undone(s: float, values: list[float]) -> None:
     """Without noise, protect then recover is the gradient clipped at clip/s: the guarantee does not depend on s."""
-    config = Config.preset("paper", mechanism="none", rescale_users=s, rescale_weights=2 * s).gradients
+    config, factors = Config.preset("paper", mechanism="none").gradients, Rescale(s, 2 * s)
     gradient = torch.tensor(values)
-    out = recover(protect(gradient, config, 2, generator()), config, 2, 1.0)
+    out = recover(protect(gradient, config, factors, 2, generator()), config, factors, 2, 1.0)
     expected = torch.cat([clip(gradient[:2], 0.5 / s), clip(gradient[2:], 0.25 / s)])
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_protected_ternary_recovers_the_mean() -> None:
-    config = Config.preset("paper", rescale_users=0.1, rescale_weights=0.5).gradients
+    config, factors = Config.preset("paper").gradients, Rescale(0.1, 0.5)
     gradient = torch.tensor([1.0, -4.0, 0.3, 0.8])
-    draws = torch.stack([protect(gradient, config, 2, generator(i)) for i in range(20_000)])
-    mean = recover(draws.sum(0, dtype=torch.int32), config, 2, 1.0) / len(draws)
+    draws = torch.stack([protect(gradient, config, factors, 2, generator(i)) for i in range(20_000)])
+    mean = recover(draws.sum(0, dtype=torch.int32), config, factors, 2, 1.0) / len(draws)
     error = draws.double().std(0) / math.sqrt(len(draws)) * 3 / torch.tensor([0.1, 0.1, 0.5, 0.5])
     assert ((mean - gradient).abs() < SIGMAS * error).all()
 
 
 def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
     with pytest.raises(ConfigError, match=r"clip = 0.7.*unprotected"):
-        Config.preset("paper", clip=0.7)
-    assert Config.preset("paper", clip=0.7, unprotected=["clip"]).gradients.clip == 0.7
+        Config.preset("paper", **{"gradients.clip": 0.7})
+    assert Config.preset("paper", unprotected=["clip"], **{"gradients.clip": 0.7}).gradients.clip == 0.7
     with pytest.raises(ConfigError, match="not be a probability"):
-        Config.preset("paper", clip=0.5, r=0.3)
+        Config.preset("paper", r=0.3)
     with pytest.raises(ConfigError, match="no bound holds"):
-        Config.preset("paper", clip=None)
+        Config.preset("paper", **{"gradients.clip": None})
 
 
 def test_report_composes() -> None:

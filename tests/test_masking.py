@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
+from verfedgnn.protocol.terms import Terms
 
 
 def circle(count: int) -> list[Masker]:
@@ -67,7 +68,7 @@ def test_keys_that_are_not_the_parties_own_are_refused() -> None:
 
 def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[vf.PartyData]) -> None:
     """Same seed with and without masks: what arrives differs in every party's message, and only the sums agree."""
-    plain, masked = federation(small_parties, config()), federation(small_parties, config(masking=True))
+    plain, masked = federation(small_parties, config()), federation(small_parties, config(masking=True), terms=Terms())
     for _ in range(3):
         plain.round()
         masked.round()
@@ -97,7 +98,7 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
 
 
 def test_a_missing_or_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
-    runtime = federation(small_parties, config(masking=True))
+    runtime = federation(small_parties, config(masking=True), terms=Terms())
     coordinator = runtime.coordinator
     starts = coordinator.open()
     for name in list(starts)[:2]:

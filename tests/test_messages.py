@@ -33,7 +33,7 @@ from verfedgnn.protocol.wire import HEADER, KINDS, MAGIC, VERSION
 
 HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab")
 WELCOME = Welcome(
-    index=0, items=[3, 4], stay="s", training="t", config="ab", rounds_per_epoch=2, round=0,
+    index=0, items=[3, 4], stay="s", training="t", config="ab", ratings=2, round=0,
     parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32), digest="cd",
 )  # fmt: skip
 START = RoundStart(
@@ -60,15 +60,15 @@ FIELDS = {
         "mask_key", "mask_signature",
     },
     Welcome: {
-        "index", "items", "stay", "training", "config", "mask_keys", "mask_signatures", "rounds_per_epoch", "round", "parameters",
+        "index", "items", "stay", "training", "config", "mask_keys", "mask_signatures", "ratings", "round", "parameters", "average",
         "accumulator", "digest",
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
         "updates", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods",
-        "parameters", "accumulator", "mask_keys", "mask_signatures",
+        "parameters", "accumulator", "average", "mask_keys", "mask_signatures",
     },
-    RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "squared_error", "count", "digest"},
+    RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "error", "count", "digest"},
     Finish: {"round", "best_round", "parameters"},
     Finished: {"digest"},
     Refused: {"reason"},
@@ -132,9 +132,9 @@ def forged(kind: int, text: bytes, body: bytes = b"", version: int = VERSION) ->
 
 def test_hostile_messages() -> None:
     with pytest.raises(ProtocolError, match="'parameters' is missing"):
-        decode(forged(2, b'{"index": 0, "items": [1], "rounds_per_epoch": 1, "round": 0}'))
-    with pytest.raises(ProtocolError, match="squared_error"):
-        decode(forged(4, b'{"round": 1, "trip": 0, "squared_error": -1.0}'))
+        decode(forged(2, b'{"index": 0, "items": [1], "ratings": 1, "round": 0}'))
+    with pytest.raises(ProtocolError, match="error"):
+        decode(forged(4, b'{"round": 1, "trip": 0, "error": -1.0}'))
     with pytest.raises(ProtocolError, match="version 9"):
         decode(forged(5, b"{}", version=9))
     with pytest.raises(ProtocolError, match="unknown message kind"):

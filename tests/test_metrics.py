@@ -12,7 +12,7 @@ from verfedgnn.data import TEST, TRAIN, make_ratings, split_by_rating, synthetic
 from verfedgnn.evaluation import metrics
 from verfedgnn.evaluation.bias import bias_errors
 from verfedgnn.evaluation.metrics import Errors, ranking, rating_errors
-from verfedgnn.protocol.step import Pairs
+from verfedgnn.protocol.loss import Pairs
 
 
 def pairs(*rows: tuple[int, int, float]) -> Pairs:

@@ -134,7 +134,15 @@ def test_nothing_private_is_reachable_from_the_coordinator(small_parties: list[v
     secrets = {party.secret for party in runtime.parties.values()}
     for party in runtime.parties.values():
         train, graph = party.data.train, party.graph
-        private = [party.items, party.accumulator, train.user, train.item, train.rating, graph.user_degree, graph.item_degree]
+        private = [
+            *party.private.parameters.values(),
+            *party.private.accumulators.values(),
+            train.user,
+            train.item,
+            train.rating,
+            graph.user_degree,
+            graph.item_degree,
+        ]
         private += [*graph.by_user, *graph.by_item]
         assert not addresses(iter(private)) & held
         assert not any(thing is party for thing in reachable(runtime.coordinator))
@@ -270,7 +278,7 @@ def test_a_party_without_test_ratings_has_no_figure(small_parties: list[vf.Party
 
 def test_divergence_names_the_remedy(small_parties: list[vf.PartyData]) -> None:
     with pytest.raises(vf.VerFedGNNError, match=r"diverged.*lower training\.lr"):
-        vf.train(small_parties, config(mode="none", mechanism="none", clip="unset", optimizer="sgd", lr=1e6))
+        vf.train(small_parties, config(mode="none", mechanism="none", optimizer="sgd", lr=1e6))
 
 
 def test_recommend(small_parties: list[vf.PartyData], tmp_path: Path) -> None:

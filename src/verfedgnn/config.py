@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from verfedgnn.errors import ConfigError
 
 Gnn = Literal["gcn", "gat", "ggnn"]
+
+FRACTION_BITS = {32: 20, 16: 10}
+"""Neighbourhoods travel as int32 multiples of 2^-20, whose sum may reach +-2048, or as int16 multiples of 2^-10 (+-32)."""
 
 
 class Section(BaseModel):
@@ -43,8 +46,15 @@ class ModelConfig(Section):
     """K, the number of propagation layers (paper: 2)."""
     activation: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid"
     """The non-linearity of GCN's and GAT's update (paper: sigmoid)."""
-    threshold: float | None = None
-    """An item is a neighbour of a user from this rating on; unset: three quarters up the rating scale (4 of 5, 8 of 10)."""
+    form: Literal["propagation", "messages"] = "propagation"
+    """propagation: K layers over the embeddings (eq. 1-3); messages: one layer of private message embeddings (docs/model.md)."""
+    biases: bool = False
+    """A private bias per item and a public one per user beside the product of embeddings (docs/model.md)."""
+    residual: bool = False
+    """A user bias and a user embedding that are private to each party, added to the public ones."""
+    threshold: float | Literal["all"] | None = None
+    """An item is a neighbour of a user from this rating on; unset: three quarters up the rating scale (4 of 5, 8 of 10); all:
+    every rated item."""
     init_std: float = Field(0.1, ge=0)
     """Standard deviation of the initial embeddings; their mean is 0."""
     init_mix: float = Field(1.0, gt=0)
@@ -56,8 +66,9 @@ class ModelConfig(Section):
 class ExchangeConfig(Section):
     """What parties tell each other about neighbourhoods (Sec. 4.4)."""
 
-    mode: Literal["projected", "exact", "none"] = "projected"
-    """projected: Phi X is sent; exact: X itself (unprotected); none: no neighbourhood leaves a party."""
+    mode: Literal["projected", "masked", "noised", "exact", "none"] = "projected"
+    """projected: Phi X is sent; masked: X under masks, so that only sums are seen; noised: masked, with noise on the sums;
+    exact: X itself (unprotected); none: no neighbourhood leaves a party."""
     ratio: float = Field(5.0, gt=0)
     """N/q, how many users one row of the projection stands for (paper: 5)."""
     block: int = Field(0, ge=0)
@@ -66,6 +77,17 @@ class ExchangeConfig(Section):
     """adjoint: Phi^T Y (eq. 14); scaled: Phi^T Y / (1 + (m+1)/q), the multiple with the least expected error."""
     refresh: int = Field(0, ge=0, le=16)
     """Exchange-only round trips before each training round; K of them make the exchange synchronous (exact)."""
+    every: int = Field(1, ge=1, le=65535)
+    """Rounds between two exchanges; in between the last sums are used again."""
+    bits: Literal[16, 32] = 32
+    """Bits of a number on the wire: 32 with 20 of them behind the point, or 16 with 10."""
+    backward: bool = False
+    """Train messages on the others' losses, too: the summed protected user gradients stand for the gradient with respect to
+    neighbourhoods, so nothing more is sent."""
+    noise: float = Field(0.0, ge=0)
+    """noised: standard deviation of the noise on the sum of the others."""
+    row_clip: float | None = Field(None, gt=0)
+    """noised: bound on the l2 norm of a user's row before it is noised."""
 
 
 class GradientConfig(Section):
@@ -83,6 +105,8 @@ class GradientConfig(Section):
     """Public factor s on the user embeddings' gradient before the clip, divided out after it; it costs no privacy."""
     rescale_weights: float = Field(1.0, gt=0)
     """The same for the shared weights (W, a_k, attention, GRU)."""
+    rescale_by_ratings: bool = False
+    """Divide these factors by the root of the number of ratings a coordinate sums over: an average user's, or all, at a party."""
 
 
 class TrainingConfig(Section):
@@ -92,8 +116,32 @@ class TrainingConfig(Section):
     """The rule for public and private steps (paper: Adagrad)."""
     lr: float = Field(0.05, gt=0)
     """Learning rate (paper: 0.05)."""
+    lr_weights: float = Field(1.0, gt=0)
+    """Factor on the learning rate of the shared weights."""
+    lr_private: float = Field(1.0, gt=0)
+    """Factor on the learning rate of private parameters."""
+    lr_messages: float = Field(1.0, gt=0)
+    """The same for message embeddings."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Decay of the running average of all parameters that is validated and kept in their place; 0: no average."""
+    objective: Literal["rating", "ranking"] = "rating"
+    """rating: squared error (eq. 5); ranking: softmax over the party's catalogue, for every liked item."""
+    negatives: int = Field(0, ge=0)
+    """ranking: items of the catalogue drawn for the softmax in a round; 0: all."""
     l2: float = Field(1.0, ge=0)
     """Weight of the regulariser of eq. 5, (1/N) sum |e_u|^2 + (1/M) sum |e_v|^2."""
+    l2_row: float = Field(0.0, ge=0)
+    """Weight of |e_u|^2, |e_v|^2 and |y_v|^2, once each."""
+    l2_rating: float = Field(0.0, ge=0)
+    """Weight of |e_u|^2 + |e_v|^2 for every rating of u for v."""
+    l2_messages: float = Field(0.0, ge=0)
+    """Weight of |y_v|^2 for every rating of v."""
+    l2_user_bias: float = Field(0.0, ge=0)
+    """Weight of b_u^2, once each."""
+    l2_item_bias: float = Field(0.0, ge=0)
+    """Weight of b_v^2, once each."""
+    l2_residual: float = Field(0.0, ge=0)
+    """Weight of a party's own user bias and embedding, squared, for every rating of u there."""
     batch: int = Field(5000, ge=0)
     """Training ratings per round over all parties; 0: all of them."""
     epochs: int = Field(50, ge=1)
@@ -200,6 +248,18 @@ def _problem(config: Config) -> str | None:
             f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
             "use 2 or more, or ask for it with --set unprotected=projection"
         )
+    if exchange.mode in ("masked", "noised") and not config.masking:
+        return f"exchange.mode = {exchange.mode} is protected by masks; add --set masking=true"
+    if exchange.mode == "noised" and (not exchange.noise or exchange.row_clip is None):
+        return "exchange.mode = noised needs exchange.noise and exchange.row_clip: the guarantee is their ratio"
+    if exchange.mode != "noised" and (exchange.noise or exchange.row_clip is not None):
+        return f"exchange.noise and exchange.row_clip belong to exchange.mode = noised, not {exchange.mode}"
+    if config.model.form == "messages" and config.model.layers != 1:
+        return f"model.form = messages has one layer, not {config.model.layers}; set model.layers = 1"
+    if exchange.backward and config.model.form != "messages":
+        return "exchange.backward trains message embeddings; it needs model.form = messages"
+    if exchange.bits == 16 and not config.model.estimators:
+        return "exchange.bits = 16 has no room for exact degrees; use 32"
     if config.masking and gradients.mechanism != "ternary":
         return f"masking needs integers, and {gradients.mechanism} gradients are not; use ternary or masking=false"
     if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:
@@ -215,9 +275,11 @@ def build_config(
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
     """A configuration from a preset, then a TOML file, then single values; each may leave anything out."""
-    tree = _merge(read_preset(preset), {"base": preset})
-    tree = _merge(tree, _read_toml(file)) if file else tree
-    tree = _merge(tree, {"model": {"gnn": model}}) if model else tree
+    given = _read_toml(file) if file else {}
+    section = given.get("model")
+    gnn = model or (section.get("gnn") if isinstance(section, dict) else None) or "gcn"
+    tree = _merge(_merge(read_preset(preset, gnn), {"base": preset}), given)
+    tree = _merge(tree, {"model": {"gnn": gnn}}) if model else tree
     return _validated(tree).with_values(overrides or {})
 
 
@@ -226,11 +288,13 @@ def presets() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in resources.files("verfedgnn").joinpath("presets").iterdir())
 
 
-def read_preset(name: str) -> dict[str, Any]:
-    """The tree of a preset as written in its file."""
+def read_preset(name: str, gnn: str = "gcn") -> dict[str, Any]:
+    """The tree of a preset as written in its file; what stands there under the name of a GNN holds for that one."""
     if name not in presets():
         raise ConfigError(f"there is no preset '{name}'; there are: {', '.join(presets())}")
-    return tomllib.loads(resources.files("verfedgnn").joinpath(f"presets/{name}.toml").read_text("utf-8"))
+    tree = tomllib.loads(resources.files("verfedgnn").joinpath(f"presets/{name}.toml").read_text("utf-8"))
+    own = {known: tree.pop(known, {}) for known in get_args(Gnn)}
+    return _merge(tree, own.get(gnn, {}))
 
 
 def load_config(path: Path) -> Config:

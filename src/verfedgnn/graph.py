@@ -75,6 +75,28 @@ class Graph:
         out: Tensor = _Sum.apply(self, users.reshape(self.parties * self.users, -1), weights, True)  # type: ignore[no-untyped-call]
         return out.view(self.parties, self.items, -1)
 
+    def products(self, users: Tensor, items: Tensor) -> Tensor:
+        """x_u . x_v along every edge, in `by_user` order: (S, N, C), (S, M, C) -> (E,)."""
+        flat = users.reshape(self.parties * self.users, -1), items.reshape(self.parties * self.items, -1)
+        out: Tensor = _Products.apply(self, *flat)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Products(torch.autograd.Function):
+    """Products along edges, without a row per edge: forward a sampled product, backward two sparse ones."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, users: Tensor, items: Tensor) -> Tensor:
+        ctx.graph = graph
+        ctx.save_for_backward(users, items)
+        return _along_edges(graph, users, items)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
+        users, items = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        return None, _product(ctx.graph, items, grad, False), _product(ctx.graph, users, grad, True)
+
 
 class _Sum(torch.autograd.Function):
     """A x or A^T x with optional trainable edge weights (E,), both directions as sparse products."""
@@ -93,9 +115,14 @@ class _Sum(torch.autograd.Function):
         to_weights = None
         if ctx.needs_input_grad[2]:
             of_user, of_item = (dense, grad) if ctx.transposed else (grad, dense)
-            at_users, at_items = of_user.index_select(0, graph.edge_users), of_item.index_select(0, graph.by_user[1])
-            to_weights = torch.einsum("ec,ec->e", at_users, at_items)
+            to_weights = _along_edges(graph, of_user, of_item)
         return None, to_dense, to_weights, None
+
+
+def _along_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
+    """x_u . x_v of every edge (E,)."""
+    products: Tensor = torch.sparse.sampled_addmm(graph.adjacency[0], users, items.T, beta=0.0).values()
+    return products
 
 
 def _product(graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:

@@ -13,8 +13,8 @@ from verfedgnn.config import Config, SplitConfig
 from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import DataError
-from verfedgnn.protocol.party import PartyInput
-from verfedgnn.protocol.step import Pairs
+from verfedgnn.protocol.loss import Pairs
+from verfedgnn.protocol.targets import PartyInput
 
 
 @dataclass(frozen=True)

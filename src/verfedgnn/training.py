@@ -165,7 +165,7 @@ class _Training:
         replica = self.coordinator.replica
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
             party.restore(states[name], states[f"{name}_models"])
-            party.replica.load(replica.parameters.cpu().numpy(), replica.accumulator.cpu().numpy(), replica.round)
+            party.replica.load(**replica.arrays(), round=replica.round)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.releases, self.seconds = values["releases"], values["seconds"]
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]

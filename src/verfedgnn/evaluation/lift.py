@@ -15,7 +15,7 @@ from verfedgnn.data import TEST, PartyData, pool_parties
 from verfedgnn.evaluation.bias import bias_errors
 from verfedgnn.evaluation.metrics import Errors, rating_errors
 from verfedgnn.prepare import Prepared
-from verfedgnn.protocol.step import Pairs
+from verfedgnn.protocol.loss import Pairs
 from verfedgnn.run import Run
 from verfedgnn.training import train
 
@@ -70,7 +70,11 @@ def solo_config(config: Config, share: float) -> Config:
     batch = config.training.batch
     return config.with_values(
         {
+            "masking": False,
             "exchange.mode": "none",
+            "exchange.backward": False,
+            "exchange.noise": 0.0,
+            "exchange.row_clip": None,
             "gradients.mechanism": "none",
             "gradients.clip": None,
             "training.participation": 1.0,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.protocol.step import Pairs
+from verfedgnn.protocol.loss import Pairs
 
 CHUNK_SCORES = 1 << 23
 """Scores held at a time while ranking."""

@@ -86,7 +86,7 @@ class PartyService:
                 return None  # answers a Hello that another one has followed, or one that is answered already
             self.party.welcome(message)
             self.welcome = True
-            self._rounds = message.rounds_per_epoch * self.identity.agreement.config.training.epochs
+            self._rounds = self.party.replica.rounds
             tell("taking part", round=message.round, public=message.digest)
         elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
             if self.party.training is not None:
@@ -116,8 +116,8 @@ class PartyService:
         self.link.send(reply)
         self.seconds += time.monotonic() - began
         rmse = None
-        if reply.squared_error is not None and reply.count:
-            rmse = (reply.squared_error / reply.count) ** 0.5
+        if reply.error is not None and reply.count:
+            rmse = (reply.error / reply.count) ** 0.5
             entry = {
                 "round": message.round,
                 "valid_rmse": rmse,

@@ -1,4 +1,4 @@
-"""The recommender around an operator: public parameters, propagation, prediction (eq. 1-4)."""
+"""The recommender around an operator: its parameters, propagation, prediction (eq. 1-4, and docs/model.md)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from verfedgnn.config import ModelConfig
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
+from verfedgnn.gnn.messages import MessageGAT, MessageGCN, MessageGGNN
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.graph import Graph
 
-OPERATORS: dict[str, type[Operator]] = {cls.name: cls for cls in (GCN, GAT, GGNN)}
+OPERATORS: dict[str, dict[str, type[Operator]]] = {
+    "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
+    "messages": {cls.name: cls for cls in (MessageGCN, MessageGAT, MessageGGNN)},
+}
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,14 @@ class Propagation:
     """What one forward pass gives."""
 
     users: Tensor
-    """h_u (S, N, D)."""
+    """h_u (S, N, D); with biases (h_u, b_u, 1), so that a prediction is always a product."""
     items: Tensor
-    """h_v (S, M, D)."""
+    """h_v (S, M, D); with biases (h_v, 1, b_v)."""
     neighbourhoods: list[Tensor]
-    """X^k for k < K, each (S, N, C), detached."""
+    """X^k for k < K, each (S, N, C)."""
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
-        """h_u . h_v for rows of the flattened (S*N, D) users and (S*M, D) items (eq. 4)."""
+        """h_u . h_v for rows of the flattened users and items (eq. 4)."""
         # index_select, not []: its backward adds up in a fixed order on the CPU, so that the same seed gives the same bits.
         return (self.users.flatten(0, 1).index_select(0, user) * self.items.flatten(0, 1).index_select(0, item)).sum(-1)
 
@@ -55,24 +59,31 @@ class Model:
 
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config, self.users = config, users
-        self.operator = OPERATORS[config.gnn](
+        self.operator = OPERATORS[config.form][config.gnn](
             dim=config.dim, layers=config.layers, activation=config.activation, estimators=config.estimators
         )
-        self.shapes: dict[str, tuple[int, ...]] = {
-            "users": (users, config.dim),
-            "mix": (config.layers + 1,),
-            **self.operator.weights(),
-        }
-
-    @property
-    def size(self) -> int:
+        self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
+        if config.biases:
+            self.shapes["user_bias"] = (users, 1)
+        self.user_size = sum(math.prod(shape) for shape in self.shapes.values())
+        """How many public parameters belong to users; they come first."""
+        if config.form == "propagation":
+            self.shapes["mix"] = (config.layers + 1,)
+        self.shapes |= self.operator.weights()
+        self.size = sum(math.prod(shape) for shape in self.shapes.values())
         """Number of public parameters."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
 
-    @property
-    def user_size(self) -> int:
-        """How many of them are user embeddings; they come first."""
-        return math.prod(self.shapes["users"])
+    def private_shapes(self, items: int) -> dict[str, tuple[int, int]]:
+        """Private parameters of a party with so many items: of items first, then of users."""
+        config, dim = self.config, self.config.dim
+        wanted = {
+            "items": ((items, dim), True),
+            "messages": ((items, dim), config.form == "messages"),
+            "item_bias": ((items, 1), config.biases),
+            "own_users": ((self.users, dim), config.residual),
+            "own_user_bias": ((self.users, 1), config.residual and config.biases),
+        }
+        return {name: shape for name, (shape, present) in wanted.items() if present}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The public parameters by name, as views of one flat vector (..., size)."""
@@ -90,10 +101,14 @@ class Model:
                 view.copy_(self.initial_embeddings(rng, self.users))
             elif name == "mix":
                 view.fill_(self.config.init_mix * 2 / self.config.layers * math.sqrt(typical / self.config.dim))
-            elif not name.endswith("bias"):
-                bound = math.sqrt(3 / self.config.dim)
-                view.copy_(torch.from_numpy(rng.uniform(-bound, bound, view.shape).astype(np.float32)))
+            elif name != "user_bias":
+                view.copy_(torch.from_numpy(self.operator.initial(name, tuple(view.shape), rng)))
         return flat
+
+    def initial_private(self, rng: np.random.Generator, items: int) -> dict[str, Tensor]:
+        """Private parameters before the first round: random item embeddings, the rest 0."""
+        private = {name: torch.zeros(shape) for name, shape in self.private_shapes(items).items()}
+        return private | {"items": self.initial_embeddings(rng, items)}
 
     def initial_embeddings(self, rng: np.random.Generator, rows: int) -> Tensor:
         """User or item embeddings before the first round."""
@@ -101,20 +116,47 @@ class Model:
         return torch.from_numpy(values.astype(np.float32))
 
     def propagate(
-        self, public: Mapping[str, Tensor], items: Tensor, graph: Graph, others: Sequence[Tensor] | None
+        self,
+        public: Mapping[str, Tensor],
+        private: Mapping[str, Tensor],
+        graph: Graph,
+        others: Sequence[Tensor] | None,
     ) -> Propagation:
-        """K layers and their mixture, h = sum_k a_k e^k (eq. 1-3).
+        """h_u and h_v: K layers and their mixture, h = sum_k a_k e^k (eq. 1-3), or one layer of messages.
 
-        `public` with a leading S, `items` (S, M, D), `others` the other parties' X^k, k < K, each (S, N, C), constants.
+        `public` and `private` with a leading S; `others` the other parties' X^k, k < K, each (S, N, C), constants.
         """
-        users, mix = public["users"], public["mix"]
-        weights = {name: value for name, value in public.items() if name not in ("users", "mix")}
+        if self.config.form == "messages":
+            own, users, _ = self.operator.layer(
+                0, public, public["users"], private["messages"], graph, others[0] if others else None
+            )
+            return self._with_own(public, private, users, private["items"], [own.own])
+        users, items, mix = public["users"], private["items"], public["mix"]
         share = mix.view(*mix.shape, 1, 1).unbind(1)
         h_users, h_items = share[0] * users, share[0] * items
         neighbourhoods = []
         for k in range(self.config.layers):
-            own, users, items = self.operator.layer(k, weights, users, items, graph, others[k] if others else None)
-            neighbourhoods.append(own.own.detach())
+            own, users, items = self.operator.layer(k, public, users, items, graph, others[k] if others else None)
+            neighbourhoods.append(own.own)
             h_users = h_users + share[k + 1] * users
             h_items = h_items + share[k + 1] * items
-        return Propagation(h_users, h_items, neighbourhoods)
+        return self._with_own(public, private, h_users, h_items, neighbourhoods)
+
+    def _with_own(
+        self,
+        public: Mapping[str, Tensor],
+        private: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        neighbourhoods: list[Tensor],
+    ) -> Propagation:
+        """Add a party's own user embeddings, and the biases as columns."""
+        if self.config.residual:
+            users = users + private["own_users"]
+        if self.config.biases:
+            bias = public["user_bias"]
+            bias = bias + private["own_user_bias"] if self.config.residual else bias
+            item_bias = private["item_bias"]
+            users = torch.cat([users, bias, torch.ones_like(bias)], -1)
+            items = torch.cat([items, torch.ones_like(item_bias), item_bias], -1)
+        return Propagation(users, items, neighbourhoods)

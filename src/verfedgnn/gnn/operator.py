@@ -11,12 +11,15 @@ them it exchanges both sums (one column more) and n_u is exact.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.graph import Graph
@@ -61,6 +64,13 @@ class Operator(ABC):
     @abstractmethod
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the shared weights, all public, by name."""
+
+    def initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
+        """A shared weight before the first round: uniform with variance 1/D, biases 0."""
+        if name.endswith("bias"):
+            return np.zeros(shape, np.float32)
+        bound = math.sqrt(3 / self.dim)
+        return rng.uniform(-bound, bound, shape).astype(np.float32)
 
     @abstractmethod
     def layer(

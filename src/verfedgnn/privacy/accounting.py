@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from verfedgnn.config import Config
+from verfedgnn.config import FRACTION_BITS, Config
+from verfedgnn.privacy.noise import exchange_epsilon
+
+DELTA = 1e-6
+"""At which delta an epsilon is reported."""
 
 SIMULATED = "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
 SECRET = "each party's own: noise and batches derive from a secret that never leaves it"
@@ -20,7 +25,7 @@ def privacy_report(
     """
     return {
         "gradients": _gradients(config, releases),
-        "neighbourhoods": _neighbourhoods(config, users, rows, protected),
+        "neighbourhoods": _neighbourhoods(config, users, rows, protected, releases),
         "validation": {
             "mechanism": "none",
             "releases": validations,
@@ -55,13 +60,36 @@ def _gradients(config: Config, releases: int) -> dict[str, Any]:
     }
 
 
-def _neighbourhoods(config: Config, users: int, rows: int, protected: bool) -> dict[str, Any]:
-    mode = config.exchange.mode
-    if mode == "none":
+def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, releases: int) -> dict[str, Any]:
+    exchange = config.exchange
+    if exchange.mode == "none":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
-    if mode == "exact":
-        text = "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
-        return {"mechanism": "exact", "guarantee": text}
+    sent = math.ceil(releases / exchange.every) + exchange.refresh * releases
+    report: dict[str, Any] = {"mechanism": exchange.mode, "releases": sent}
+    if exchange.mode == "projected":
+        return report | _projected(config, users, rows, protected)
+    if exchange.mode == "exact":
+        return report | {"guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"}
+    seen = "the coordinator sees the sum over all active parties, a party the sum of the others, nobody one party's matrix"
+    if exchange.mode == "masked":
+        return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
+    assert exchange.row_clip is not None
+    unit, columns = 1 << FRACTION_BITS[exchange.bits], config.model.dim + (not config.model.estimators)
+    one, whole = (
+        exchange_epsilon(noise=exchange.noise, clip=exchange.row_clip, columns=columns, releases=count, unit=unit, delta=DELTA)
+        for count in (1, sent)
+    )
+    return report | {
+        "noise": exchange.noise,
+        "row_clip": exchange.row_clip,
+        "neighbouring": "two matrices of one party that differ in one user's row, by at most row_clip in l2",
+        "per_round": {"epsilon": one, "delta": DELTA},
+        "composed": {"epsilon": whole, "delta": DELTA},
+        "guarantee": f"{seen}; epsilon {one:.3g} at delta {DELTA:g} per release for one user's row, {whole:.3g} over {sent:,}",
+    }
+
+
+def _projected(config: Config, users: int, rows: int, protected: bool) -> dict[str, Any]:
     if not config.model.estimators:
         protected = False
     condition = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
@@ -70,4 +98,4 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool) -> d
         if protected
         else "none: " + (condition if config.model.estimators else "exact degrees travel beside the neighbourhoods")
     )
-    return {"mechanism": "gaussian projection", "users": users, "rows": rows, "protected": protected, "guarantee": text}
+    return {"users": users, "rows": rows, "protected": protected, "guarantee": text}

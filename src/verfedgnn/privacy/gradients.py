@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from verfedgnn.config import GradientConfig
+from verfedgnn.config import Config, GradientConfig
 
 
 def clip(gradient: Tensor, bound: float | None) -> Tensor:
@@ -32,14 +35,31 @@ def laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
     return x + noise.to(x.dtype)
 
 
-def protect(gradient: Tensor, config: GradientConfig, user_size: int, generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True)
+class Rescale:
+    """The public factors s on a gradient before the clip, for user parameters and shared weights; `recover` divides them out."""
+
+    users: float
+    weights: float
+
+    @classmethod
+    def of(cls, config: Config, users: int, parties: int, ratings: int) -> Rescale:
+        """As configured: plain factors, or over the root of how many ratings a coordinate of a party's gradient sums over."""
+        gradients, batch = config.gradients, config.training.batch
+        if not gradients.rescale_by_ratings:
+            return cls(gradients.rescale_users, gradients.rescale_weights)
+        summed = max(1, min(batch, ratings) if batch else ratings) / parties
+        return cls(gradients.rescale_users / math.sqrt(summed / users), gradients.rescale_weights / math.sqrt(summed))
+
+
+def protect(gradient: Tensor, config: GradientConfig, rescale: Rescale, user_size: int, generator: torch.Generator) -> Tensor:
     """A flat public gradient as it may leave the party: rescaled, clipped, then quantized (int8) or noised (float32).
 
-    The first `user_size` coordinates belong to user embeddings; the two public factors are divided out by `recover`.
+    The first `user_size` coordinates belong to users.
     """
     scaled = gradient.clone()
-    scaled[:user_size] *= config.rescale_users
-    scaled[user_size:] *= config.rescale_weights
+    scaled[:user_size] *= rescale.users
+    scaled[user_size:] *= rescale.weights
     scaled = clip(scaled, config.clip)
     if config.mechanism == "ternary":
         return ternary(scaled, config.r, generator)
@@ -48,10 +68,10 @@ def protect(gradient: Tensor, config: GradientConfig, user_size: int, generator:
     return scaled
 
 
-def recover(total: Tensor, config: GradientConfig, user_size: int, scale: float) -> Tensor:
+def recover(total: Tensor, config: GradientConfig, rescale: Rescale, user_size: int, scale: float) -> Tensor:
     """The estimate of the summed gradient from the sum of protected ones, times the participation factor `scale`."""
     unit = config.r if config.mechanism == "ternary" else 1.0
     gradient = total.to(torch.float32, copy=True)
-    gradient[:user_size] *= unit * scale / config.rescale_users
-    gradient[user_size:] *= unit * scale / config.rescale_weights
+    gradient[:user_size] *= unit * scale / rescale.users
+    gradient[user_size:] *= unit * scale / rescale.weights
     return gradient

@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.config import FRACTION_BITS
 from verfedgnn.errors import DivergedError, ProtocolError
-
-FRACTION_BITS = 20
-"""Neighbourhoods travel as int32 multiples of 2^-20; a sum may reach +-2048."""
-_LIMIT = 2**31 - 1
 
 
 def pack(values: NDArray[np.integer[Any]], bound: int) -> NDArray[np.uint8]:
@@ -61,21 +58,26 @@ def packed_size(size: int, bound: int) -> int:
     return -(-size // digits) if digits > 1 else size * np.dtype(whole(bound)).itemsize
 
 
-def to_fixed(values: NDArray[np.float32], parties: int) -> NDArray[np.int32]:
-    """Real numbers as multiples of 2^-20, with room for the sum over `parties`."""
-    scaled = np.rint(values.astype(np.float64) * (1 << FRACTION_BITS))
-    limit = _LIMIT // max(1, parties)
+def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArray[np.integer[Any]]:
+    """Real numbers as multiples of 2^-20 (32 bits) or 2^-10 (16 bits), with room for the sum over `parties`.
+
+    What is beyond the reach of 32 bits is an error; with 16 bits, whose reach is +-32 over all parties, it is cut off.
+    """
+    scaled = np.rint(values.astype(np.float64) * (1 << FRACTION_BITS[bits]))
+    limit = (2 ** (bits - 1) - 1) // max(1, parties)
+    if bits == 16 and np.isfinite(scaled).all():
+        return np.clip(scaled, -limit, limit).astype(np.int16)
     if not (np.abs(scaled) <= limit).all():
         raise DivergedError(
-            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS):.0f}, the reach of its fixed-point form with "
-            f"{parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it"
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[32]):.0f}, the reach of its fixed-point form "
+            f"with {parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it"
         )
     return scaled.astype(np.int32)
 
 
-def from_fixed(values: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+def from_fixed(values: NDArray[np.integer[Any]], bits: int = 32) -> NDArray[np.float32]:
     """The real numbers behind `to_fixed`, or behind sums and differences of them."""
-    return (values * (1.0 / (1 << FRACTION_BITS))).astype(np.float32)
+    return (values * (1.0 / (1 << FRACTION_BITS[bits]))).astype(np.float32)
 
 
 def _digits(bound: int) -> int:

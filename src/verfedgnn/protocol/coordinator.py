@@ -21,6 +21,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
 from verfedgnn.protocol.codec import pack, unpack
+from verfedgnn.protocol.exchange import FEWEST, fixed_form
 from verfedgnn.protocol.joining import refusal
 from verfedgnn.protocol.membership import Membership
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
@@ -53,7 +54,7 @@ class _Sum:
 
     parties: list[int]
     trip: tuple[int, int]
-    total: NDArray[np.int32]
+    total: NDArray[np.integer[Any]]
 
 
 class Coordinator:
@@ -83,6 +84,8 @@ class Coordinator:
         self.log: deque[_Update] = deque(maxlen=UPDATE_LOG)
         self.seen: dict[str, int] = {}
         """Round of the public parameters each party has."""
+        self.told: dict[str, tuple[int, int] | None] = {}
+        """Round and trip of the summed neighbourhoods each party has."""
         self.errors: dict[str, tuple[float, int]] = {}
         """Each party's last validation: squared error and count."""
         self.digests: dict[int, str] = {}
@@ -116,19 +119,24 @@ class Coordinator:
         hellos = [self.members.hellos[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)
-        if self.config.masking and min(self.active_count, self.members.quorum) < 2:
+        fewest, mode = min(self.active_count, self.members.quorum), self.config.exchange.mode
+        if self.config.masking and fewest < 2:
             raise ConfigError("masking hides nothing with a single active party; use more parties or masking=false")
+        if fewest < FEWEST.get(mode, 1):
+            raise ConfigError(
+                f"exchange.mode = {mode} needs {FEWEST[mode]} active parties, here are {fewest}: the sum without one's own "
+                "part would be the other's matrix; use --set exchange.mode=projected, none or noised (with .noise, .row_clip)"
+            )
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
-        self.replica = Replica.initial(self.config, self.model, self.items, typical, self.device)
+        self.ratings = sum(h.ratings for h in hellos)
+        self.replica = Replica.initial(self.config, self.model, self.items, self.ratings, typical, self.device)
         self.best_parameters = self.replica.parameters.clone()
-        training, ratings = self.config.training, sum(h.ratings for h in hellos)
-        self.rounds_per_epoch = max(1, math.ceil(ratings / training.batch)) if training.batch else 1
-        self.rounds = training.epochs * self.rounds_per_epoch
-        self.evaluate_every = training.evaluate_every or self.rounds_per_epoch
+        self.rounds = self.replica.rounds
+        self.evaluate_every = self.config.training.evaluate_every or self.replica.rounds_per_epoch
 
     def welcome(self, name: str) -> Welcome:
         """The answer to a Hello, once all have joined: a full copy of the public parameters."""
-        self.seen[name] = self.replica.round
+        self.seen[name], self.told[name] = self.replica.round, None
         self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
@@ -136,10 +144,9 @@ class Coordinator:
             stay=self.members.hellos[name].stay,
             training=self.training,
             config=self.config.fingerprint(),
-            rounds_per_epoch=self.rounds_per_epoch,
+            ratings=self.ratings,
             round=self.replica.round,
-            parameters=self.replica.parameters.cpu().numpy(),
-            accumulator=self.replica.accumulator.cpu().numpy(),
+            **self.replica.arrays(),
             digest=self.replica.digest(),
             **self._keys(name),
         )
@@ -193,7 +200,7 @@ class Coordinator:
             name, works = self.names[index], index in self.drawn
             if not works and not evaluate:
                 continue
-            key = (self.seen[name], works, self.members.knowledge(name))
+            key = (self.seen[name], self.told.get(name), works, self.members.knowledge(name))
             if key not in starts:
                 starts[key] = self._start(name, works, refresh=refresh, evaluate=evaluate)
             self._keys(name)  # it is told, by a message shared with others
@@ -213,18 +220,21 @@ class Coordinator:
         return sorted(rng.choice(here, self.active_count, replace=False).tolist())
 
     def _start(self, name: str, works: bool, *, refresh: bool, evaluate: bool) -> RoundStart:
-        seen = self.seen[name]
+        # A backward exchange reads the last update, also where the parameters are of that round already.
+        seen = min(self.seen[name], max(0, self.replica.round - 1)) if self.config.exchange.backward else self.seen[name]
         missed = [update for update in self.log if update.round > seen]
         # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
         full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
         shared = self.neighbourhoods
+        if shared is not None and self.told.get(name) == shared.trip:
+            shared = None
         return RoundStart(
             round=self.round,
             trip=self.trip,
             attempt=self.attempt,
             active=self.drawn,
             train=works and not refresh,
-            exchange=works and self.config.exchange.mode != "none",
+            exchange=works and self._exchanging,
             evaluate=evaluate,
             best_round=self.best_round,
             updates_from=seen + 1,
@@ -233,10 +243,15 @@ class Coordinator:
             neighbourhood_parties=[] if shared is None else shared.parties,
             neighbourhood_trip=(0, 0) if shared is None else shared.trip,
             neighbourhoods=None if shared is None else shared.total,
-            parameters=self.replica.parameters.cpu().numpy() if full else None,
-            accumulator=self.replica.accumulator.cpu().numpy() if full else None,
+            **(self.replica.arrays() if full else {}),
             **self._keys(name),
         )
+
+    @property
+    def _exchanging(self) -> bool:
+        """Whether the open trip exchanges neighbourhoods."""
+        exchange = self.config.exchange
+        return exchange.mode != "none" and (self.trip > 0 or (self.round - 1) % exchange.every == 0)
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; what does not fit the open trip is refused. False: it came too late and is left out."""
@@ -257,14 +272,18 @@ class Coordinator:
                 raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
             if kind == np.uint8:  # what is no gradient is refused here, where it is known whose it is
                 unpack(reply.gradient.view(np.uint8), 1, self.model.size)
-        if reply.neighbourhoods is not None and reply.neighbourhoods.shape != self.neighbourhood_shape:
-            raise ProtocolError(f"{name}: neighbourhoods of shape {reply.neighbourhoods.shape}")
+        if reply.neighbourhoods is not None:
+            shape, found = reply.neighbourhoods.shape, reply.neighbourhoods.dtype
+            if shape != self.neighbourhood_shape or found != fixed_form(self.config):
+                raise ProtocolError(f"{name}: neighbourhoods of shape {shape} and type {found}")
         if start.evaluate:
-            if reply.squared_error is None or reply.count is None:
+            if reply.error is None or reply.count is None:
                 raise ProtocolError(f"{name}: the reply holds no validation error")
             if reply.digest != self.replica.digest():
                 raise ProtocolError(f"{name}: its public parameters differ from the coordinator's; it must rejoin")
         self.seen[name] = self.replica.round
+        if start.neighbourhoods is not None:
+            self.told[name] = start.neighbourhood_trip
         self.replies[name] = reply
         self.members.back(name)
         return True
@@ -289,7 +308,7 @@ class Coordinator:
         summed = self._summed([values for _, values in gradients]) if gradients else None
         shared = [(i, reply.neighbourhoods) for i, reply in replies if reply.neighbourhoods is not None]
         if shared:
-            total = np.zeros(self.neighbourhood_shape, np.int32)
+            total = np.zeros(self.neighbourhood_shape, fixed_form(self.config))
             for _, values in shared:
                 total += values
             self.neighbourhoods = _Sum([i for i, _ in shared], (self.round, self.trip), total)
@@ -311,14 +330,14 @@ class Coordinator:
     def _judge(self) -> float:
         """RMSE over everybody's validation ratings; whoever is away counts as at its last validation."""
         for name, reply in self.replies.items():
-            self.errors[name] = (reply.squared_error or 0.0, reply.count or 0)
+            self.errors[name] = (reply.error or 0.0, reply.count or 0)
         known = [self.errors[name] for name in self.names if name in self.errors]
         rmse = math.sqrt(sum(squared for squared, _ in known) / max(1, sum(count for _, count in known)))
         self.digests[self.round] = self.replica.digest()
         self.since_best += 1
         if rmse < self.best_rmse:
             self.best_rmse, self.best_round, self.since_best = rmse, self.round, 0
-            self.best_parameters.copy_(self.replica.parameters)
+            self.best_parameters.copy_(self.replica.served)
         return rmse
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
@@ -337,14 +356,14 @@ class Coordinator:
 
     def state(self) -> State:
         """Everything that training changed, between two rounds."""
-        state = State({"parameters": self.replica.parameters.cpu().numpy()})
-        state.arrays["accumulator"] = self.replica.accumulator.cpu().numpy()
+        state = State({name: value for name, value in self.replica.arrays().items() if value is not None})
         state.arrays["best"] = self.best_parameters.cpu().numpy()
         state.arrays |= {f"update.{i}": update.row for i, update in enumerate(self.log)}
         state.values = {
             "training": self.training,
             "round": self.round,
             "seen": self.seen,
+            "told": self.told,
             "hellos": [self.members.hellos[name].model_dump_json(exclude={"mask_key", "mask_signature"}) for name in self.names],
             "errors": self.errors,
             "digests": list(self.digests.items()),
@@ -364,9 +383,11 @@ class Coordinator:
             self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
             self._begin()
         self.training, self.round = values["training"], values["round"]
-        self.replica.load(state.arrays["parameters"], state.arrays["accumulator"], self.round)
+        arrays = state.arrays
+        self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
         self.best_parameters = tensor(state.arrays["best"], self.device)
         self.seen = dict(values["seen"])
+        self.told = {name: None if trip is None else (trip[0], trip[1]) for name, trip in values["told"].items()}
         self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         self.digests = dict(values["digests"])
         rmse, self.best_round, self.since_best = values["best"]

@@ -1,20 +1,34 @@
-"""The projection that a configuration asks for, or the reason why it may not be used."""
+"""The exchange of neighbourhoods as a configuration asks for it: what is sent, and what a party remembers of it."""
 
 from __future__ import annotations
 
-import torch
+import hashlib
+from dataclasses import dataclass
+from typing import Any
 
-from verfedgnn.config import Config
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import FRACTION_BITS, Config
 from verfedgnn.errors import ConfigError
+from verfedgnn.privacy.noise import clip_rows, skellam
 from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.protocol.codec import from_fixed, to_fixed
+from verfedgnn.protocol.messages import RoundStart
+from verfedgnn.protocol.state import State, tensor
+
+FEWEST = {"masked": 3, "noised": 2}
+"""How many parties a sum must be over. Of two, the sum less one's own part is the other's matrix: that needs noise."""
 
 
 def make_projection(config: Config, users: int, device: torch.device | str) -> Projection | Identity | None:
-    """The exchange's projection; None when nothing is exchanged."""
+    """The exchange's projection, or the reason why it may not be used; None when nothing is exchanged."""
     exchange = config.exchange
     if exchange.mode == "none":
         return None
-    if exchange.mode == "exact":
+    if exchange.mode != "projected":
         return Identity(users)
     projection = Projection(
         users,
@@ -30,3 +44,89 @@ def make_projection(config: Config, users: int, device: torch.device | str) -> P
             "use more users, or ask for it with --set unprotected=projection"
         )
     return projection
+
+
+def fixed_form(config: Config) -> type[np.signedinteger[Any]]:
+    """The integers in which neighbourhoods travel."""
+    return np.int16 if config.exchange.bits == 16 else np.int32
+
+
+def outgoing(x: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator) -> NDArray[np.integer[Any]]:
+    """A party's neighbourhoods (K, q, C) as they leave it, before masks: clipped and noised if so configured, in fixed point.
+
+    The noise of all other active parties together has the configured standard deviation: a recipient can subtract its own.
+    """
+    exchange = config.exchange
+    if exchange.mode != "noised":
+        return to_fixed(x.cpu().numpy(), parties, exchange.bits)
+    assert exchange.row_clip is not None
+    values = to_fixed(clip_rows(x, exchange.row_clip).cpu().numpy(), parties, exchange.bits)
+    unit = 1 << FRACTION_BITS[exchange.bits]
+    values += skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng).astype(values.dtype)
+    return values
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Own neighbourhoods as they left, and the round and trip of that."""
+
+    trip: tuple[int, int]
+    values: NDArray[np.integer[Any]]
+
+    def put(self, state: State, name: str) -> None:
+        """Into a checkpoint."""
+        state.values[name] = self.trip
+        state.arrays[name] = self.values
+
+    @classmethod
+    def get(cls, state: State, name: str) -> Sent | None:
+        """What `put` put, if it did."""
+        trip = state.values.get(name)
+        return None if trip is None else cls((trip[0], trip[1]), state.arrays[name])
+
+
+@dataclass(frozen=True)
+class Received:
+    """The last sum of neighbourhoods: a hash that all who were told have in common, and what of it is the others'."""
+
+    digest: str
+    others: Tensor | None
+    """Estimated sum of the others' neighbourhoods (K, q, C); None if one's own part of the sum is forgotten."""
+
+    @classmethod
+    def read(
+        cls,
+        message: RoundStart,
+        index: int,
+        own: Sent | None,
+        scale: float,
+        bits: int,
+        device: torch.device,
+        last: Received | None,
+    ) -> Received | None:
+        """Take the sum out of a message, without one's own part, times `scale`; a message without a sum changes nothing."""
+        total = message.neighbourhoods
+        if total is None:
+            return last
+        told = hashlib.sha256(repr((message.neighbourhood_parties, message.neighbourhood_trip)).encode())
+        told.update(total.tobytes())
+        if last is not None and last.digest == told.hexdigest():
+            return last
+        if index in message.neighbourhood_parties:
+            if own is None or own.trip != message.neighbourhood_trip:
+                return cls(told.hexdigest(), None)  # sent before this party lost its memory; the next sum will do
+            total = total.astype(np.int32) - own.values
+        return cls(told.hexdigest(), torch.from_numpy(from_fixed(total, bits)).to(device).mul_(scale))
+
+    def put(self, state: State, name: str) -> None:
+        """Into a checkpoint."""
+        state.values[name] = self.digest
+        if self.others is not None:
+            state.arrays[name] = self.others.cpu().numpy()
+
+    @classmethod
+    def get(cls, state: State, name: str, device: torch.device) -> Received | None:
+        """What `put` put, if it did."""
+        digest = state.values.get(name)
+        others = state.arrays.get(name)
+        return None if digest is None else cls(digest, None if others is None else tensor(others, device))

@@ -68,7 +68,7 @@ class Welcome(Message):
     """Coordinator to party: its place, everybody's sizes, a full copy of the public parameters."""
 
     kind = 2
-    arrays: ClassVar = {"parameters": "float32", "accumulator": "float32"}
+    arrays: ClassVar = {"parameters": "float32", "accumulator": "float32", "average": "float32"}
     index: int = Field(ge=0)
     items: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
     """M_i of all parties, in order."""
@@ -78,15 +78,18 @@ class Welcome(Message):
     """Name of this training, drawn at random; a checkpoint of another one is not taken for this."""
     config: str = Field(max_length=64)
     """Fingerprint of the coordinator's configuration; the party checks it too."""
+    ratings: int = Field(ge=0, le=_MOST)
+    """Training ratings of all parties together."""
     mask_keys: list[str] | None = None
     """Public keys of all parties, in order, with masking; "" for those who have not joined."""
     mask_signatures: list[str] | None = None
     """Their signatures."""
-    rounds_per_epoch: int = Field(ge=1, le=_MOST)
     round: int = Field(ge=0, lt=1 << 32)
     parameters: Floats
     accumulator: Floats
     """State of the optimiser, one value a parameter."""
+    average: Floats | None = None
+    """Running average of the parameters, where one is kept."""
     digest: str = Field(max_length=64)
     """Hash of the parameters, as the coordinator holds them."""
 
@@ -95,7 +98,13 @@ class RoundStart(Message):
     """Coordinator to party: what the last rounds changed, and what to do now."""
 
     kind = 3
-    arrays: ClassVar = {"updates": "any", "neighbourhoods": "int32", "parameters": "float32", "accumulator": "float32"}
+    arrays: ClassVar = {
+        "updates": "any",
+        "neighbourhoods": "fixed",
+        "parameters": "float32",
+        "accumulator": "float32",
+        "average": "float32",
+    }
     round: int = Field(ge=1, lt=1 << 32)
     trip: int = Field(ge=0, le=16)
     """0 for the training trip of a round, counted down from `exchange.refresh` for exchange-only ones."""
@@ -108,7 +117,7 @@ class RoundStart(Message):
     exchange: bool
     """Send neighbourhoods."""
     evaluate: bool
-    """Send the squared error on the validation part."""
+    """Send the error on the validation part."""
     best_round: int = Field(ge=0)
     """Round of the best evaluation so far; whoever holds the model of that round keeps it."""
     updates_from: int = Field(ge=0)
@@ -118,14 +127,15 @@ class RoundStart(Message):
     updates: Bytes | Floats | None = None
     """Summed protected gradients, one row per update: packed integers, or float32 without quantization."""
     neighbourhood_parties: list[int]
-    """Whose neighbourhoods the sum below holds."""
+    """Whose neighbourhoods the sum below holds; none without a sum."""
     neighbourhood_trip: tuple[int, int] = (0, 0)
     """Round and trip in which they were sent."""
     neighbourhoods: Fixed | None = None
-    """Sum of projected neighbourhoods (K, q, C), fixed point."""
+    """Sum of neighbourhoods (K, q, C), fixed point, unless the party has it already."""
     parameters: Floats | None = None
     """A full copy in place of updates, for a party that missed many."""
     accumulator: Floats | None = None
+    average: Floats | None = None
     mask_keys: list[str] | None = None
     """As in Welcome, when a party has joined anew since."""
     mask_signatures: list[str] | None = None
@@ -135,18 +145,18 @@ class RoundReply(Message):
     """Party to coordinator: its protected share of the round."""
 
     kind = 4
-    arrays: ClassVar = {"gradient": "any", "neighbourhoods": "int32"}
+    arrays: ClassVar = {"gradient": "any", "neighbourhoods": "fixed"}
     round: int = Field(ge=1, lt=1 << 32)
     trip: int = Field(ge=0, le=16)
     attempt: int = Field(0, ge=0)
     gradient: Bytes | Floats | None = None
     """Ternary gradient of the public parameters, packed, or masked with a whole integer each; float32 without quantization."""
     neighbourhoods: Fixed | None = None
-    """Projected own neighbourhoods (K, q, C), fixed point."""
-    squared_error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
-    """Sum over the party's validation ratings, when asked."""
+    """Own neighbourhoods (K, q, C), projected or masked, fixed point."""
+    error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
+    """When asked: squared errors, summed over the party's validation ratings; or 1 - NDCG@20, summed over its users."""
     count: int | None = Field(None, ge=0, le=_MOST)
-    """Number of those ratings."""
+    """Number of those ratings, or users."""
     digest: str | None = Field(None, max_length=64)
     """Hash of the party's public parameters, sent with an evaluation."""
 

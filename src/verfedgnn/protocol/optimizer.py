@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from verfedgnn.config import TrainingConfig
-
 EPS = 1e-10
 
 
-def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, config: TrainingConfig) -> None:
+def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
     """In place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps); sgd: x -= lr g."""
-    if config.optimizer == "sgd":
-        parameters -= config.lr * gradient
+    if optimizer == "sgd":
+        parameters -= lr * gradient
         return
     accumulator += gradient * gradient
-    parameters -= (config.lr * gradient) / (accumulator.sqrt() + EPS)
+    parameters -= (lr * gradient) / (accumulator.sqrt() + EPS)
+
+
+def average(mean: Tensor, value: Tensor, decay: float, round: int) -> None:
+    """In place: the running average after `round` rounds; the first rounds are forgotten faster."""
+    mean += (1 - min(decay, round / (round + 10))) * (value - mean)

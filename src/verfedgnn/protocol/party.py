@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,36 +21,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.errors import DivergedError, ProtocolError, RunError
+from verfedgnn.errors import DivergedError, ProtocolError
 from verfedgnn.gnn.model import Model, upper_quarter
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.privacy.projection import Identity, Projection
-from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack, whole
-from verfedgnn.protocol.exchange import make_projection
+from verfedgnn.protocol.backward import Released, others_gradient
+from verfedgnn.protocol.codec import pack, unpack, whole
+from verfedgnn.protocol.exchange import Received, Sent, fixed_form, make_projection, outgoing
+from verfedgnn.protocol.loss import Batch
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
-from verfedgnn.protocol.optimizer import step
+from verfedgnn.protocol.private import Private
 from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
 from verfedgnn.protocol.state import EvaluatedModel, State, tensor
-from verfedgnn.protocol.step import Outcome, Pairs, Work, compute
+from verfedgnn.protocol.step import Outcome, Work, compute
+from verfedgnn.protocol.targets import PartyInput, Targets
 from verfedgnn.protocol.terms import LOCAL, Terms, check_start, check_welcome
-
-
-@dataclass(frozen=True)
-class PartyInput:
-    """A party's own data: its name, sizes, rated pairs by part, and the scale of its ratings."""
-
-    name: str
-    users: int
-    items: int
-    scale: tuple[float, float]
-    train: Pairs
-    valid: Pairs
-
-
-Own = tuple[tuple[int, int], NDArray[np.int32]]
-"""Own neighbourhoods as last sent, and the round and trip of that."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +46,8 @@ class _Before:
 
     round: int
     trip: int
-    items: Tensor
-    accumulator: Tensor
-    own: Own | None
+    private: Private
+    sent: Sent | None
 
 
 class Party:
@@ -73,10 +60,17 @@ class Party:
         self.terms = terms
         self.model = Model(config.model, data.users)
         threshold = config.model.threshold
-        self.threshold = upper_quarter(data.scale) if threshold is None else threshold
-        self.items = self.model.initial_embeddings(self._rng(0), data.items).to(self.device)
-        self.accumulator = torch.zeros_like(self.items)
-        self.own: Own | None = None
+        self.liked = upper_quarter(data.scale)
+        self.threshold = self.liked if threshold is None else data.scale[0] if threshold == "all" else threshold
+        self.targets = Targets.of(data, config)
+        start = self.model.initial_private(self._rng(0), data.items)
+        self.private = Private.initial(start, self.device, averaged=config.training.average > 0)
+        self.sent: Sent | None = None
+        """Own neighbourhoods as last sent."""
+        self.received: Received | None = None
+        """The last sum of everybody's."""
+        self.released: Released | None = None
+        """Own protected gradient of users as last sent, with a backward exchange."""
         self.candidate: EvaluatedModel | None = None
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
@@ -98,7 +92,7 @@ class Party:
         """Hash of what was told before the last trip."""
         self._before: list[_Before] = []
         """Of the current round, a state for each trip so far."""
-        self._shuffled: tuple[int, Pairs] | None = None
+        self._batch: tuple[int, Batch] | None = None
         self.replica: Replica
         self.projection: Projection | Identity | None
         self.graph: Graph | None = None
@@ -136,14 +130,16 @@ class Party:
         if message.stay != self.stay or self._welcomed == self.stay:
             raise ProtocolError(f"{self.data.name}: a Welcome that answers no Hello, or one a second time")
         self._welcomed = self.stay
-        check_welcome(message, self.config, self.model, self.data.items, self.training, self.terms.place)
-        self.index, self.rounds_per_epoch, self.training = message.index, message.rounds_per_epoch, message.training
+        own = (self.data.items, len(self.data.train))
+        check_welcome(message, self.config, self.model, *own, self.training, self.terms.place)
+        self.index, self.training = message.index, message.training
         self.all_items, self._last = message.items, (0, 0, 0)
         self._meet(message)
         if replica is None:
             parameters = torch.from_numpy(message.parameters.copy()).to(self.device)
             accumulator = torch.from_numpy(message.accumulator.copy()).to(self.device)
-            replica = Replica(self.config, self.model, message.items, parameters, accumulator, message.round)
+            replica = Replica(self.config, self.model, message.items, message.ratings, parameters, accumulator, message.round)
+            replica.load(message.parameters, message.accumulator, message.average, message.round)
             if replica.digest() != message.digest:
                 raise ProtocolError(f"{self.data.name}: the public parameters received are not those the coordinator announced")
         self.replica = replica
@@ -182,10 +178,9 @@ class Party:
             return self.finish(message)
         if not isinstance(message, RoundStart):
             raise ProtocolError(f"{self.data.name}: a {type(message).__name__} makes no sense here")
-        work = self.begin(message)
         assert self.graph is not None
-        (outcome,) = compute(self.model, self.graph, self.replica.parameters, self.projection, [work])
-        return self.end(message, outcome)
+        (reply,) = replies([self], [message], self.graph)
+        return reply
 
     def begin(self, message: RoundStart) -> Work:
         """Apply what changed and gather what the computation needs."""
@@ -196,49 +191,49 @@ class Party:
         self._last = trip
         self._meet(message)
         self._keep(message.best_round)
+        pull = self._pull(message)
         self._update(message)
         self._go_back_or_remember(message)
+        self._receive(message)
         return Work(
-            items=self.items,
-            others=self._others(message),
+            private=self.private.parameters,
+            others=self.received.others if self.received is not None else None,
             batch=self.batch(message.round) if message.train else None,
-            valid=self.data.valid if message.evaluate else None,
+            evaluate=message.evaluate and not self.private.averaged,
             exchange=message.exchange,
+            pull=pull if message.train else None,
         )
+
+    def judged(self) -> Work:
+        """What a validation of the averaged parameters needs."""
+        others = self.received.others if self.received is not None else None
+        return Work(private=self.private.averages, others=others, evaluate=True)
 
     def _go_back_or_remember(self, message: RoundStart) -> None:
         """A trip begun anew starts from where its first attempt did."""
         self._before = [before for before in self._before if before.round == message.round and before.trip >= message.trip]
         if self._before and self._before[-1].trip == message.trip:
-            before = self._before[-1]
-            self.items, self.accumulator, self.own = before.items.clone(), before.accumulator.clone(), before.own
+            self.private, self.sent = self._before[-1].private.clone(), self._before[-1].sent
         else:
-            before = _Before(message.round, message.trip, self.items.clone(), self.accumulator.clone(), self.own)
-            self._before.append(before)
+            self._before.append(_Before(message.round, message.trip, self.private.clone(), self.sent))
 
-    def end(self, message: RoundStart, outcome: Outcome) -> RoundReply:
-        """Step the private parameters and say what may be said."""
+    def end(self, message: RoundStart, outcome: Outcome, judged: Outcome) -> RoundReply:
+        """Step the private parameters and say what may be said; `judged` is of the parameters that are validated."""
         reply: dict[str, Any] = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
         if message.evaluate:
-            assert outcome.users is not None
-            assert outcome.items is not None
-            evaluated = {"users": outcome.users, "items": outcome.items, "embeddings": self.items.clone()}
-            self.candidate = (message.round, evaluated)
-            reply |= {
-                "squared_error": outcome.squared_error,
-                "count": len(self.data.valid),
-                "digest": self.replica.digest(),
-            }
+            model = self._served(judged)
+            self.candidate = (message.round, model)
+            error, count = self.targets.judge(model["users"], model["items"])
+            reply |= {"error": error, "count": count, "digest": self.replica.digest()}
             self._announced = (message.round, self.replica.digest())
         if outcome.neighbourhoods is not None:
-            own = to_fixed(outcome.neighbourhoods.cpu().numpy(), len(self.all_items))
-            self.own = ((message.round, message.trip), own)
-            reply["neighbourhoods"] = self._masked(own, message, NEIGHBOURHOOD)
-        if outcome.public_gradient is not None and outcome.item_gradient is not None:
+            reply["neighbourhoods"] = self._outgoing(outcome.neighbourhoods, message)
+        if outcome.public_gradient is not None and outcome.private_gradients is not None:
             if not math.isfinite(float(outcome.public_gradient.sum())):
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
-            gradient = outcome.item_gradient + (2 * self.config.training.l2 / sum(self.all_items)) * self.items
-            step(self.items, self.accumulator, gradient, self.config.training)
+            training, gradients = self.config.training, outcome.private_gradients
+            items = gradients["items"] + (2 * training.l2 / sum(self.all_items)) * self.private.parameters["items"]
+            self.private.step(gradients | {"items": items}, training, message.round)
             reply["gradient"] = self._protected(outcome.public_gradient, message)
         return RoundReply(**reply)
 
@@ -254,12 +249,17 @@ class Party:
 
     def _evaluated(self, public: Tensor) -> dict[str, Tensor]:
         """The model of `public` and the items as they are, for a party that was away when it was validated."""
-        work = Work(items=self.items, others=None, batch=None, valid=self.data.valid, exchange=False)
+        work = Work(private=self.private.averages, others=None, evaluate=True)
         assert self.graph is not None
-        (outcome,) = compute(self.model, self.graph, public, self.projection, [work])
+        (outcome,) = compute(self.model, self.graph, public, self.projection, [work], self.config.training)
+        return self._served(outcome)
+
+    def _served(self, outcome: Outcome) -> dict[str, Tensor]:
+        """An evaluated model as it predicts: in the party's own stars."""
         assert outcome.users is not None
         assert outcome.items is not None
-        return {"users": outcome.users, "items": outcome.items, "embeddings": self.items.clone()}
+        users, items = self.targets.served(outcome.users, outcome.items)
+        return {"users": users, "items": items, "embeddings": self.private.averages["items"].clone()}
 
     def models(self) -> State:
         """The models it evaluated and may have to keep: large, and new only after a validation."""
@@ -270,99 +270,132 @@ class Party:
 
     def state(self) -> State:
         """Everything else private that training changed."""
-        state = State({"items": self.items.cpu().numpy(), "accumulator": self.accumulator.cpu().numpy()})
+        state = State()
+        self.private.put(state, "private")
         state.values |= {"training": self.training, "checked": self.checked, "before": [[b.round, b.trip] for b in self._before]}
-        _put_own(state, "own", self.own)
         for n, before in enumerate(self._before):
-            state.arrays |= {f"before.{n}.items": before.items.cpu().numpy()}
-            state.arrays |= {f"before.{n}.accumulator": before.accumulator.cpu().numpy()}
-            _put_own(state, f"before.{n}.own", before.own)
+            before.private.put(state, f"before.{n}")
+            if before.sent is not None:
+                before.sent.put(state, f"before.{n}.sent")
+        for name, memory in (("sent", self.sent), ("received", self.received), ("released", self.released)):
+            if memory is not None:
+                memory.put(state, name)
         return state
 
     def restore(self, state: State, models: State) -> None:
         """Continue from a checkpoint."""
-        arrays, values = state.arrays, state.values
-        if arrays["items"].shape != self.items.shape:
-            had, has = len(arrays["items"]), len(self.items)
-            raise RunError(f"the checkpoint has {had:,} items, the ratings have {has:,}; give the same data")
-        self.items, self.accumulator = tensor(arrays["items"], self.device), tensor(arrays["accumulator"], self.device)
+        values = state.values
+        self.private = self.private.get(state, "private")
         self.candidate, self.best = models.get_model("candidate", self.device), models.get_model("best", self.device)
-        self.own = _get_own(state, "own")
+        self.sent, self.received = Sent.get(state, "sent"), Received.get(state, "received", self.device)
+        self.released = Released.get(state, "released", self.device)
         self.training = values["training"]
         self.checked = None if values["checked"] is None else (values["checked"][0], values["checked"][1])
         self._before = []
         for n, (round, trip) in enumerate(values["before"]):
-            items, accumulator = (tensor(arrays[f"before.{n}.{name}"], self.device) for name in ("items", "accumulator"))
-            self._before.append(_Before(round, trip, items, accumulator, _get_own(state, f"before.{n}.own")))
+            private = self.private.get(state, f"before.{n}")
+            self._before.append(_Before(round, trip, private, Sent.get(state, f"before.{n}.sent")))
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
             self.best = self.candidate
 
-    def batch(self, round: int) -> Pairs:
+    @property
+    def _trains_on_edges(self) -> bool:
+        """Whether a round trains on all ratings, and every rating is an edge."""
+        return self.replica.rounds_per_epoch == 1 and self.config.model.threshold == "all" and not self.targets.ranks
+
+    def batch(self, round: int) -> Batch:
         """The party's share of the round's batch: a slice of this epoch's own shuffle."""
-        epoch, slot = divmod(round - 1, self.rounds_per_epoch)
-        train, per_epoch = self.data.train, self.rounds_per_epoch
-        if per_epoch == 1:
-            return train
-        if self._shuffled is None or self._shuffled[0] != epoch:
-            order = torch.from_numpy(self._rng(1, epoch).permutation(len(train))).to(self.device)
-            self._shuffled = (epoch, train.take(order))
-        start, stop = slot * len(train) // per_epoch, (slot + 1) * len(train) // per_epoch
-        return self._shuffled[1].take(slice(start, stop))
+        train, per_epoch = self.targets.train, self.replica.rounds_per_epoch
+        epoch, slot = divmod(round - 1, per_epoch)
+        whole = epoch if per_epoch > 1 else 0
+        if self._batch is None or self._batch[0] != whole:
+            if per_epoch > 1:
+                train = train.take(torch.from_numpy(self._rng(1, epoch).permutation(len(train))).to(self.device))
+            self._batch = (whole, Batch(train, self.data.users, self.data.items, edges=self._trains_on_edges))
+        batch = self._batch[1]
+        if per_epoch > 1:
+            start, stop = slot * len(train) // per_epoch, (slot + 1) * len(train) // per_epoch
+            batch = Batch(batch.pairs.take(slice(start, stop)), batch.users, batch.items, 1 / per_epoch)
+        wanted = self.config.training.negatives
+        if self.config.training.objective == "ranking" and 0 < wanted < self.data.items:
+            drawn = self._rng(4, round).choice(self.data.items, wanted, replace=False)
+            batch = replace(batch, candidates=torch.from_numpy(drawn).to(self.device))
+        return batch
 
     def _update(self, message: RoundStart) -> None:
         if self._announced is not None and self._announced[0] < message.round:
             self.checked = self._announced  # the coordinator compared it, or there would be no next round
         if message.parameters is not None and message.accumulator is not None:
             if self.replica.round < message.round - 1:
-                self.replica.load(message.parameters, message.accumulator, message.round - 1)
+                self.replica.load(message.parameters, message.accumulator, message.average, message.round - 1)
         elif message.updates is not None:
-            size, count = self.model.size, len(self.all_items)
-            ternary = self.config.gradients.mechanism == "ternary"
             for offset, (parties, row) in enumerate(zip(message.update_parties, message.updates, strict=True)):
                 number = message.updates_from + offset
                 if number <= self.replica.round:
                     continue
                 if number != self.replica.round + 1:
                     break
-                values = unpack(row, count, size) if ternary else row
-                total = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
-                self.replica.apply(total, parties, number)
+                self.replica.apply(self._sum_of(row), parties, number)
         if self.replica.round != message.round - 1:
             raise ProtocolError(
                 f"{self.data.name}: the coordinator starts round {message.round} but the public parameters here are of round "
                 f"{self.replica.round}; rejoin to get a full copy"
             )
 
-    def _others(self, message: RoundStart) -> Tensor | None:
-        """Estimated sum of the others' projected neighbourhoods: (sum - own), scaled by Sec. 4.6 to all others."""
+    def _receive(self, message: RoundStart) -> None:
+        """Take the others' part out of a sum of neighbourhoods, scaled by Sec. 4.6 to all others."""
         if message.neighbourhoods is None or self.projection is None:
-            return None
+            return
         expected = (self.model.config.layers, self.projection.rows, self.model.operator.columns)
-        if message.neighbourhoods.shape != expected:
+        kind = fixed_form(self.config)
+        if message.neighbourhoods.shape != expected or message.neighbourhoods.dtype != kind:
             raise ProtocolError(f"{self.data.name}: neighbourhoods of shape {message.neighbourhoods.shape}, not {expected}")
-        total = message.neighbourhoods
-        if self.index in message.neighbourhood_parties:
-            if self.own is None or self.own[0] != message.neighbourhood_trip:
-                return None  # sent before this party lost its memory; the next sum will do
-            total = total - self.own[1]
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
-        return torch.from_numpy(from_fixed(total)).to(self.device).mul_(scale)
+        self.received = Received.read(
+            message, self.index, self.sent, scale, self.config.exchange.bits, self.device, self.received
+        )
+
+    def _outgoing(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
+        rng = self._noise_source(5, message, x)
+        values = outgoing(x, self.config, parties=len(self.all_items), active=len(message.active), rng=rng)
+        self.sent = Sent((message.round, message.trip), values)
+        return self._masked(values, message, NEIGHBOURHOOD)
+
+    def _pull(self, message: RoundStart) -> Tensor | None:
+        """The gradient of the others' losses with respect to neighbourhoods, out of the last round's update."""
+        if not self.config.exchange.backward or self.projection is None or message.updates is None:
+            return None
+        last, parties = message.updates[-1], message.update_parties[-1]
+        if message.updates_from + len(message.update_parties) != message.round:
+            return None
+        return others_gradient(self._sum_of(last), parties, self.index, self.released, self.replica, message.round - 1)
+
+    def _sum_of(self, row: NDArray[Any]) -> Tensor:
+        """A summed gradient as it came."""
+        ternary = self.config.gradients.mechanism == "ternary"
+        values = unpack(row, len(self.all_items), self.model.size) if ternary else row
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def _noise_source(self, purpose: int, message: RoundStart, values: Tensor) -> np.random.Generator:
+        about = [purpose, message.round, *([message.trip] if purpose != 2 else [])]
+        if self.terms.fresh_noise:  # a round computed anew from other values must not repeat the noise of the first time
+            about.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
+        return self._rng(*about)
 
     def _protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
         generator = torch.Generator(self.device)
-        purpose = [2, message.round]
-        if self.terms.fresh_noise:  # a round computed anew from other values must not repeat the noise of the first time
-            purpose.append(int.from_bytes(hashlib.sha256(gradient.cpu().numpy().tobytes()).digest()[:8]))
-        generator.manual_seed(int(self._rng(*purpose).integers(2**63)))
-        released = protect(gradient, self.config.gradients, self.model.user_size, generator).cpu().numpy()
-        if self.masker is not None:
+        generator.manual_seed(int(self._noise_source(2, message, gradient).integers(2**63)))
+        released = protect(gradient, self.config.gradients, self.replica.rescale, self.model.user_size, generator).cpu().numpy()
+        if self.config.exchange.backward:
+            self.released = Released(message.round, torch.from_numpy(released[: self.model.user_size]).to(self.device))
+        if self.config.masking:
             return self._masked(released.astype(whole(len(self.all_items))), message, GRADIENT)
         return pack(released, 1) if self.config.gradients.mechanism == "ternary" else released
 
     def _masked(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
-        if self.masker is None:
+        if self.masker is None or not self.terms.masks:
             return values
         about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
         if self._told is None or self._told[0] != self._last:
@@ -372,18 +405,19 @@ class Party:
     def _context(self, message: RoundStart) -> bytes:
         """Hash of what every active party has been told before this trip."""
         told = hashlib.sha256(repr((message.active, self.all_items, self.replica.digest())).encode())
-        told.update(repr((message.train, message.exchange, message.neighbourhood_parties, message.neighbourhood_trip)).encode())
-        if message.neighbourhoods is not None:
-            told.update(message.neighbourhoods.tobytes())
+        told.update(repr((message.train, message.exchange, "" if self.received is None else self.received.digest)).encode())
         return told.digest()
 
 
-def _put_own(state: State, name: str, own: Own | None) -> None:
-    state.values[name] = None if own is None else own[0]
-    if own is not None:
-        state.arrays[name] = own[1]
+def replies(parties: Sequence[Party], messages: Sequence[RoundStart], graph: Graph) -> list[RoundReply]:
+    """One trip of parties that are computed together; `graph` is theirs, stacked. A party by itself is a stack of one."""
+    first = parties[0]
+    works = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
 
+    def run(public: Tensor, works: Sequence[Work]) -> list[Outcome]:
+        return compute(first.model, graph, public, first.projection, works, first.config.training)
 
-def _get_own(state: State, name: str) -> Own | None:
-    trip = state.values.get(name)
-    return None if trip is None else ((trip[0], trip[1]), state.arrays[name])
+    outcomes = judged = run(first.replica.parameters, works)
+    if first.private.averaged and any(message.evaluate for message in messages):
+        judged = run(first.replica.served, [party.judged() for party in parties])
+    return [p.end(start, out, seen) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]

@@ -3,37 +3,75 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config import Config
+from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.gradients import recover
-from verfedgnn.protocol.optimizer import step
+from verfedgnn.privacy.gradients import Rescale, recover
+from verfedgnn.protocol.optimizer import average, step
 
 
 class Replica:
     """Public parameters after `round` updates."""
 
     def __init__(
-        self, config: Config, model: Model, items: Sequence[int], parameters: Tensor, accumulator: Tensor, round: int
+        self,
+        config: Config,
+        model: Model,
+        items: Sequence[int],
+        ratings: int,
+        parameters: Tensor,
+        accumulator: Tensor,
+        round: int,
     ) -> None:
         self.config, self.model, self.items = config, model, list(items)
         self.parameters, self.accumulator, self.round = parameters, accumulator, round
+        self.average = parameters.clone() if config.training.average else None
+        """Running average of the parameters, where one is kept."""
+        self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
+        self.rescale = Rescale.of(config, model.users, len(items), ratings)
         self._digest: tuple[int, str] | None = None
 
     @classmethod
-    def initial(cls, config: Config, model: Model, items: Sequence[int], typical: float, device: torch.device) -> Replica:
-        """Before the first round."""
+    def initial(
+        cls, config: Config, model: Model, items: Sequence[int], ratings: int, typical: float, device: torch.device
+    ) -> Replica:
+        """Before the first round; `ratings` are all parties' training ratings."""
         parameters = model.initial_public(config.seed, typical).to(device)
-        return cls(config, model, items, parameters, torch.zeros_like(parameters), 0)
+        return cls(config, model, items, ratings, parameters, torch.zeros_like(parameters), 0)
 
-    def load(self, parameters: NDArray[np.float32], accumulator: NDArray[np.float32], round: int) -> None:
+    @property
+    def rounds(self) -> int:
+        """How many rounds the training has."""
+        return self.config.training.epochs * self.rounds_per_epoch
+
+    @property
+    def served(self) -> Tensor:
+        """The parameters that are validated and kept."""
+        return self.parameters if self.average is None else self.average
+
+    def arrays(self) -> dict[str, Any]:
+        """A full copy, as messages and checkpoints carry it."""
+        average = None if self.average is None else self.average.cpu().numpy()
+        return {"parameters": self.parameters.cpu().numpy(), "accumulator": self.accumulator.cpu().numpy(), "average": average}
+
+    def load(
+        self,
+        parameters: NDArray[np.float32],
+        accumulator: NDArray[np.float32],
+        average: NDArray[np.float32] | None,
+        round: int,
+    ) -> None:
         """Take over a full copy."""
+        if self.average is not None and average is not None:
+            self.average.copy_(torch.from_numpy(average))
         self.parameters.copy_(torch.from_numpy(parameters))
         self.accumulator.copy_(torch.from_numpy(accumulator))
         self.round, self._digest = round, None
@@ -49,9 +87,15 @@ class Replica:
             raise AssertionError(f"update of round {round} on a replica of round {self.round}")
         size, training = self.model.user_size, self.config.training
         scale = participation_scale(self.items, parties)
-        gradient = recover(total, self.config.gradients, size, scale)
-        gradient[:size] += (2 * training.l2 / self.model.users) * self.parameters[:size]
-        step(self.parameters, self.accumulator, gradient, training)
+        gradient = recover(total, self.config.gradients, self.rescale, size, scale)
+        now, change = self.model.views(self.parameters), self.model.views(gradient)
+        change["users"] += (2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch)) * now["users"]
+        if "user_bias" in now:
+            change["user_bias"] += (2 * training.l2_user_bias / self.rounds_per_epoch) * now["user_bias"]
+        for part, factor in ((slice(None, size), 1.0), (slice(size, None), training.lr_weights)):
+            step(self.parameters[part], self.accumulator[part], gradient[part], training.optimizer, training.lr * factor)
+        if self.average is not None:
+            average(self.average, self.parameters, training.average, round)
         self.round = round
 
     def digest(self) -> str:
@@ -59,6 +103,11 @@ class Replica:
         if self._digest is None or self._digest[0] != self.round:
             self._digest = (self.round, parameters_digest(self.parameters))
         return self._digest[1]
+
+
+def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
+    """How many rounds go once through so many training ratings."""
+    return max(1, math.ceil(ratings / training.batch)) if training.batch else 1
 
 
 def parameters_digest(parameters: Tensor) -> str:

@@ -6,47 +6,35 @@ through together, which is the same mathematics with fewer and larger products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from verfedgnn.config import TrainingConfig
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import Graph, pad_items
 from verfedgnn.privacy.projection import Identity, Projection
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Rated pairs of one party as rows of its users and items, all on one device."""
-
-    user: Tensor
-    item: Tensor
-    rating: Tensor
-
-    def __len__(self) -> int:
-        return len(self.rating)
-
-    def take(self, index: Tensor | slice) -> Pairs:
-        """The pairs at `index`."""
-        return Pairs(self.user[index], self.item[index], self.rating[index])
+from verfedgnn.protocol.loss import Batch, data_loss, penalty
 
 
 @dataclass(frozen=True)
 class Work:
     """What one party brings into the computation."""
 
-    items: Tensor
-    """Its private item embeddings e_v^0 (M_p, D)."""
+    private: Mapping[str, Tensor]
+    """Its private parameters (`Model.private_shapes`)."""
     others: Tensor | None
     """Estimated sum of the others' projected neighbourhoods (K, q, C); none known: None."""
-    batch: Pairs | None
+    batch: Batch | None = None
     """Training pairs, when gradients are wanted."""
-    valid: Pairs | None
-    """Validation pairs, when an evaluation is wanted."""
-    exchange: bool
+    evaluate: bool = False
+    """Whether h_u and h_v are wanted."""
+    exchange: bool = False
     """Whether neighbourhoods are wanted."""
+    pull: Tensor | None = None
+    """Gradient of the others' losses with respect to neighbourhoods (N, C), for a backward exchange."""
 
 
 @dataclass(frozen=True)
@@ -56,69 +44,75 @@ class Outcome:
     neighbourhoods: Tensor | None
     """Own projected neighbourhoods (K, q, C)."""
     public_gradient: Tensor | None
-    """Gradient of the squared error for all public parameters, flat."""
-    item_gradient: Tensor | None
-    """Gradient of the squared error for the item embeddings (M_p, D)."""
-    squared_error: float | None
-    """Over the validation pairs."""
+    """Gradient of the party's loss for all public parameters, flat."""
+    private_gradients: dict[str, Tensor] | None
+    """The same for its private ones; of messages, of the others' losses too if there is a pull."""
     users: Tensor | None
-    """h_u (N, D), with an evaluation."""
+    """h_u (N, D), with an evaluation; with biases (N, D + 2)."""
     items: Tensor | None
-    """h_v (M_p, D), with an evaluation."""
+    """h_v (M_p, D), with an evaluation; with biases (M_p, D + 2)."""
 
 
 def compute(
-    model: Model, graph: Graph, public: Tensor, projection: Projection | Identity | None, works: Sequence[Work]
+    model: Model,
+    graph: Graph,
+    public: Tensor,
+    projection: Projection | Identity | None,
+    works: Sequence[Work],
+    training: TrainingConfig,
 ) -> list[Outcome]:
     """One forward and, where asked, backward pass of a stack of parties over the flat public parameters."""
     train = [work.batch is not None for work in works]
     parameters = {name: v.expand(len(works), *v.shape) for name, v in model.views(public).items()}
-    items = pad_items([work.items for work in works], graph.items)
-    leaves = [leaf.detach().requires_grad_(any(train)) for leaf in (*parameters.values(), items)]
+    own = {name: _stack(name, works, graph) for name in works[0].private}
+    leaves = {name: leaf.detach().requires_grad_(any(train)) for name, leaf in (parameters | own).items()}
     others = _reconstruct(graph, projection, works)
 
     with torch.set_grad_enabled(any(train)):
-        out = model.propagate(dict(zip(parameters, leaves[:-1], strict=True)), leaves[-1], graph, others)
-    gradients: list[Tensor] = []
+        out = model.propagate(leaves, leaves, graph, others)
+    gradients: dict[str, Tensor] = {}
     if any(train):
-        user, item, rating = _flatten([work.batch for work in works], graph)
-        loss = (out.predict(user, item) - rating).square().sum()
-        gradients = list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
-        public_gradients = torch.cat([g.flatten(1) for g in gradients[:-1]], 1)
+        loss = data_loss(out, works, graph, training) + penalty(leaves, works, graph, training)
+        pull = _pull(works)
+        gradients = _gradients(loss, leaves, retain=pull is not None)
+        if pull is not None:
+            told = _gradients((out.neighbourhoods[0] * pull).sum(), {name: leaves[name] for name in own})
+            gradients |= {name: gradients[name] + told[name] for name in own}
+        public_gradients = torch.cat([gradients[name].flatten(1) for name in parameters], 1)
 
-    projected = _project(graph, projection, works, out.neighbourhoods)
+    projected = _project(graph, projection, works, [x.detach() for x in out.neighbourhoods])
     outcomes = []
     for p, work in enumerate(works):
-        size = len(work.items)
-        evaluated = work.valid is not None
-        users, own_items = out.users[p].detach(), out.items[p, :size].detach()
+        size = len(work.private["items"])
         outcomes.append(
             Outcome(
                 neighbourhoods=projected[p] if projected is not None and work.exchange else None,
                 public_gradient=public_gradients[p] if train[p] else None,
-                item_gradient=gradients[-1][p, :size] if train[p] else None,
-                squared_error=squared_error(users, own_items, work.valid) if work.valid is not None else None,
-                users=users if evaluated else None,
-                items=own_items if evaluated else None,
+                private_gradients={name: gradients[name][p, : len(v)] for name, v in work.private.items()} if train[p] else None,
+                users=out.users[p].detach() if work.evaluate else None,
+                items=out.items[p, :size].detach() if work.evaluate else None,
             )
         )
     return outcomes
 
 
-def squared_error(users: Tensor, items: Tensor, pairs: Pairs) -> float:
-    """Sum of (h_u . h_v - r)^2 over pairs, accumulated in double precision."""
-    predicted = (users[pairs.user] * items[pairs.item]).sum(-1)
-    return float((predicted - pairs.rating).double().square().sum())
+def _gradients(loss: Tensor, leaves: Mapping[str, Tensor], retain: bool = False) -> dict[str, Tensor]:
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True, retain_graph=retain)
+    return dict(zip(leaves, found, strict=True))
 
 
-def _flatten(batches: Sequence[Pairs | None], graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-    """All batches as rows of the stacked users and items."""
-    present = [(p, batch) for p, batch in enumerate(batches) if batch is not None]
-    return (
-        torch.cat([batch.user + p * graph.users for p, batch in present]),
-        torch.cat([batch.item + p * graph.items for p, batch in present]),
-        torch.cat([batch.rating for _, batch in present]),
-    )
+def _stack(name: str, works: Sequence[Work], graph: Graph) -> Tensor:
+    """A private parameter of all parties: users as they are, items padded."""
+    rows = [work.private[name] for work in works]
+    return torch.stack(rows) if name.startswith("own_") else pad_items(rows, graph.items)
+
+
+def _pull(works: Sequence[Work]) -> Tensor | None:
+    known = [work.pull for work in works if work.pull is not None]
+    if not known:
+        return None
+    zero = torch.zeros_like(known[0])
+    return torch.stack([zero if work.pull is None else work.pull for work in works])
 
 
 def _reconstruct(graph: Graph, projection: Projection | Identity | None, works: Sequence[Work]) -> list[Tensor] | None:

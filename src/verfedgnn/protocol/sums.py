@@ -31,7 +31,7 @@ def gradient_form(config: Config, model: Model, parties: int) -> tuple[int, type
 def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
     """(K, q, C) of an exchanged neighbourhood."""
     exchange, users = config.exchange, model.users
-    rows = users if exchange.mode == "exact" else projected_rows(users, exchange.ratio, exchange.block)
+    rows = projected_rows(users, exchange.ratio, exchange.block) if exchange.mode == "projected" else users
     return config.model.layers, rows, model.operator.columns
 
 

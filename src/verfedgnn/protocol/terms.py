@@ -11,6 +11,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.codec import packed_size
+from verfedgnn.protocol.exchange import FEWEST
 from verfedgnn.protocol.messages import RoundStart, Welcome
 
 
@@ -37,18 +38,27 @@ class Terms:
     """The fewest parties a sum must be taken over before this party adds to it."""
     place: tuple[int, int] | None = None
     """Its place in the roster, and how many there are."""
+    masks: bool = True
+    """Whether masks are added, where the configuration has them; on one machine they would hide nothing from anybody, so only the
+    form of masked messages is kept."""
     fresh_noise: bool = False
     """Whether noise depends on the values it hides, too: a round repeated from other values then has other noise."""
 
 
-LOCAL = Terms()
+LOCAL = Terms(masks=False)
 """On one machine there is nobody to distrust."""
 
 
 def check_welcome(
-    message: Welcome, config: Config, model: Model, items: int, training: str | None, place: tuple[int, int] | None
+    message: Welcome,
+    config: Config,
+    model: Model,
+    items: int,
+    ratings: int,
+    training: str | None,
+    place: tuple[int, int] | None,
 ) -> None:
-    """Raise `ProtocolError` unless this is the federation the party meant to join; `items` is its own number of items."""
+    """Raise `ProtocolError` unless this is the federation the party meant to join; `items` and `ratings` are its own."""
     size = (model.size,)
     if message.config != config.fingerprint():
         raise ProtocolError("the coordinator's configuration is not the one agreed on")
@@ -56,10 +66,9 @@ def check_welcome(
         raise ProtocolError("the coordinator's item counts are not those of this federation")
     if place is not None and (message.index, len(message.items)) != place:
         raise ProtocolError("the coordinator's roster is not the one agreed on")
-    if config.training.batch == 0 and message.rounds_per_epoch != 1:
-        raise ProtocolError("the coordinator cuts batches that were not agreed on")
-    if message.parameters.shape != size or message.accumulator.shape != size:
-        raise ProtocolError("the public parameters received have another size than the model's")
+    if message.ratings < ratings:
+        raise ProtocolError("the coordinator counts fewer training ratings than this party has")
+    _check_copy(message, config, size)
     if training not in (None, message.training):
         raise ProtocolError("the coordinator runs another training than the one of this party's checkpoint")
 
@@ -74,9 +83,10 @@ def check_start(message: RoundStart, config: Config, model: Model, parties: int,
             raise ProtocolError(f"asked to work in round {number} without being active in it")
         if len(active) < smallest:
             raise ProtocolError(f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {smallest}")
-    for values in (message.parameters, message.accumulator):
-        if values is not None and values.shape != size:
-            raise ProtocolError("the public parameters received have another size than the model's")
+    if message.exchange and len(active) < FEWEST.get(config.exchange.mode, 1):
+        raise ProtocolError(f"round {number} asks for a {config.exchange.mode} sum over only {len(active)} parties")
+    if message.parameters is not None:
+        _check_copy(message, config, size)
     everybody = set(range(parties))
     if any(not group or not set(group) <= everybody for group in (*message.update_parties, message.neighbourhood_parties or [0])):
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
@@ -87,3 +97,10 @@ def check_start(message: RoundStart, config: Config, model: Model, parties: int,
             raise ProtocolError(
                 f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
             )
+
+
+def _check_copy(message: Welcome | RoundStart, config: Config, size: tuple[int]) -> None:
+    """Raise `ProtocolError` unless a full copy of the public parameters is all there."""
+    expected = [message.parameters, message.accumulator, *([message.average] if config.training.average else [])]
+    if any(values is None or values.shape != size for values in expected):
+        raise ProtocolError("the public parameters received have another size than the model's")

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, cre
 from verfedgnn.errors import ProtocolError
 
 MAGIC = b"VFGN"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<4sHBxIQ")
 MAX_JSON, MAX_TABLE = 1 << 20, 1 << 16
 """Bytes of the JSON part, and of the table of contents in front of the arrays."""
@@ -30,7 +30,7 @@ MAX_SIZE = 1 << 33
 
 Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
 Floats = Annotated[NDArray[np.float32], SkipValidation]
-Fixed = Annotated[NDArray[np.int32], SkipValidation]
+Fixed = Annotated[NDArray[np.integer[Any]], SkipValidation]
 
 KINDS: dict[int, type[Message]] = {}
 """Every message there is, by the number in the header."""
@@ -50,7 +50,7 @@ class Message(BaseModel):
         KINDS[cls.kind] = cls
 
 
-_ALLOWED = {"any": ("uint8", "int8", "int16", "float32"), "float32": ("float32",), "int32": ("int32",)}
+_ALLOWED = {"any": ("uint8", "int8", "int16", "float32"), "float32": ("float32",), "fixed": ("int32", "int16")}
 
 
 def encode(message: Message) -> bytes:

@@ -13,9 +13,8 @@ from verfedgnn.protocol.coordinator import Closed, Coordinator
 from verfedgnn.protocol.exchange import make_projection
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
-from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.party import Party, replies
 from verfedgnn.protocol.replica import Replica
-from verfedgnn.protocol.step import compute
 
 
 class LocalRuntime:
@@ -62,13 +61,10 @@ class LocalRuntime:
     def _replies(self, starts: dict[str, Message]) -> dict[str, RoundReply]:
         messages = {name: start for name, start in starts.items() if isinstance(start, RoundStart)}
         if not self.stack:
-            replies = {name: self.parties[name].handle(start) for name, start in messages.items()}
-            return {name: reply for name, reply in replies.items() if isinstance(reply, RoundReply)}
+            answers = {name: self.parties[name].handle(start) for name, start in messages.items()}
+            return {name: answer for name, answer in answers.items() if isinstance(answer, RoundReply)}
         parties = [self.parties[name] for name in messages]
-        works = [party.begin(messages[party.data.name]) for party in parties]
-        first, graph = parties[0], self._graph(tuple(messages))
-        outcomes = compute(first.model, graph, first.replica.parameters, first.projection, works)
-        return {p.data.name: p.end(messages[p.data.name], out) for p, out in zip(parties, outcomes, strict=True)}
+        return dict(zip(messages, replies(parties, list(messages.values()), self._graph(tuple(messages))), strict=True))
 
     def _graph(self, names: tuple[str, ...]) -> Graph:
         if self._stacked is None or self._stacked[0] != names:

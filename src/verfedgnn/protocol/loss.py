@@ -1,0 +1,137 @@
+r"""What a party minimises: the error of its batch (eq. 5) or a ranking loss, and the regularisers it knows the weights of.
+
+.. math::
+    L_p = \sum_{(u, v)} (h_u \cdot h_v - r_{uv})^2
+        + \lambda (|e_u|^2 + |e_v|^2) + \lambda_y |y_v|^2 + \ldots
+
+A term "per rating" weighs a parameter by how many of the party's training ratings it serves, which only the party knows; it is
+therefore part of the gradient that is protected, not of the public step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config import TrainingConfig
+from verfedgnn.gnn.model import Propagation
+from verfedgnn.graph import Graph, pad_items
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rated pairs of one party as rows of its users and items, all on one device."""
+
+    user: Tensor
+    item: Tensor
+    rating: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rating)
+
+    def take(self, index: Tensor | slice) -> Pairs:
+        """The pairs at `index`."""
+        return Pairs(self.user[index], self.item[index], self.rating[index])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Training pairs of one round."""
+
+    pairs: Pairs
+    users: int
+    items: int
+    share: float = 1.0
+    """How large a part of the party's training pairs they are."""
+    candidates: Tensor | None = None
+    """Rows of the items a ranking loss compares with; None: all."""
+    edges: bool = False
+    """Whether the pairs are the edges of the party's graph, in the order of users and then items."""
+
+    @cached_property
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many pairs each user (N, 1) and each item (M_p, 1) has."""
+        rows = ((self.pairs.user, self.users), (self.pairs.item, self.items))
+        user, item = (torch.bincount(row, minlength=size).to(torch.float32).unsqueeze(1) for row, size in rows)
+        return user, item
+
+
+class HasBatch(Protocol):
+    """What of a party's work the loss is about."""
+
+    @property
+    def batch(self) -> Batch | None:
+        """Its training pairs."""
+
+
+def data_loss(out: Propagation, works: Sequence[HasBatch], graph: Graph, training: TrainingConfig) -> Tensor:
+    """The errors of all batches of a stack."""
+    if training.objective == "ranking":
+        return _ranking_loss(out, works, graph)
+    batches = [work.batch for work in works if work.batch is not None]
+    if len(batches) == len(works) and all(batch.edges for batch in batches):
+        rating = torch.cat([batch.pairs.rating for batch in batches])
+        return (graph.products(out.users, out.items) - rating).square().sum()
+    user, item, rating = _flatten(works, graph)
+    return (out.predict(user, item) - rating).square().sum()
+
+
+def _ranking_loss(out: Propagation, works: Sequence[HasBatch], graph: Graph) -> Tensor:
+    r"""Softmax over a party's catalogue, - sum log ( exp s_uv / sum_v' exp s_uv' ) over liked pairs.
+
+    With a sample C of the M_p items the sum is estimated by (M_p / |C|) sum over C, plus the liked item itself.
+    """
+    losses = []
+    for p, work in enumerate(works):
+        if work.batch is None:
+            continue
+        pairs, candidates = work.batch.pairs, work.batch.candidates
+        users, items = out.users[p], out.items[p, : work.batch.items]
+        liked = (users.index_select(0, pairs.user) * items.index_select(0, pairs.item)).sum(-1)
+        compared = items if candidates is None else items.index_select(0, candidates)
+        everything = torch.logsumexp(users @ compared.T, 1).index_select(0, pairs.user)
+        if candidates is not None:
+            everything = torch.logaddexp(everything + math.log(work.batch.items / len(candidates)), liked)
+        losses.append((everything - liked).sum())
+    return torch.stack(losses).sum()
+
+
+def penalty(leaves: Mapping[str, Tensor], works: Sequence[HasBatch], graph: Graph, training: TrainingConfig) -> Tensor:
+    """Regularisers per rating, and per row of private parameters; those of public ones are in the public step."""
+    weights = {
+        "users": training.l2_rating,
+        "items": training.l2_rating,
+        "messages": training.l2_messages,
+        "own_users": training.l2_residual,
+        "own_user_bias": training.l2_residual,
+    }
+    total = leaves["users"].new_zeros(())
+    if any(weight and name in leaves for name, weight in weights.items()):
+        none = leaves["users"].new_zeros((0, 1))
+        by_user = pad_items([none if w.batch is None else w.batch.counts[0] for w in works], graph.users)
+        by_item = pad_items([none if w.batch is None else w.batch.counts[1] for w in works], graph.items)
+        for name, weight in weights.items():
+            if weight and name in leaves:
+                count = by_user if name in ("users", "own_users", "own_user_bias") else by_item
+                total = total + weight * (count * leaves[name].square()).sum()
+    share = leaves["users"].new_tensor([0.0 if w.batch is None else w.batch.share for w in works]).view(-1, 1, 1)
+    for name, weight in (("items", training.l2_row), ("messages", training.l2_row), ("item_bias", training.l2_item_bias)):
+        if weight and name in leaves:
+            total = total + weight * (share * leaves[name].square()).sum()
+    return total
+
+
+def _flatten(works: Sequence[HasBatch], graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """All batches as rows of the stacked users and items."""
+    present = [(p, work.batch.pairs) for p, work in enumerate(works) if work.batch is not None]
+    return (
+        torch.cat([pairs.user + p * graph.users for p, pairs in present]),
+        torch.cat([pairs.item + p * graph.items for p, pairs in present]),
+        torch.cat([pairs.rating for _, pairs in present]),
+    )

@@ -1,0 +1,78 @@
+"""What a party trains towards and is judged by, in its own units.
+
+With message embeddings ratings are centred at the party's mean and measured in quarters of its scale, so that one set of
+hyper-parameters serves 1-5 and 1-10 stars, also side by side; predictions are turned back into stars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.errors import DataError
+from verfedgnn.evaluation.metrics import ranking, rating_errors
+from verfedgnn.gnn.model import upper_quarter
+from verfedgnn.protocol.loss import Pairs
+
+
+@dataclass(frozen=True)
+class PartyInput:
+    """A party's own data: its name, sizes, rated pairs by part, and the scale of its ratings."""
+
+    name: str
+    users: int
+    items: int
+    scale: tuple[float, float]
+    train: Pairs
+    valid: Pairs
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Training pairs as the loss wants them, and the way back."""
+
+    data: PartyInput
+    train: Pairs
+    """Standardised where the model wants that; for a ranking, the liked ones only."""
+    centre: float | None
+    """Mean training rating, where predictions are deviations from it."""
+    unit: float
+    """Stars of one unit."""
+    ranks: bool
+
+    @classmethod
+    def of(cls, data: PartyInput, config: Config) -> Targets:
+        """The targets of a configuration."""
+        if config.training.objective == "ranking":
+            liked = data.train.take(data.train.rating >= upper_quarter(data.scale))
+            if not len(liked):
+                raise DataError(f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first")
+            return cls(data, liked, None, 1.0, True)
+        if config.model.form == "propagation":
+            return cls(data, data.train, None, 1.0, False)
+        centre = float(data.train.rating.double().mean())
+        low, high = data.scale
+        unit = (high - low) / 4 if high > low else 1.0
+        train = Pairs(data.train.user, data.train.item, (data.train.rating - centre) / unit)
+        order = torch.argsort(train.user.long() * data.items + train.item.long())  # that of the graph's edges
+        return cls(data, train.take(order), centre, unit, False)
+
+    def served(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+        """h_u and h_v whose product is in stars: the mean becomes a column of its own."""
+        if self.centre is None:
+            return users, items
+        users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
+        return users, torch.cat([items * self.unit, torch.full_like(items[:, :1], self.centre)], 1)
+
+    def judge(self, users: Tensor, items: Tensor) -> tuple[float, int]:
+        """Validation error and count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
+        valid = self.data.valid
+        if not self.ranks:
+            errors = rating_errors(users, items, valid)
+            return errors.squared, errors.count
+        wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
+        found = ranking(users, items, [self.data.train], wanted)
+        return found.users - found.ndcg, found.users
