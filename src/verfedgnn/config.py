@@ -148,12 +148,18 @@ class TrainingConfig(Section):
     """Passes over the training ratings; rounds = epochs x ratings / batch."""
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the parties that take part in a round (Sec. 4.6)."""
+    gate: bool = False
+    """After training, every party also trains the model alone and mixes both as its own validation part says."""
     evaluate_every: int = Field(0, ge=0)
     """Rounds between two validations; 0: once an epoch."""
     patience: int = Field(0, ge=0)
     """Stop after so many validations without a better one; 0: train to the end. The best one is kept either way."""
     checkpoint_every: int = Field(500, ge=1)
     """Rounds between two checkpoints."""
+
+    def judged(self, error: float) -> dict[str, float]:
+        """A validation's error under its name: RMSE, or for a ranking NDCG@20, which is 1 - error."""
+        return {"ndcg@20": 1 - error} if self.objective == "ranking" else {"rmse": error}
 
 
 class SplitConfig(Section):
@@ -254,6 +260,8 @@ def _problem(config: Config) -> str | None:
         return "exchange.mode = noised needs exchange.noise and exchange.row_clip: the guarantee is their ratio"
     if exchange.mode != "noised" and (exchange.noise or exchange.row_clip is not None):
         return f"exchange.noise and exchange.row_clip belong to exchange.mode = noised, not {exchange.mode}"
+    if config.training.gate and config.training.objective == "ranking":
+        return "training.gate mixes predicted ratings; a ranking has none, set training.gate = false"
     if config.model.form == "messages" and config.model.layers != 1:
         return f"model.form = messages has one layer, not {config.model.layers}; set model.layers = 1"
     if exchange.backward and config.model.form != "messages":

@@ -31,7 +31,7 @@ from verfedgnn.store import read_parties, safe_names, write_parties
 
 @dataclass(frozen=True)
 class PartyModel:
-    """What a party needs to serve: h_u (N, D) and h_v (M_p, D), and its private e_v^0."""
+    """What a party needs to serve: h_u (N, C) and h_v (M_p, C), whose products are ratings (or scores), and its private e_v^0."""
 
     users: Tensor
     items: Tensor
@@ -64,6 +64,8 @@ class Run:
     public: Tensor
     """Public parameters of the kept model, flat."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    alone: list[PartyModel] | None = None
+    """What each party reaches alone, where a gate asked for it."""
 
     def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
         """The k items of the parties' catalogues (or of one party's) that `user` has not rated and would rate highest."""
@@ -93,7 +95,8 @@ class Run:
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Accuracy and ranking of the kept model, computed anew."""
-        return evaluate(self.prepared(), [(m.users, m.items) for m in self.models], k)
+        ranks = self.config.training.objective == "ranking"
+        return evaluate(self.prepared(), [(m.users, m.items) for m in self.models], k, ranks=ranks)
 
     def prepared(self) -> list[Prepared]:
         """The parties' data, split as in training."""
@@ -112,9 +115,9 @@ class Run:
         with writing(folder):
             write_history(folder, self.history)
             write_public(folder, self.public)
-            for name, model in zip(safe_names(self.parties), self.models, strict=True):
-                arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
-                write_bytes(folder / "model" / f"{name}.safetensors", safetensors.numpy.save(arrays))
+            _write_models(folder / "model", self.parties, self.models)
+            if self.alone is not None:
+                _write_models(folder / "model" / "alone", self.parties, self.alone)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 
@@ -131,19 +134,32 @@ class Run:
             raise RunError(f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder")
         parties, parts = read_parties(folder / "parties")
         try:
-            models = []
-            for name in safe_names(parties):
-                arrays = safetensors.numpy.load((folder / "model" / f"{name}.safetensors").read_bytes())
-                models.append(PartyModel(**{key: torch.from_numpy(value) for key, value in arrays.items()}))
+            models = _read_models(folder / "model", parties)
+            own = folder / "model" / "alone"
+            alone = _read_models(own, parties) if own.is_dir() else None
             public = safetensors.numpy.load((folder / "model" / "_public.safetensors").read_bytes())["public"]
             metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise RunError(f"the run {folder} cannot be read ({error})") from None
-        return cls(
-            load_config(folder / "config.toml"), parties, parts, models, metrics, history, ledger, torch.from_numpy(public)
-        )
+        config = load_config(folder / "config.toml")
+        return cls(config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone)
+
+
+def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, model in zip(safe_names(parties), models, strict=True):
+        arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
+        write_bytes(folder / f"{name}.safetensors", safetensors.numpy.save(arrays))
+
+
+def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]:
+    models = []
+    for name in safe_names(parties):
+        arrays = safetensors.numpy.load((folder / f"{name}.safetensors").read_bytes())
+        models.append(PartyModel(**{key: torch.from_numpy(value) for key, value in arrays.items()}))
+    return models
 
 
 def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:

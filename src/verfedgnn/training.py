@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.errors import ConfigError, RunError, VerFedGNNError
-from verfedgnn.evaluation.figures import figures, round_seconds
+from verfedgnn.evaluation.figures import figures, history_entry
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
@@ -33,10 +33,13 @@ from verfedgnn.store import read_parties, safe_names
 class Progress:
     """What a watcher is told after each round."""
 
+    label: str
+    """Which training: the federation, or a party alone."""
     round: int
     rounds: int
-    valid_rmse: float | None
-    best_rmse: float
+    valid: dict[str, float] | None
+    """What a validation found, by name, if there was one."""
+    best: dict[str, float]
     bytes: int
 
 
@@ -124,12 +127,14 @@ class _Training:
             self.seconds += time.perf_counter() - began
             for name in coordinator.replies:
                 self.releases[name] += coordinator.replies[name].gradient is not None
-            if closed.valid_rmse is not None:
-                self._remember(closed.round, closed.valid_rmse)
+            if closed.valid_error is not None:
+                self._remember(closed.round, closed.valid_error)
             done = coordinator.done
             if watch is not None:
                 size = ledger.total()
-                watch(Progress(closed.round, coordinator.rounds, closed.valid_rmse, coordinator.best_rmse, size))
+                judged = self.config.training.judged
+                valid = None if closed.valid_error is None else judged(closed.valid_error)
+                watch(Progress("federation", closed.round, coordinator.rounds, valid, judged(coordinator.best_error), size))
             stopping = not done and stop()
             if self.folder is not None and (stopping or done or closed.round % self.config.training.checkpoint_every == 0):
                 self._checkpoint()
@@ -137,11 +142,11 @@ class _Training:
                 where = f"; continue with `verfedgnn train --resume {self.folder}`" if self.folder else ""
                 raise Interrupted(f"stopped after round {closed.round} of {coordinator.rounds}{where}")
         self.runtime.finish()
-        return self._finished()
+        return self._finished(watch, stop)
 
-    def _remember(self, round: int, rmse: float) -> None:
-        size = self.runtime.ledger.total()
-        self.history.append({"round": round, "valid_rmse": rmse, "bytes": size, "seconds": round_seconds(self.seconds)})
+    def _remember(self, round: int, error: float) -> None:
+        entry = history_entry(round, error, self.config, self.runtime.ledger, self.seconds)
+        self.history.append(entry)
         if self.folder is not None:
             with writing(self.folder):
                 write_history(self.folder, self.history)
@@ -173,11 +178,17 @@ class _Training:
     def _files(self) -> list[str]:
         return safe_names([p.party for p in self.prepared])
 
-    def _finished(self) -> Run:
+    def _finished(self, watch: Watcher | None, stop: Callable[[], bool]) -> Run:
         models = []
         for party in self.runtime.parties.values():
             assert party.best is not None, "the last round is always evaluated"
             models.append(PartyModel(**party.best[1]))
+        gated = None
+        if self.config.training.gate:
+            from verfedgnn.evaluation.gate import gated_models  # which trains, too
+
+            gated = gated_models(self.prepared, models, self.config, self.coordinator.ratings, watch=watch, stop=stop)
+            models = [each.model for each in gated]
         coordinator, ledger = self.coordinator, self.runtime.ledger
         first = next(iter(self.runtime.parties.values()))
         metrics = figures(
@@ -198,6 +209,7 @@ class _Training:
                 randomness=SIMULATED,
             ),
             digest=parameters_digest(coordinator.best_parameters),
+            gates=[each.gate for each in gated] if gated else None,
         )
         run = Run(
             self.config,
@@ -209,6 +221,7 @@ class _Training:
             ledger,
             coordinator.best_parameters,
             self.device,
+            alone=[each.alone for each in gated] if gated else None,
         )
         if self.folder is not None:
             run.complete_folder(self.folder)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from verfedgnn.cli.show import lift_table, party_table, run_table
+from verfedgnn.cli.show import activity_table, lift_table, party_table, run_table
 from verfedgnn.run import Run
 
 
@@ -29,3 +29,4 @@ def evaluate(
     console.print(party_table(figures))
     if "lift" in figures:
         console.print(lift_table(figures["lift"]))
+        console.print(activity_table(figures["lift"]))

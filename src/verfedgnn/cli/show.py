@@ -52,9 +52,10 @@ class RoundProgress:
 
     def round(self, event: RoundEvent) -> None:
         """After a round of the federation."""
-        if event.valid_rmse is not None:
-            self.valid = f"RMSE {event.valid_rmse:.4f} (best {event.best_rmse:.4f})  "
-        self.step("federation", event.round, event.rounds, f"{self.valid}{size(event.bytes)}")
+        for name, value in (event.valid or {}).items():
+            self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
+        sent = size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
+        self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
 
     def step(self, label: str, done: int, total: int, note: str = "") -> None:
         """After a round of any training."""
@@ -108,26 +109,42 @@ def party_table(metrics: dict[str, Any]) -> Table:
 
 
 def lift_table(lift: dict[str, Any]) -> Table:
-    """What joining is worth: test RMSE with biases, alone, federated, pooled."""
-    keys = ("biases", "alone", "federated", "pooled")
-    table = Table(
-        "party",
-        *keys,
-        "gain",
-        title="Lift (test RMSE, lower is better)",
-        title_justify="left",
-        caption="biases: user and item means alone. alone, pooled: the same model without protection, on own and on all data.\n"
-        "gain: federated against the better of biases and alone.",
-        caption_justify="left",
+    """What joining is worth: test RMSE with biases, alone, federated, pooled; whether it pays."""
+    table = _lift_table("party", "Lift (test RMSE, lower is better)")
+    table.caption = (
+        "biases: user and item means alone. alone, pooled: the same model without protection, on own and on all data.\n"
+        "gain: by how much federated is below the better of biases and alone (chosen on validation), with a 95 % interval."
     )
-    for row in [*lift["parties"], {"name": "overall", **lift["overall"]}]:
-        if row["name"] == "overall":
-            table.add_section()
-        known = [row[key] for key in ("biases", "alone") if row[key] is not None]
-        gain = f"{100 * (1 - row['federated'] / min(known)):+.1f} %" if known else "-"
-        figures = [figure(row[key]) for key in keys]
-        table.add_row(escape(row["name"]), *figures, gain, style="bold" if row["name"] == "overall" else "")
+    for row in lift["parties"]:
+        table.add_row(*_lift_row(escape(row["name"]), row))
+    table.add_section()
+    table.add_row(*_lift_row("overall", lift["overall"]), style="bold")
     return table
+
+
+def activity_table(lift: dict[str, Any]) -> Table:
+    """The same by how many ratings a user has at the party that is judged."""
+    table = _lift_table("own ratings", "Lift by number of a user's ratings at the party")
+    for row in lift.get("by_own_ratings", []):
+        table.add_row(*_lift_row(band(row), row))
+    return table
+
+
+def _lift_table(first: str, title: str) -> Table:
+    columns = (first, "biases", "alone", "federated", "pooled", "gain", "pays")
+    return Table(*columns, title=title, title_justify="left", caption_justify="left")
+
+
+def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
+    found = row.get("gain")
+    text = f"{found['rmse']:+.3f} ({found['low']:.3f}, {found['high']:.3f})" if found else "-"
+    return [name, *(figure(row[key]) for key in ("biases", "alone", "federated", "pooled")), text, row.get("pays", "-")]
+
+
+def band(row: dict[str, Any]) -> str:
+    """A range of own ratings for people."""
+    low, high = row["from"], row["to"]
+    return f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
 
 
 def figure(value: float | None) -> str:

@@ -32,7 +32,7 @@ def status(
     table = Table("", "", show_header=False, box=None)
     for label, key in (
         ("federation", "federation"), ("role", "role"), ("training", "training"), ("state", "state"), ("round", "round"),
-        ("of", "rounds"), ("validation RMSE", "valid_rmse"), ("best", "best_rmse"), ("seconds a round", "seconds_per_round"),
+        ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"), ("seconds a round", "seconds_per_round"),
         ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
     ):  # fmt: skip
         table.add_row(label, shown(found, key))

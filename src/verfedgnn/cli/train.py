@@ -13,12 +13,13 @@ import torch
 import typer
 from rich.console import Console
 
-from verfedgnn.cli.show import RoundProgress, error_console, lift_table, run_table
+from verfedgnn.cli.show import RoundProgress, activity_table, error_console, lift_table, run_table
 from verfedgnn.config import build_config, fields, parse_settings, presets
 from verfedgnn.data import PartyData, read_parties
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
+from verfedgnn.evaluation.plots import draw_lift
 from verfedgnn.run import Run, write_json
 from verfedgnn.runtime.checkpoint import writing
 from verfedgnn.training import Interrupted
@@ -136,10 +137,11 @@ def train(
             folder = out
             run = train_run(read, chosen, out=out, overwrite=overwrite, **watch)
         if lift and "lift" not in run.metrics:
-            run.metrics["lift"] = _lift(run, folder, stack=not one_by_one, watch=progress.step, stop=halt.asked)
+            run.metrics["lift"] = _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
             if folder is not None:
                 with writing(folder):
                     write_json(folder / "metrics.json", run.metrics)
+                draw_lift(run.metrics["lift"], folder / "lift.png")
     _report(run, folder, as_json=as_json, quiet=quiet)
 
 
@@ -161,6 +163,7 @@ def _report(run: Run, folder: Path | None, *, as_json: bool, quiet: bool) -> Non
     console.print(run_table(run.metrics))
     if "lift" in run.metrics:
         console.print(lift_table(run.metrics["lift"]))
+        console.print(activity_table(run.metrics["lift"]))
     if folder is not None:
         user = run.parties[0].ratings.user_ids[0]
         text = f"next: {sys.argv[0]} recommend {folder} --user {user}"

@@ -17,11 +17,17 @@ DAMPINGS = (1.0, 2.0, 5.0, 10.0, 25.0)
 """Values of lambda tried on the validation part."""
 
 
-def bias_errors(ratings: Ratings, parts: NDArray[np.int8]) -> Errors:
-    """Test errors of user and item biases fitted on the training part, their damping chosen on the validation part."""
+def bias_predictions(ratings: Ratings, parts: NDArray[np.int8]) -> NDArray[np.float64]:
+    """All ratings predicted from biases fitted on the training part, their damping chosen on the validation part."""
     tries = [_predict(ratings, parts == TRAIN, damping) for damping in DAMPINGS]
-    best = min(tries, key=lambda predicted: _errors(predicted, ratings, parts == VALID).squared)
-    return _errors(best, ratings, parts == TEST)
+    valid = parts == VALID
+    return min(tries, key=lambda predicted: float(np.square(predicted - ratings.rating)[valid].sum()))
+
+
+def bias_errors(ratings: Ratings, parts: NDArray[np.int8]) -> Errors:
+    """Their test errors."""
+    error = (bias_predictions(ratings, parts) - ratings.rating)[parts == TEST]
+    return Errors(float(np.square(error).sum()), float(np.abs(error).sum()), len(error))
 
 
 def _predict(ratings: Ratings, train: NDArray[np.bool_], damping: float) -> NDArray[np.float64]:
@@ -32,8 +38,3 @@ def _predict(ratings: Ratings, train: NDArray[np.bool_], damping: float) -> NDAr
     left = left - by_item[item]
     by_user = np.bincount(user, left, ratings.n_users) / (damping + np.bincount(user, minlength=ratings.n_users))
     return np.asarray(mean + by_item[ratings.item] + by_user[ratings.user])
-
-
-def _errors(predicted: NDArray[np.float64], ratings: Ratings, chosen: NDArray[np.bool_]) -> Errors:
-    error = predicted[chosen] - ratings.rating[chosen]
-    return Errors(float(np.square(error).sum()), float(np.abs(error).sum()), int(chosen.sum()))

@@ -26,10 +26,11 @@ def figures(
     seconds: float,
     privacy: dict[str, Any],
     digest: str,
+    gates: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """The content of metrics.json; `digest` is the hash of the public parameters."""
-    return {
-        **evaluate(prepared, [(m.users, m.items) for m in models]),
+    """The content of metrics.json; `digest` is the hash of the public parameters, `gates` how much of them the parties take."""
+    figures = {
+        **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.objective == "ranking"),
         **cost(ledger, rounds, len(models), seconds),
         "best_round": best_round,
         "privacy": privacy,
@@ -39,6 +40,9 @@ def figures(
         "seed": config.seed,
         "environment": environment(prepared[0].train.user.device),
     }
+    for row, gate in zip(figures["parties"], gates or [], strict=False):
+        row["gate"] = gate
+    return figures
 
 
 def cost(ledger: Ledger, rounds: int, parties: int, seconds: float) -> dict[str, Any]:
@@ -53,6 +57,12 @@ def cost(ledger: Ledger, rounds: int, parties: int, seconds: float) -> dict[str,
             "per_party_per_round": round(traffic / max(1, rounds) / parties),
         },
     }
+
+
+def history_entry(round: int, error: float, config: Config, ledger: Ledger, seconds: float) -> dict[str, Any]:
+    """A line of history.jsonl: a validation, under its name."""
+    judged = {f"valid_{name}": value for name, value in config.training.judged(error).items()}
+    return {"round": round, **judged, "bytes": ledger.total(), "seconds": round_seconds(seconds)}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -2,109 +2,115 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.config import Config
-from verfedgnn.data import TEST, PartyData, pool_parties
-from verfedgnn.evaluation.bias import bias_errors
-from verfedgnn.evaluation.metrics import Errors, rating_errors
-from verfedgnn.prepare import Prepared
-from verfedgnn.protocol.loss import Pairs
-from verfedgnn.run import Run
-from verfedgnn.training import train
+from verfedgnn.data import TEST, VALID, PartyData, pool_parties
+from verfedgnn.errors import ConfigError
+from verfedgnn.evaluation.alone import train_alone
+from verfedgnn.evaluation.bias import bias_predictions
+from verfedgnn.evaluation.bootstrap import gain
+from verfedgnn.run import PartyModel, Run
+from verfedgnn.training import Progress
+
+WAYS = ("biases", "alone", "federated", "pooled")
+BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
+"""Numbers of own training ratings by which lift is told apart."""
+
+Floats = NDArray[np.float64]
 
 
 def lift(
     run: Run,
     *,
     stack: bool = True,
-    watch: Callable[[str, int, int], None] | None = None,
+    watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """The `lift` part of metrics.json: test RMSE alone, federated and pooled, for each party and overall.
+    """The `lift` part of metrics.json: test RMSE by `WAYS`, for each party, overall, and by number of own ratings.
 
-    `biases` is what each party reaches alone with nothing but user and item means.
-
-    All are judged on the same ratings. Alone and pooled trainings have nobody to protect from, so they run without
-    protection, for as many rounds an epoch as the federation; model, steps, parts and selection are the same.
+    `biases` is what a party reaches alone with nothing but user and item means; the better of that and `alone` on its
+    validation part is what the federation is compared with, as `gain` with a bootstrap interval. All are judged on the same
+    ratings. Alone and pooled trainings have nobody to protect from, so they run without protection, for as many rounds an epoch
+    as the federation; model, steps, parts and selection are the same.
     """
-    prepared = run.prepared()
+    if run.config.training.objective == "ranking":
+        raise ConfigError("lift compares errors of ratings, and a ranking predicts none; use training.objective = rating")
     total = sum(len(party.ratings) for party in run.parties)
-
-    def solo(data: PartyData, parts: NDArray[np.int8], label: str) -> Run:
-        return train(
-            [data],
-            solo_config(run.config, len(data.ratings) / total),
-            device=run.device,
-            stack=stack,
-            parts=[parts],
-            watch=None if watch is None else lambda p: watch(label, p.round, p.rounds),
-            stop=stop,
-        )
-
-    all_parts = np.concatenate([party.parts for party in prepared])
-    pooled = solo(PartyData("pooled", pool_parties(run.parties)), all_parts, "pooled")
-    pooled_errors = _by_party(pooled, all_parts, prepared)
-    sums, rows = [Errors.none()] * 4, []
-    for party, model, together in zip(prepared, run.models, pooled_errors, strict=True):
-        own = solo(_with_ratings(party.party), party.parts, f"{party.party.name} alone")
-        errors = [
-            bias_errors(party.party.ratings, party.parts),
-            _errors(own, party.parts == TEST),
-            rating_errors(model.users, model.items, party.test),
-            together,
-        ]
-        rows.append({"name": party.party.name, **_row(errors)})
-        sums = [whole + part for whole, part in zip(sums, errors, strict=True)]
-    return {"overall": _row(sums), "parties": rows}
+    options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
+    pool = PartyData("pooled", pool_parties(run.parties))
+    pooled = train_alone(pool, np.concatenate(run.parts), run.config, 1.0, run.device, label="pooled", **options)
+    together = _predicted(pooled, pool)  # in the order of the parties
+    judged, start = [], 0
+    for p, (data, parts) in enumerate(zip(run.parties, run.parts, strict=True)):
+        alone = run.alone[p] if run.alone is not None else None
+        if alone is None:
+            alone = train_alone(data, parts, run.config, len(data.ratings) / total, run.device, **options)
+        predicted = {"alone": _predicted(alone, data), "federated": _predicted(run.models[p], data)}
+        judged.append(_Judged(data, parts, predicted | {"pooled": together[start : start + len(parts)]}))
+        start += len(parts)
+    return {
+        "overall": _row(judged),
+        "parties": [{"name": each.data.name, **_row([each])} for each in judged],
+        "by_own_ratings": _by_own_ratings(judged),
+    }
 
 
-def solo_config(config: Config, share: float) -> Config:
-    """The configuration of a training without others: nothing exchanged, nothing protected, batches in proportion."""
-    batch = config.training.batch
-    return config.with_values(
-        {
-            "masking": False,
-            "exchange.mode": "none",
-            "exchange.backward": False,
-            "exchange.noise": 0.0,
-            "exchange.row_clip": None,
-            "gradients.mechanism": "none",
-            "gradients.clip": None,
-            "training.participation": 1.0,
-            "training.batch": math.ceil(batch * share) if batch else 0,
-        }
+class _Judged:
+    """Squared errors of one party's ratings, by way."""
+
+    def __init__(self, data: PartyData, parts: NDArray[np.int8], predicted: dict[str, Floats]) -> None:
+        self.data = data
+        table = data.ratings
+        predicted = predicted | {"biases": bias_predictions(table, parts)}
+        squared = {name: np.square(values - table.rating) for name, values in predicted.items()}
+        valid, test = parts == VALID, parts == TEST
+        best = min(("alone", "biases"), key=lambda way: squared[way][valid].sum())
+        self.reference = squared[best][test]
+        """Of what the party would serve without a federation."""
+        self.squared = {way: squared[way][test] for way in WAYS}
+        self.user = table.user[test].astype(np.int64)
+        trained = np.bincount(table.user[parts == 0], minlength=table.n_users)
+        self.own_ratings = trained[table.user[test]]
+
+
+def _predicted(model: PartyModel, data: PartyData) -> Floats:
+    user, item = (torch.from_numpy(rows).to(model.users.device) for rows in (data.ratings.user, data.ratings.item))
+    return (model.users[user] * model.items[item]).sum(-1).double().cpu().numpy()
+
+
+def _row(judged: Sequence[_Judged], chosen: Callable[[_Judged], NDArray[np.bool_]] | None = None) -> dict[str, Any]:
+    """RMSE of each way over the chosen test ratings, and the gain over what each party would serve without a federation."""
+
+    def all_of(values: Callable[[_Judged], NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([values(each) if chosen is None else values(each)[chosen(each)] for each in judged])
+
+    row: dict[str, Any] = {way: _rmse(all_of(lambda each, way=way: each.squared[way])) for way in WAYS}  # type: ignore[misc]
+    found = gain(
+        all_of(lambda each: each.user), all_of(lambda each: each.reference), all_of(lambda each: each.squared["federated"])
     )
+    if found is None:
+        return row | {"gain": None, "pays": "cannot tell"}
+    return row | {"gain": {"rmse": found.value, "low": found.low, "high": found.high}, "pays": found.pays}
 
 
-def _with_ratings(data: PartyData) -> PartyData:
-    """A party alone knows only the users that rated something there."""
-    return PartyData(data.name, data.ratings.select_users(np.unique(data.ratings.user)))
+def _rmse(squared: Floats) -> float | None:
+    return float(np.sqrt(squared.mean())) if len(squared) else None
 
 
-def _by_party(pooled: Run, parts: NDArray[np.int8], parties: list[Prepared]) -> list[Errors]:
-    """Errors of the pooled model on each party's test part; pooled ratings stand in the order of the parties."""
-    ends = np.cumsum([len(party.parts) for party in parties])
-    row = np.arange(len(parts))
-    return [
-        _errors(pooled, (parts == TEST) & (row >= end - len(party.parts)) & (row < end))
-        for party, end in zip(parties, ends, strict=True)
-    ]
+def _by_own_ratings(judged: Sequence[_Judged]) -> list[dict[str, Any]]:
+    """Test ratings told apart by how many training ratings their user has at the same party."""
+    rows = []
+    for low, high in BANDS:
 
+        def inside(each: _Judged, low: int = low, high: int | None = high) -> NDArray[np.bool_]:
+            return np.asarray((each.own_ratings >= low) & (each.own_ratings <= (np.inf if high is None else high)))
 
-def _errors(run: Run, chosen: NDArray[np.bool_]) -> Errors:
-    """Errors of a one-party run on the chosen ratings of its table."""
-    table, model = run.parties[0].ratings, run.models[0]
-    user, item = (torch.from_numpy(rows[chosen]).to(run.device) for rows in (table.user, table.item))
-    rating = torch.from_numpy(table.rating[chosen]).to(run.device)
-    return rating_errors(model.users, model.items, Pairs(user, item, rating))
-
-
-def _row(errors: list[Errors]) -> dict[str, float | None]:
-    return dict(zip(("biases", "alone", "federated", "pooled"), (e.rmse for e in errors), strict=True))
+        count = int(sum(inside(each).sum() for each in judged))
+        if count:
+            rows.append({"from": low, "to": high, "ratings": count, **_row(judged, inside)})
+    return rows

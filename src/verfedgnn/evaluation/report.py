@@ -12,16 +12,20 @@ from verfedgnn.gnn.model import upper_quarter
 from verfedgnn.prepare import Prepared
 
 
-def evaluate(parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], k: int = 20) -> dict[str, Any]:
+def evaluate(
+    parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], k: int = 20, *, ranks: bool = False
+) -> dict[str, Any]:
     """`test`, `valid` and `parties` of metrics.json for each party's h_u and h_v.
 
     A test item is wanted when its rating reaches the neighbour threshold of the scale's upper quarter; what a user rated in
-    the training and validation parts is not recommended again.
+    the training and validation parts is not recommended again. A model that `ranks` predicts no stars, so it has no errors.
     """
     rows: list[dict[str, Any]] = []
     tests, valids, rankings = Errors.none(), Errors.none(), Ranking.none()
     for party, (users, items) in zip(parties, models, strict=True):
-        test, valid = rating_errors(users, items, party.test), rating_errors(users, items, party.valid)
+        test = valid = Errors.none()
+        if not ranks:
+            test, valid = rating_errors(users, items, party.test), rating_errors(users, items, party.valid)
         wanted = party.test.take(party.test.rating >= upper_quarter(party.party.ratings.scale))
         found = ranking(users, items, [party.train, party.valid], wanted, k)
         tests, valids, rankings = tests + test, valids + valid, rankings + found

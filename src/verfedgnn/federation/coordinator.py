@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.errors import ConfigError, ProtocolError, RunError
-from verfedgnn.evaluation.figures import cost, round_seconds
+from verfedgnn.evaluation.figures import cost, history_entry, round_seconds
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.identity import check_key
 from verfedgnn.federation.log import tell, warn
@@ -297,20 +297,19 @@ class CoordinatorService:
             return True
         self.seconds += time.monotonic() - self._began
         self._began = 0.0
-        if closed.valid_rmse is not None:
-            size = self.ledger.total()
-            entry = {
-                "round": closed.round,
-                "valid_rmse": closed.valid_rmse,
-                "bytes": size,
-                "seconds": round_seconds(self.seconds),
-            }
-            self.history.append(entry)
+        if closed.valid_error is not None:
+            self.history.append(history_entry(closed.round, closed.valid_error, coordinator.config, self.ledger, self.seconds))
             with writing(self.folder):
                 write_history(self.folder, self.history)
-            tell("validated", round=closed.round, of=coordinator.rounds, valid_rmse=closed.valid_rmse, best=coordinator.best_rmse)
+            tell(
+                "validated",
+                round=closed.round,
+                of=coordinator.rounds,
+                valid_error=closed.valid_error,
+                best=coordinator.best_error,
+            )
         self.watch.round(closed, self._status)
-        if closed.round % self.checkpoint_every == 0 or closed.valid_rmse is not None or coordinator.done:
+        if closed.round % self.checkpoint_every == 0 or closed.valid_error is not None or coordinator.done:
             self._checkpoint()
         return True
 
@@ -366,7 +365,7 @@ class CoordinatorService:
     def _write_result(self) -> None:
         coordinator = self.coordinator
         metrics = {
-            "valid": {"rmse": coordinator.best_rmse},
+            "valid": coordinator.config.training.judged(coordinator.best_error),
             **cost(self.ledger, coordinator.round, len(coordinator.names), self.seconds),
             "best_round": coordinator.best_round,
             "public": parameters_digest(coordinator.best_parameters),
@@ -401,8 +400,8 @@ class CoordinatorService:
             "state": state,
             "round": coordinator.round,
             "rounds": coordinator.rounds if coordinator.began else None,
-            "valid_rmse": self.history[-1]["valid_rmse"] if self.history else None,
-            "best_rmse": coordinator.best_rmse if coordinator.best_round else None,
+            "valid_error": coordinator.last_error,
+            "best_error": coordinator.best_error if coordinator.best_round else None,
             "best_round": coordinator.best_round,
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,

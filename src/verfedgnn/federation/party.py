@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from verfedgnn.errors import ProtocolError
-from verfedgnn.evaluation.figures import figures, round_seconds
+from verfedgnn.evaluation.figures import figures, history_entry, round_seconds
+from verfedgnn.evaluation.gate import gated_models
 from verfedgnn.federation.folder import PartyFolder
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.link import Link
@@ -19,7 +20,7 @@ from verfedgnn.federation.log import tell
 from verfedgnn.federation.watch import Watch
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.alignment_messages import AlignStart, Common, Sealed
-from verfedgnn.protocol.coordinator import Closed, active_count
+from verfedgnn.protocol.coordinator import Closed, active_count, mean_error
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
 from verfedgnn.protocol.party import Party
@@ -59,6 +60,8 @@ class PartyService:
         self.repeats = 0
         self._rounds: int | None = None
         self._models_of: int | None = None
+        self.errors: dict[int, float] = {}
+        """Own validation error by round, since this process began."""
         self._restore()
 
     def run(self) -> Run:
@@ -115,20 +118,16 @@ class PartyService:
             self._checkpoint()  # first, so that whatever was sent from here is known here
         self.link.send(reply)
         self.seconds += time.monotonic() - began
-        rmse = None
+        error = None
         if reply.error is not None and reply.count:
-            rmse = (reply.error / reply.count) ** 0.5
-            entry = {
-                "round": message.round,
-                "valid_rmse": rmse,
-                "bytes": self.link.ledger.total(),
-                "seconds": round_seconds(self.seconds),
-            }
+            error = mean_error(reply.error, reply.count, self.party.config.training)
+            entry = history_entry(message.round, error, self.party.config, self.link.ledger, self.seconds)
             self.history = [*(e for e in self.history if e["round"] < message.round), entry]
             with writing(self.store.folder):
                 write_history(self.store.folder, self.history)
-            tell("validated", round=message.round, own_valid_rmse=rmse)
-        self.watch.round(Closed(message.round, rmse), self._status)
+            self.errors[message.round] = error
+            tell("validated", round=message.round, own_valid_error=error)
+        self.watch.round(Closed(message.round, error), self._status)
 
     def _finish(self, message: Finish) -> Run:
         finished = self.party.finish(message)
@@ -136,6 +135,12 @@ class PartyService:
         assert party.best is not None
         assert party.public is not None
         model, projection = PartyModel(**party.best[1]), party.projection
+        gated = None
+        if config.training.gate:
+            tell("training alone, to see what the federation is worth here")
+            (gated,) = gated_models([self.prepared], [model], config, party.replica.ratings)
+            model = gated.model
+            tell("gate chosen", gate=gated.gate)
         metrics = figures(
             [self.prepared],
             [model],
@@ -154,10 +159,10 @@ class PartyService:
                 randomness=SIMULATED if "noise" in config.unprotected else SECRET,
             ),
             digest=parameters_digest(party.public),
+            gates=[gated.gate] if gated else None,
         )
-        run = Run(
-            config, [self.prepared.party], [self.prepared.parts], [model], metrics, self.history, self.link.ledger, party.public
-        )
+        own, alone = ([self.prepared.party], [self.prepared.parts], [model]), [gated.alone] if gated else None
+        run = Run(config, *own, metrics, self.history, self.link.ledger, party.public, alone=alone)
         run.complete_folder(self.store.folder)
         self.link.send(finished)
         self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
@@ -194,8 +199,8 @@ class PartyService:
             "state": "training" if self.welcome else "joining",
             "round": self.round,
             "rounds": self._rounds,
-            "valid_rmse": self.history[-1]["valid_rmse"] if self.history else None,
-            "best_rmse": min((entry["valid_rmse"] for entry in self.history), default=None),
+            "valid_error": self.errors[max(self.errors)] if self.errors else None,
+            "best_error": min(self.errors.values(), default=None),
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
             "bytes": {"up": ledger.total("up"), "down": ledger.total("down")},

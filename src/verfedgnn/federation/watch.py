@@ -59,9 +59,9 @@ class Watch:
         if self._last_round:
             self._durations = [*self._durations[-99:], clock - self._last_round]
         self._last_round = clock
-        if self._board is not None and closed.valid_rmse is not None:
+        if self._board is not None and closed.valid_error is not None:
             current = status()
-            self._board.add_scalar("valid_rmse", closed.valid_rmse, closed.round)
+            self._board.add_scalar("valid_error", closed.valid_error, closed.round)
             self._board.add_scalar("parties_here", sum(p["here"] for p in current["parties"].values()), closed.round)
             for direction, size in current["bytes"].items():
                 self._board.add_scalar(f"bytes_{direction}", size, closed.round)
@@ -130,8 +130,8 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
             gauges = {
                 "round": "Rounds done.",
                 "rounds": "Rounds in all.",
-                "valid_rmse": "RMSE of the last validation.",
-                "best_rmse": "RMSE of the best validation.",
+                "valid_error": "RMSE, or 1 - NDCG@20, of the last validation.",
+                "best_error": "RMSE, or 1 - NDCG@20, of the best validation.",
                 "seconds_per_round": "Median of the last rounds.",
                 "seconds_left": "Estimate.",
             }
@@ -164,7 +164,7 @@ def page(status: dict[str, Any]) -> str:
     facts = "".join(
         f"<dt>{label}</dt><dd>{html.escape(shown(status, key))}</dd>"
         for label, key in (
-            ("state", "state"), ("round", "round"), ("of", "rounds"), ("validation RMSE", "valid_rmse"), ("best", "best_rmse"),
+            ("state", "state"), ("round", "round"), ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"),
             ("seconds a round", "seconds_per_round"), ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
         )
     )  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.config import Config
+from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
 from verfedgnn.protocol.codec import pack, unpack
@@ -38,7 +38,7 @@ class Closed:
     """What the coordinator learnt from a finished round."""
 
     round: int
-    valid_rmse: float | None
+    valid_error: float | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class Coordinator:
         """Each party's last validation: squared error and count."""
         self.digests: dict[int, str] = {}
         """Hash of the public parameters at each validation."""
-        self.best_rmse, self.best_round, self.since_best = math.inf, 0, 0
+        self.best_error, self.best_round, self.since_best = math.inf, 0, 0
+        self.last_error: float | None = None
         self.drawn: list[int] = []
         """A_t of the open trip."""
         self.open_parties: dict[str, RoundStart] = {}
@@ -316,10 +317,10 @@ class Coordinator:
         self.open_parties = {}
         if self.trip > 0:
             return Closed(self.round, None)
-        rmse = self._judge() if evaluated else None
+        error = self._judge() if evaluated else None
         assert summed is not None, "somebody trains in every round"
         self._step([i for i, _ in gradients], summed)
-        return Closed(self.round, rmse)
+        return Closed(self.round, error)
 
     @property
     def done(self) -> bool:
@@ -328,17 +329,18 @@ class Coordinator:
         return self.trip == 0 and (self.round >= self.rounds or (patience > 0 and self.since_best >= patience))
 
     def _judge(self) -> float:
-        """RMSE over everybody's validation ratings; whoever is away counts as at its last validation."""
+        """The error over everybody's validation part; whoever is away counts as at its last validation."""
         for name, reply in self.replies.items():
             self.errors[name] = (reply.error or 0.0, reply.count or 0)
         known = [self.errors[name] for name in self.names if name in self.errors]
-        rmse = math.sqrt(sum(squared for squared, _ in known) / max(1, sum(count for _, count in known)))
+        error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config.training)
         self.digests[self.round] = self.replica.digest()
+        self.last_error = error
         self.since_best += 1
-        if rmse < self.best_rmse:
-            self.best_rmse, self.best_round, self.since_best = rmse, self.round, 0
+        if error < self.best_error:
+            self.best_error, self.best_round, self.since_best = error, self.round, 0
             self.best_parameters.copy_(self.replica.served)
-        return rmse
+        return error
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
         row = pack(summed, len(self.names)) if self.config.gradients.mechanism == "ternary" else summed
@@ -367,7 +369,7 @@ class Coordinator:
             "hellos": [self.members.hellos[name].model_dump_json(exclude={"mask_key", "mask_signature"}) for name in self.names],
             "errors": self.errors,
             "digests": list(self.digests.items()),
-            "best": [self.best_rmse if self.best_round else None, self.best_round, self.since_best],
+            "best": [self.best_error if self.best_round else None, self.best_round, self.since_best],
             "updates": [[update.round, update.parties] for update in self.log],
             "neighbourhoods": None,
         }
@@ -390,8 +392,8 @@ class Coordinator:
         self.told = {name: None if trip is None else (trip[0], trip[1]) for name, trip in values["told"].items()}
         self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         self.digests = dict(values["digests"])
-        rmse, self.best_round, self.since_best = values["best"]
-        self.best_rmse = math.inf if rmse is None else rmse
+        error, self.best_round, self.since_best = values["best"]
+        self.best_error = math.inf if error is None else error
         self.log.extend(_Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"]))
         if values["neighbourhoods"] is not None:
             parties, round, trip = values["neighbourhoods"]
@@ -401,6 +403,12 @@ class Coordinator:
         """The last message."""
         parameters = self.best_parameters.cpu().numpy()
         return Finish(round=self.round, best_round=self.best_round, parameters=parameters)
+
+
+def mean_error(error: float, count: int, training: TrainingConfig) -> float:
+    """RMSE from squared errors and their number; for a ranking the mean of 1 - NDCG@20 over users."""
+    mean = error / max(1, count)
+    return mean if training.objective == "ranking" else math.sqrt(mean)
 
 
 def active_count(config: Config, parties: int) -> int:

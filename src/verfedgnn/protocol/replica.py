@@ -35,6 +35,7 @@ class Replica:
         self.parameters, self.accumulator, self.round = parameters, accumulator, round
         self.average = parameters.clone() if config.training.average else None
         """Running average of the parameters, where one is kept."""
+        self.ratings = ratings
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.rescale = Rescale.of(config, model.users, len(items), ratings)
         self._digest: tuple[int, str] | None = None
