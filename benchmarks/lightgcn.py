@@ -5,9 +5,9 @@
     .venv/bin/python benchmarks/lightgcn.py path/to/ml-1m --tune [--set layers=2 ...]                   # seed 0, validation only
 
 LightGCN sees the training pairs of all ten parties in one graph. Its epoch is chosen by NDCG@20 on the validation part, and so
-are the settings, on seed 0: `--tune` tries the chosen ones and every single change of them. It is judged as our runs are: each
+were the settings, on seed 0; `--tune` tries the chosen ones and every single change of them. It is judged as our runs are: each
 party's catalogue ranked for each user who liked something there, what the user rated before left out. Popularity is judged beside
-it.
+it. Test figures exceed validation figures for every model: there, what the user liked in the validation part is out of the way.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ Model = list[tuple[Tensor, Tensor]]
 class Settings:
     """One training; the defaults are the chosen ones."""
 
-    graph: str = "liked"
+    graph: str = "all"
     """Training pairs that embeddings travel along: all, or liked (4 stars or more)."""
     positives: str = "liked"
     """Training pairs that are to be ranked above what the user has not rated: all, or liked."""
     dim: int = 64
-    layers: int = 3
-    lr: float = 5e-3
-    l2: float = 1e-4
-    batch: int = 8192
+    layers: int = 2
+    lr: float = 2e-2
+    l2: float = 1e-3
+    batch: int = 16384
     epochs: int = 200
-    patience: int = 40
+    patience: int = 16
     """Epochs without a better validation NDCG before it ends."""
     every: int = 4
     """Epochs between validations."""
@@ -64,9 +64,9 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "positives": ("all", "liked"),
     "dim": (64, 128),
     "layers": (1, 2, 3),
-    "lr": (1e-3, 2e-3, 5e-3, 1e-2),
-    "l2": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2),
-    "batch": (2048, 8192),
+    "lr": (5e-3, 1e-2, 2e-2),
+    "l2": (1e-5, 1e-4, 3e-4, 6e-4, 1e-3, 2e-3, 1e-2),
+    "batch": (2048, 8192, 16384),
 }
 
 
@@ -126,7 +126,7 @@ def judge(data: str, seed: int, settings: Settings, device: str) -> dict[str, An
 @lru_cache(1)
 def load(data: str, seed: int, device: str) -> list[Prepared]:
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+    warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")
     return prepare(split_items(read_ratings(data), PARTIES, seed=seed), Config(seed=seed), torch.device(device))
 
 

@@ -60,8 +60,8 @@ FIELDS = {
         "mask_key", "mask_signature",
     },
     Welcome: {
-        "index", "items", "stay", "training", "config", "mask_keys", "mask_signatures", "ratings", "round", "parameters", "average",
-        "accumulator", "digest",
+        "index", "items", "stay", "training", "config", "mask_keys", "mask_signatures", "ratings", "round", "parameters",
+        "accumulator", "average", "digest",
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",

@@ -48,6 +48,8 @@ class ModelConfig(Section):
     """The non-linearity of GCN's and GAT's update (paper: sigmoid)."""
     form: Literal["propagation", "messages"] = "propagation"
     """propagation: K layers over the embeddings (eq. 1-3); messages: one layer of private message embeddings (docs/model.md)."""
+    own_messages: bool = True
+    """Whether a party's own items speak to its users, too; off, h_u takes in the others' messages only."""
     biases: bool = False
     """A private bias per item and a public one per user beside the product of embeddings (docs/model.md)."""
     residual: bool = False
@@ -131,13 +133,13 @@ class TrainingConfig(Section):
     l2: float = Field(1.0, ge=0)
     """Weight of the regulariser of eq. 5, (1/N) sum |e_u|^2 + (1/M) sum |e_v|^2."""
     l2_row: float = Field(0.0, ge=0)
-    """Weight of |e_u|^2, |e_v|^2 and |y_v|^2, once each."""
+    """Weight of |e_u|^2 (also of a party's own), |e_v|^2 and |y_v|^2, once each."""
     l2_rating: float = Field(0.0, ge=0)
     """Weight of |e_u|^2 + |e_v|^2 for every rating of u for v."""
     l2_messages: float = Field(0.0, ge=0)
     """Weight of |y_v|^2 for every rating of v."""
     l2_user_bias: float = Field(0.0, ge=0)
-    """Weight of b_u^2, once each."""
+    """Weight of b_u^2 (also of a party's own), once each."""
     l2_item_bias: float = Field(0.0, ge=0)
     """Weight of b_v^2, once each."""
     l2_residual: float = Field(0.0, ge=0)
@@ -266,6 +268,10 @@ def _problem(config: Config) -> str | None:
         return f"model.form = messages has one layer, not {config.model.layers}; set model.layers = 1"
     if exchange.backward and config.model.form != "messages":
         return "exchange.backward trains message embeddings; it needs model.form = messages"
+    if exchange.backward and not config.model.estimators:
+        return "exchange.backward needs finished neighbourhoods, which exact degrees are not; leave model.estimators on"
+    if not config.model.own_messages and (config.model.form != "messages" or not config.model.estimators):
+        return "model.own_messages = false needs model.form = messages and model.estimators"
     if exchange.bits == 16 and not config.model.estimators:
         return "exchange.bits = 16 has no room for exact degrees; use 32"
     if config.masking and gradients.mechanism != "ternary":
@@ -286,7 +292,8 @@ def build_config(
     given = _read_toml(file) if file else {}
     section = given.get("model")
     gnn = model or (section.get("gnn") if isinstance(section, dict) else None) or "gcn"
-    tree = _merge(_merge(read_preset(preset, gnn), {"base": preset}), given)
+    start = read_preset(preset, gnn)
+    tree = _merge({"base": preset} | start, given)
     tree = _merge(tree, {"model": {"gnn": gnn}}) if model else tree
     return _validated(tree).with_values(overrides or {})
 
@@ -297,10 +304,13 @@ def presets() -> list[str]:
 
 
 def read_preset(name: str, gnn: str = "gcn") -> dict[str, Any]:
-    """The tree of a preset as written in its file; what stands there under the name of a GNN holds for that one."""
-    if name not in presets():
-        raise ConfigError(f"there is no preset '{name}'; there are: {', '.join(presets())}")
-    tree = tomllib.loads(resources.files("verfedgnn").joinpath(f"presets/{name}.toml").read_text("utf-8"))
+    """The tree of a preset, by its name or in a file of one's own; what stands under the name of a GNN holds for that one."""
+    if name.endswith(".toml"):
+        tree = _read_toml(Path(name))
+    elif name in presets():
+        tree = tomllib.loads(resources.files("verfedgnn").joinpath(f"presets/{name}.toml").read_text("utf-8"))
+    else:
+        raise ConfigError(f"there is no preset '{name}'; there are: {', '.join(presets())}, or a file ending in .toml")
     own = {known: tree.pop(known, {}) for known in get_args(Gnn)}
     return _merge(tree, own.get(gnn, {}))
 

@@ -16,6 +16,7 @@ from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
 from verfedgnn.cli.status import status
 from verfedgnn.cli.train import settings_help, train
+from verfedgnn.cli.tune import tune
 from verfedgnn.errors import VerFedGNNError
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ def root(
 app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(tune)
 app.add_typer(federation.app, rich_help_panel="Across organisations")
 for command in (coordinator, party, align, status):
     app.command(rich_help_panel="Across organisations")(command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from functools import reduce
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
+from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.show import RoundProgress, activity_table, error_console, lift_table, run_table
 from verfedgnn.config import build_config, fields, parse_settings, presets
 from verfedgnn.data import PartyData, read_parties
@@ -53,7 +53,10 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help=f"Where to start from: {', '.join(presets())}; unset: paper.", rich_help_panel=TRAINING)
+        str | None,
+        typer.Option(
+            help=f"Where to start from: {', '.join(presets())}; or a preset file; unset: paper.", rich_help_panel=TRAINING
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.", rich_help_panel=TRAINING)] = None,
     parties: Annotated[
@@ -105,7 +108,7 @@ def train(
     if threads:
         torch.set_num_threads(threads)
     progress = RoundProgress(hidden=quiet)
-    halt = _Halt()
+    halt = Halt()
     with progress, halt:
         watch: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": device, "stack": not one_by_one}
         if resume is not None:
@@ -182,26 +185,6 @@ def _introduce(parties: list[PartyData]) -> None:
         console.print("  rating scales differ between parties: errors are in each party's own stars", style="dim")
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
         console.print(f"  {note}", style="dim", markup=False)
-
-
-class _Halt:
-    """The first Ctrl-C asks for a stop after the round; the second one stops at once."""
-
-    def __enter__(self) -> _Halt:
-        self._asked = False
-        self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _ask(self, *_: object) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-
-    def asked(self) -> bool:
-        return self._asked
 
 
 def parse_gnn(name: str | None) -> Any:

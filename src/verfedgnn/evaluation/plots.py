@@ -39,6 +39,27 @@ def draw_lift(lift: dict[str, Any], path: Path) -> bool:
     return True
 
 
+def draw_study(errors: list[float | None], path: Path) -> bool:
+    """The validation error of every trial of a study and the best so far; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
+    axes.plot([number for number, _ in known], [error for _, error in known], "o", color=WAYS["biases"], label="trial")
+    best = [(number, min(error for _, error in known[: place + 1])) for place, (number, _) in enumerate(known)]
+    axes.step(
+        [number for number, _ in best], [error for _, error in best], where="post", color=WAYS["federated"], label="best so far"
+    )
+    axes.set(xlabel="trial", ylabel="validation error", title=f"{len(errors)} trials, {len(errors) - len(known)} given up early")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    return True
+
+
 def _band(row: dict[str, Any]) -> str:
     low, high = row["from"], row["to"]
     return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"

@@ -60,7 +60,11 @@ class Model:
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config, self.users = config, users
         self.operator = OPERATORS[config.form][config.gnn](
-            dim=config.dim, layers=config.layers, activation=config.activation, estimators=config.estimators
+            dim=config.dim,
+            layers=config.layers,
+            activation=config.activation,
+            estimators=config.estimators,
+            hears_itself=config.own_messages,
         )
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         if config.biases:

@@ -52,8 +52,10 @@ class Operator(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True) -> None:
-        self.dim, self.layers, self.estimators = dim, layers, estimators
+    def __init__(
+        self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True, hears_itself: bool = True
+    ) -> None:
+        self.dim, self.layers, self.estimators, self.hears_itself = dim, layers, estimators, hears_itself
         self.activation = ACTIVATIONS[activation]
 
     @property
@@ -88,6 +90,8 @@ class Operator(ABC):
         if self.estimators:
             scale = graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
             x = own * scale
+            if not self.hears_itself:
+                return Neighbourhood(x, torch.zeros_like(x) if others is None else others, scale)
             return Neighbourhood(x, x if others is None else x + others, scale)
         exchanged = torch.cat([own, weight], -1)
         whole = exchanged if others is None else exchanged + others

@@ -121,7 +121,11 @@ def penalty(leaves: Mapping[str, Tensor], works: Sequence[HasBatch], graph: Grap
                 count = by_user if name in ("users", "own_users", "own_user_bias") else by_item
                 total = total + weight * (count * leaves[name].square()).sum()
     share = leaves["users"].new_tensor([0.0 if w.batch is None else w.batch.share for w in works]).view(-1, 1, 1)
-    for name, weight in (("items", training.l2_row), ("messages", training.l2_row), ("item_bias", training.l2_item_bias)):
+    rows = dict.fromkeys(("items", "messages", "own_users"), training.l2_row) | {
+        "item_bias": training.l2_item_bias,
+        "own_user_bias": training.l2_user_bias,
+    }
+    for name, weight in rows.items():
         if weight and name in leaves:
             total = total + weight * (share * leaves[name].square()).sum()
     return total

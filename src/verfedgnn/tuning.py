@@ -1,0 +1,235 @@
+"""Tuning: hyper-parameters chosen on the validation part, trial by trial, in a study that is kept and can be gone on with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import verfedgnn
+from verfedgnn.config import Config, fields
+from verfedgnn.data import PartyData
+from verfedgnn.errors import ConfigError, DivergedError
+from verfedgnn.training import Interrupted, Progress, train
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values between two numbers, tried evenly on a logarithmic scale."""
+
+    low: float
+    high: float
+
+
+Space = Mapping[str, Range | Sequence[Any]]
+"""What is tried, by the path of a setting: a range, or a list of values."""
+
+SPACE: Space = {
+    "training.lr": Range(0.02, 0.4),
+    "training.l2_rating": Range(0.005, 0.5),
+}
+"""For every model."""
+
+MESSAGE_SPACE: Space = {
+    "training.lr_private": Range(0.2, 1.5),
+    "training.lr_messages": Range(0.1, 1.0),
+    "training.l2_row": Range(0.5, 32.0),
+    "training.l2_messages": Range(0.02, 4.0),
+    "training.l2_user_bias": Range(0.5, 20.0),
+    "training.l2_item_bias": Range(1.0, 50.0),
+    "gradients.rescale_users": Range(0.05, 1.0),
+}
+"""For message embeddings, in addition."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a watcher is told after each trial."""
+
+    number: int
+    trials: int
+    error: float | None
+    """Best validation error (RMSE, or 1 - NDCG@20); None if the trial diverged or was given up."""
+    best: float
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome: a configuration and where it comes from."""
+
+    config: Config
+    error: float
+    trial: int
+    history: list[float | None]
+    """Validation error of every trial, in order."""
+    provenance: str
+
+    def to_preset(self) -> str:
+        """A preset file: the whole configuration under a comment that says how it was chosen."""
+        return "".join(f"# {line}\n" for line in self.provenance.splitlines()) + "\n" + self.config.to_toml()
+
+
+def space_of(config: Config) -> Space:
+    """What is worth trying for a configuration."""
+    return {**SPACE, **(MESSAGE_SPACE if config.model.form == "messages" else {})}
+
+
+def parse_space(texts: Sequence[str]) -> Space:
+    """`["training.lr=0.02:0.4", "model.dim=16|32"]` as a space."""
+    space: dict[str, Range | Sequence[Any]] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        if not equals or path not in fields():
+            raise ConfigError(
+                f"--space takes a setting's whole path, as in training.lr=0.02:0.4 or model.dim=16|32, not '{text}'"
+            )
+        try:
+            low, colon, high = value.partition(":")
+            space[path] = Range(float(low), float(high)) if colon else [_number(part) for part in value.split("|")]
+        except ValueError:
+            raise ConfigError(f"'{value}' is neither low:high nor a|b|c") from None
+        found = space[path]
+        if isinstance(found, Range) and not 0 < found.low < found.high:
+            raise ConfigError(f"{path}: a range goes from a number above 0 to a larger one, not {value}")
+    return space
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def tune(
+    parties: Sequence[PartyData],
+    config: Config,
+    *,
+    trials: int,
+    study: Path,
+    space: Space | None = None,
+    device: str | torch.device = "cpu",
+    watch: Callable[[Trial], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Tuned:
+    """Go on with a study until it has so many trials, and return the best; what was tried is in the file `study`.
+
+    Trials that are clearly worse than others at the same round are given up. `Interrupted` when `stop()` turns true: the trial
+    under way is lost, the others are kept.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("tuning needs optuna; install it with: pip install 'verfedgnn[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space = space_of(config) if space is None else space
+    base = config.with_values({"training.gate": False})
+    about = _about(parties, base, space)
+    found = optuna.create_study(
+        study_name="verfedgnn",
+        storage=f"sqlite:///{study.resolve()}",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=100),
+    )
+    if found.user_attrs.get("about", about) != about:
+        raise ConfigError(f"the study {study} is about other data, settings or ranges; choose another --study")
+    found.set_user_attr("about", about)
+    again = len(found.trials)  # a study that is gone on with must not draw the same numbers again
+    found.sampler = optuna.samplers.TPESampler(seed=config.seed + again, multivariate=True, n_startup_trials=8)
+    if not again:
+        found.enqueue_trial(_given(base, space))  # the preset itself comes first
+    complete = optuna.trial.TrialState.COMPLETE
+
+    def objective(trial: Any) -> float:
+        values = {path: _suggest(trial, path, what) for path, what in space.items()}
+
+        seen: list[float] = []
+
+        def judge(event: Progress) -> None:
+            if event.valid is not None:
+                seen.append(_error(event.valid))
+                trial.report(seen[-1], event.round)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+
+        try:
+            train(parties, base.with_values(values), device=device, watch=judge, stop=stop)
+        except DivergedError:
+            raise optuna.TrialPruned from None
+        return min(seen)
+
+    def tell(study: Any, trial: Any) -> None:
+        if watch is not None and trial.state != optuna.trial.TrialState.FAIL:
+            best = min((t.value for t in study.trials if t.state == complete), default=math.inf)
+            value = trial.value if trial.state == complete else None
+            watch(Trial(trial.number + 1, trials, value, best, dict(trial.params)))
+
+    finished = [t for t in found.trials if t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL]
+    try:
+        found.optimize(objective, n_trials=max(0, trials - len(finished)), callbacks=[tell])
+    except Interrupted:
+        raise Interrupted(f"stopped; go on with the same command: the study {study} keeps the finished trials") from None
+    best = found.best_trial
+    assert best.value is not None
+    chosen = config.with_values(best.params)
+    history = [t.value if t.state == complete else None for t in found.trials if t.state.is_finished()]
+    return Tuned(chosen, best.value, best.number + 1, history, _provenance(parties, chosen, best, len(history), about))
+
+
+def _suggest(trial: Any, path: str, what: Range | Sequence[Any]) -> Any:
+    if isinstance(what, Range):
+        return trial.suggest_float(path, what.low, what.high, log=True)
+    return trial.suggest_categorical(path, list(what))
+
+
+def _given(config: Config, space: Space) -> dict[str, Any]:
+    """The values of a configuration, where the space has them."""
+    given = {}
+    for path, what in space.items():
+        value: Any = config
+        for name in path.split("."):
+            value = getattr(value, name)
+        if what.low <= value <= what.high if isinstance(what, Range) else value in what:
+            given[path] = value
+    return given
+
+
+def _error(valid: Mapping[str, float]) -> float:
+    """The smaller the better, from a validation by name."""
+    ((name, value),) = valid.items()
+    return 1 - value if name.startswith("ndcg") else value
+
+
+def _about(parties: Sequence[PartyData], config: Config, space: Space) -> str:
+    """What a study is a study of: data, settings that are not tried, ranges."""
+    fixed = config.model_dump(mode="json")
+    for path in space:
+        section = fixed
+        *parents, leaf = path.split(".")
+        for name in parents:
+            section = section[name]
+        section.pop(leaf)
+    data = [(party.name, party.ratings.name, len(party.ratings), float(party.ratings.rating.sum())) for party in parties]
+    return hashlib.sha256(repr((data, fixed, sorted(space.items()))).encode()).hexdigest()[:16]
+
+
+def _provenance(parties: Sequence[PartyData], config: Config, best: Any, trials: int, about: str) -> str:
+    ratings = sum(len(party.ratings) for party in parties)
+    names = ", ".join(party.ratings.name for party in parties[:3]) + (", ..." if len(parties) > 3 else "")
+    name = "NDCG@20" if config.training.objective == "ranking" else "RMSE"
+    value = 1 - best.value if config.training.objective == "ranking" else best.value
+    if not math.isfinite(value):
+        raise DivergedError("no trial came to an end; lower the range of training.lr")
+    return (
+        f"Chosen by verfedgnn tune {verfedgnn.__version__}: trial {best.number + 1} of {trials}, validation {name} {value:.5f}.\n"
+        f"Data: {names}, {len(parties)} parties, {ratings:,} ratings; seed {config.seed}; study {about}.\n"
+        f"Started from preset {config.base}; tried: {', '.join(sorted(best.params))}."
+    )
