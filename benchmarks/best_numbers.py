@@ -99,9 +99,10 @@ def _rows() -> list[Row]:
     )
     for r in (2, 5, 10, 20, 50):
         one("ablation", f"r = {r}", f"gradients.r={r}")
-    for model in ("gcn", "ggnn"):
-        rows.append(Row("ranking", f"ml-1m {model}", f"--data ml-1m --preset ranking --model {model}"))
-    rows.append(Row("ranking", "ml-1m gcn, no exchange", "--data ml-1m --preset ranking --model gcn --set exchange.mode=none"))
+    words = "--data ml-1m --preset ranking --model gcn"
+    rows.append(Row("ranking", "ml-1m gcn", words))
+    rows.append(Row("ranking", "ml-1m gcn, no exchange", f"{words} --set exchange.mode=none", (0,)))
+    rows.append(Row("ranking", "ml-1m gcn, own messages too", f"{words} --set own_messages=true", (0,)))
     return rows
 
 

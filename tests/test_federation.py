@@ -156,6 +156,33 @@ def test_party_killed_at_any_point_and_waited_for(tmp_path: Path, small_parties:
     assert_same(federated, local(small_parties))
 
 
+BEST: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "dim": 4, "every": 2, "unprotected": ["noise"]}
+"""Preset best in small: messages, averages, exchanges every other round, a backward exchange, a gate."""
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "ggnn"])
+def test_preset_best_equals_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData], model: Any) -> None:
+    config = vf.Config.preset("best", model=model).with_values(BEST)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    run = local(small_parties, config)
+    assert_same(federated, run)
+    assert [federated.runs[p.name].metrics["parties"][0]["gate"] for p in small_parties] == [
+        row["gate"] for row in run.metrics["parties"]
+    ]
+
+
+@pytest.mark.parametrize("send", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("who", [SERVER, "party"])
+def test_preset_best_with_kills(tmp_path: Path, small_parties: list[vf.PartyData], send: int, who: str) -> None:
+    """Averages, the last sum and the last release survive: the same bits as without a kill."""
+    config = vf.Config.preset("best").with_values(BEST | {"gate": False})
+    federated = trial(tmp_path, small_parties, config)
+    name = SERVER if who == SERVER else small_parties[1].name
+    federated.run({name: killed_at(3 * send if who == SERVER else send)})
+    assert_same(federated, local(small_parties, config))
+
+
 def test_both_killed(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     federated = trial(tmp_path, small_parties)
     federated.run({SERVER: killed_at(12), small_parties[0].name: killed_at(4), small_parties[2].name: killed_at(6)})

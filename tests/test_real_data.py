@@ -17,6 +17,29 @@ def test_movielens_100k(real_data: Path, gnn: str, band: tuple[float, float]) ->
     assert band[0] < run.metrics["test"]["rmse"] < band[1]
 
 
+@pytest.mark.parametrize(
+    ("gnn", "settings", "band"),
+    [
+        ("gcn", {}, (0.923, 0.931)),
+        ("gat", {}, (0.923, 0.931)),
+        ("ggnn", {}, (0.912, 0.9203)),
+        ("gcn", {"exchange.mode": "none"}, (0.930, 0.938)),
+    ],
+)
+def test_preset_best_keeps_its_accuracy(real_data: Path, gnn: str, settings: dict[str, str], band: tuple[float, float]) -> None:
+    """The regression check of results/best.md: ML-100K, ten parties, 300 rounds, within 0.004 of what was measured."""
+    parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
+    run = vf.train(parties, vf.Config.preset("best", model=gnn).with_values({"epochs": 300, "gate": False} | settings))
+    assert band[0] < run.metrics["test"]["rmse"] < band[1]
+
+
+def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
+    """The same for the ranking: NDCG@20 on each party's catalogue."""
+    parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
+    run = vf.train(parties, vf.Config.preset("ranking", epochs=200))
+    assert 0.554 < run.metrics["test"]["ndcg@20"] < 0.575
+
+
 def test_two_shops_with_the_same_customers(real_data: Path) -> None:
     """Data that is per party already: users are aligned and the count of what was dropped is kept."""
     parties = vf.read_parties(str(real_data / "amazon-books-movies-dense"))

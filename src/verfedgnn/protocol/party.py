@@ -48,6 +48,7 @@ class _Before:
     trip: int
     private: Private
     sent: Sent | None
+    released: Released | None
 
 
 class Party:
@@ -191,9 +192,9 @@ class Party:
         self._last = trip
         self._meet(message)
         self._keep(message.best_round)
-        pull = self._pull(message)
         self._update(message)
         self._go_back_or_remember(message)
+        pull = self._pull(message)
         self._receive(message)
         return Work(
             private=self.private.parameters,
@@ -213,9 +214,10 @@ class Party:
         """A trip begun anew starts from where its first attempt did."""
         self._before = [before for before in self._before if before.round == message.round and before.trip >= message.trip]
         if self._before and self._before[-1].trip == message.trip:
-            self.private, self.sent = self._before[-1].private.clone(), self._before[-1].sent
+            before = self._before[-1]
+            self.private, self.sent, self.released = before.private.clone(), before.sent, before.released
         else:
-            self._before.append(_Before(message.round, message.trip, self.private.clone(), self.sent))
+            self._before.append(_Before(message.round, message.trip, self.private.clone(), self.sent, self.released))
 
     def end(self, message: RoundStart, outcome: Outcome, judged: Outcome) -> RoundReply:
         """Step the private parameters and say what may be said; `judged` is of the parameters that are validated."""
@@ -275,11 +277,8 @@ class Party:
         state.values |= {"training": self.training, "checked": self.checked, "before": [[b.round, b.trip] for b in self._before]}
         for n, before in enumerate(self._before):
             before.private.put(state, f"before.{n}")
-            if before.sent is not None:
-                before.sent.put(state, f"before.{n}.sent")
-        for name, memory in (("sent", self.sent), ("received", self.received), ("released", self.released)):
-            if memory is not None:
-                memory.put(state, name)
+            _put(state, {f"before.{n}.sent": before.sent, f"before.{n}.released": before.released})
+        _put(state, {"sent": self.sent, "received": self.received, "released": self.released})
         return state
 
     def restore(self, state: State, models: State) -> None:
@@ -294,7 +293,8 @@ class Party:
         self._before = []
         for n, (round, trip) in enumerate(values["before"]):
             private = self.private.get(state, f"before.{n}")
-            self._before.append(_Before(round, trip, private, Sent.get(state, f"before.{n}.sent")))
+            sent, released = Sent.get(state, f"before.{n}.sent"), Released.get(state, f"before.{n}.released", self.device)
+            self._before.append(_Before(round, trip, private, sent, released))
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
@@ -407,6 +407,12 @@ class Party:
         told = hashlib.sha256(repr((message.active, self.all_items, self.replica.digest())).encode())
         told.update(repr((message.train, message.exchange, "" if self.received is None else self.received.digest)).encode())
         return told.digest()
+
+
+def _put(state: State, memories: dict[str, Sent | Received | Released | None]) -> None:
+    for name, memory in memories.items():
+        if memory is not None:
+            memory.put(state, name)
 
 
 def replies(parties: Sequence[Party], messages: Sequence[RoundStart], graph: Graph) -> list[RoundReply]:
