@@ -175,11 +175,56 @@ def table(group: str, key: str) -> list[str]:
 
 
 def write_page() -> None:
-    page = (RESULTS / "best.head.md").read_text() if (RESULTS / "best.head.md").exists() else "# Preset best\n"
+    page = (ROOT / "benchmarks" / "best.page.md").read_text()
     for group, key in (("accuracy", "RMSE"), ("exchange", "RMSE"), ("ablation", "RMSE"), ("ranking", "NDCG@20")):
         page = page.replace(f"<!-- {group} -->", "\n".join(table(group, key)))
+    for name, lines in (("lift", lift_table()), ("control", control_table()), ("lightgcn", lightgcn_table())):
+        page = page.replace(f"<!-- {name} -->", "\n".join(lines))
     (RESULTS / "best.md").write_text(page)
     draw()
+
+
+def lift_table() -> list[str]:
+    """Alone, federated, pooled: every party of the cases with few parties, the whole of the others."""
+    lines = [
+        "| case | party | means | alone | federated | pooled | gain | pays | gate | command |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted((RESULTS / "best").glob("lift-*.json")):
+        result = json.loads(path.read_text())
+        case = path.stem.removeprefix("lift-").rsplit("-", 1)
+        rows, gates = result["lift"]["parties"], [f"{gate:.2f}" for gate in result["gates"]]
+        if len(rows) > 3:
+            pays = ", ".join(sorted({row["pays"] for row in rows}))
+            gates = [f"{min(result['gates']):.2f} to {max(result['gates']):.2f}"]
+            rows = [result["lift"]["overall"] | {"name": f"all {len(rows)} (each: {pays})"}]
+        for row, gate in zip(rows, gates, strict=True):
+            gain = f"{row['gain']['rmse']:+.4f} ({row['gain']['low']:+.4f} to {row['gain']['high']:+.4f})"
+            figures = " | ".join(f"{row[way]:.4f}" for way in ("biases", "alone", "federated", "pooled"))
+            lines.append(
+                f"| {case[0]}, seed {case[1]} | {row['name']} | {figures} | {gain} "
+                f"| **{row['pays']}** | {gate} | `{result['command']}` |"
+            )
+    return lines
+
+
+def control_table() -> list[str]:
+    lines = ["| case | party | alone | two alone, mixed by the gate | federated |", "|---|---|---|---|---|"]
+    for path in sorted((RESULTS / "best").glob("lift-*.json")):
+        result = json.loads(path.read_text())
+        for row, control in zip(result["lift"]["parties"], result["control"] or [], strict=False):
+            mixed = control["two alone, mixed"]
+            lines.append(f"| {path.stem} | {row['name']} | {control['alone']:.4f} | {mixed:.4f} | {row['federated']:.4f} |")
+    return lines
+
+
+def lightgcn_table() -> list[str]:
+    lines = ["| pooled | NDCG@20 | Recall@20 | seeds (NDCG@20) |", "|---|---|---|---|"]
+    runs = [json.loads(line) for line in (RESULTS / "best" / "lightgcn.jsonl").read_text().splitlines()]
+    for name in ("popularity", "popularity of liked", "lightgcn"):
+        ndcg, recall = ([run[name]["test"][key] for run in runs] for key in ("ndcg@20", "recall@20"))
+        lines.append(f"| {name} | {cell(ndcg)} | {cell(recall)} | {', '.join(f'{x:.4f}' for x in ndcg)} |")
+    return lines
 
 
 def draw() -> None:

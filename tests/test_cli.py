@@ -53,7 +53,7 @@ def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Pat
     for words in ("test RMSE", "a party and round", "(0, 0.333)-DP per release", "Lift", "alone", "pooled"):
         assert words in out
     metrics = json.loads((run / "metrics.json").read_text())
-    assert set(metrics["lift"]) == {"overall", "parties"}
+    assert set(metrics["lift"]) == {"overall", "parties", "by_own_ratings"}
     code, out, err = command("evaluate", run, "--json")
     assert code == 0, err
     assert json.loads(out)["test"]["rmse"] == pytest.approx(metrics["test"]["rmse"])
@@ -132,7 +132,6 @@ BAD = {
     "no such condition": (lambda _: ["--set", "unprotected=everything"], "unprotected"),
     "parties twice": (lambda _: ["--data", "a.csv", "--data", "b.csv", "--parties", "3"], "one file per party"),
     "empty file name": (lambda _: ["--data", "film="], "names no file"),
-    "by and parties": (lambda _: ["--by", "category", "--parties", "5"], "give one of them"),
     "bad columns": (lambda _: ["--columns", "user"], "--columns takes"),
 }
 

@@ -63,7 +63,10 @@ def train(
         int | None, typer.Option(help="Cut one data set's items at random into so many parties; unset: 10.", rich_help_panel=DATA)
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help="Cut by an item column instead, such as genre or category.", rich_help_panel=DATA)
+        str | None,
+        typer.Option(
+            help="Cut by an item column, such as genre; with --parties N: its largest values and the rest.", rich_help_panel=DATA
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder to write.", rich_help_panel=RUN)] = None,
@@ -118,8 +121,6 @@ def train(
             run = resume_run(resume, **watch)
             folder: Path | None = resume
         else:
-            if by is not None and parties is not None:
-                raise ConfigError("--by makes a party of each value, --parties so many at random; give one of them")
             if data is not None and len(data) > 1 and (parties is not None or by is not None):
                 raise ConfigError("--parties and --by cut one data set; leave them out with one file per party")
             overrides: dict[str, Any] = parse_settings(set_ or [])
@@ -129,7 +130,7 @@ def train(
             options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
             read = read_parties(
                 data or ["synthetic"],
-                parties=10 if parties is None else parties,
+                parties=parties,
                 seed=chosen.seed,
                 by=by,
                 columns=parse_columns(columns),

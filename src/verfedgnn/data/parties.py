@@ -32,13 +32,15 @@ class PartyData:
         return f"<PartyData {self.name}: {self.ratings.summary()}>"
 
 
-def split_items(ratings: Ratings, parties: int = 10, *, seed: int = 0, by: str | None = None) -> list[PartyData]:
-    """Cut a table by items: at random into `parties` groups whose sizes differ by at most one, or by a column.
+def split_items(ratings: Ratings, parties: int | None = None, *, seed: int = 0, by: str | None = None) -> list[PartyData]:
+    """Cut a table by items: at random into `parties` (10) groups whose sizes differ by at most one, or by a column.
 
-    With `by` (e.g. "genre") there is one party per value, and `parties` is not used; items without a value go to
-    "unknown". All users of the table are users of every party, with or without ratings there.
+    With `by` (e.g. "genre") there is one party per value, or with `parties` so many: the values with most ratings, and the
+    rest together as "other"; items without a value go to "unknown". All users of the table are users of every party, with or
+    without ratings there.
     """
     if by is None:
+        parties = 10 if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
             raise DataError(
                 f"{ratings.n_items:,} items cannot go to {parties} parties: use --parties from 1 to {ratings.n_items}"
@@ -54,11 +56,14 @@ def split_items(ratings: Ratings, parties: int = 10, *, seed: int = 0, by: str |
         names, code = np.unique(np.where(values == "", "unknown", values), return_inverse=True)
         rated = np.bincount(code[ratings.item], minlength=len(names))
         small = _too_small(rated)
+        if parties is not None and parties < len(names) - len(small) + bool(small):
+            small = set(np.argsort(-rated, kind="stable")[max(1, parties) - 1 :].tolist())
         groups = {str(name): np.flatnonzero(code == k) for k, name in enumerate(names) if k not in small}
         if small:
             groups["other"] = np.flatnonzero(np.isin(code, sorted(small)))
             merged = ", ".join(str(names[k]) for k in sorted(small))
-            ratings = ratings.with_notes(f"{merged}: too few ratings for a party each, put together as 'other'")
+            why = "too few ratings for a party each, " if parties is None else ""
+            ratings = ratings.with_notes(f"{merged}: {why}put together as 'other'")
     return [PartyData(name, replace(ratings.select_items(index), name=name)) for name, index in groups.items()]
 
 
@@ -161,7 +166,7 @@ def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings
 def read_parties(
     data: str | Path | Sequence[str | Path],
     *,
-    parties: int = 10,
+    parties: int | None = None,
     seed: int = 0,
     by: str | None = None,
     columns: Mapping[str, str] | None = None,
