@@ -12,7 +12,7 @@ import torch
 
 from verfedgnn.errors import ProtocolError
 from verfedgnn.evaluation.figures import figures, history_entry, round_seconds
-from verfedgnn.evaluation.gate import gated_models
+from verfedgnn.evaluation.gate import Gated, gated_models
 from verfedgnn.federation.folder import PartyFolder
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.link import Link
@@ -130,17 +130,26 @@ class PartyService:
         self.watch.round(Closed(message.round, error), self._status)
 
     def _finish(self, message: Finish) -> Run:
+        """Keep the model and say so; then, where a gate is agreed on, train alone and keep the mixture in its place."""
         finished = self.party.finish(message)
+        run = self._result(message)
+        self.link.send(finished)
+        config = self.identity.agreement.config
+        if config.training.gate:
+            tell("training alone, to see what the federation is worth here")
+            (gated,) = gated_models([self.prepared], run.models, config, self.party.replica.ratings)
+            run = self._result(message, gated)
+            tell("gate chosen", gate=gated.gate)
+        self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
+        tell("training is over", rounds=message.round, best_round=message.best_round, public=finished.digest)
+        return run
+
+    def _result(self, message: Finish, gated: Gated | None = None) -> Run:
+        """The run folder with the kept model, or with the mixture the gate chose."""
         party, config = self.party, self.identity.agreement.config
         assert party.best is not None
         assert party.public is not None
-        model, projection = PartyModel(**party.best[1]), party.projection
-        gated = None
-        if config.training.gate:
-            tell("training alone, to see what the federation is worth here")
-            (gated,) = gated_models([self.prepared], [model], config, party.replica.ratings)
-            model = gated.model
-            tell("gate chosen", gate=gated.gate)
+        model, projection = PartyModel(**party.best[1]) if gated is None else gated.model, party.projection
         metrics = figures(
             [self.prepared],
             [model],
@@ -164,9 +173,6 @@ class PartyService:
         own, alone = ([self.prepared.party], [self.prepared.parts], [model]), [gated.alone] if gated else None
         run = Run(config, *own, metrics, self.history, self.link.ledger, party.public, alone=alone)
         run.complete_folder(self.store.folder)
-        self.link.send(finished)
-        self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
-        tell("training is over", rounds=message.round, best_round=message.best_round, public=finished.digest)
         return run
 
     def _checkpoint(self) -> None:

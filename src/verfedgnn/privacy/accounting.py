@@ -77,7 +77,7 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, rele
     unit, columns = 1 << FRACTION_BITS[exchange.bits], config.model.dim + (not config.model.estimators)
     one, whole = (
         exchange_epsilon(noise=exchange.noise, clip=exchange.row_clip, columns=columns, releases=count, unit=unit, delta=DELTA)
-        for count in (1, sent)
+        for count in (config.model.layers, config.model.layers * sent)  # a row for every layer
     )
     return report | {
         "noise": exchange.noise,

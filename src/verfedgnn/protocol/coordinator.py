@@ -125,8 +125,9 @@ class Coordinator:
             raise ConfigError("masking hides nothing with a single active party; use more parties or masking=false")
         if fewest < FEWEST.get(mode, 1):
             raise ConfigError(
-                f"exchange.mode = {mode} needs {FEWEST[mode]} active parties, here are {fewest}: the sum without one's own "
-                "part would be the other's matrix; use --set exchange.mode=projected, none or noised (with .noise, .row_clip)"
+                f"exchange.mode = {mode} needs {FEWEST[mode]} active parties, here may be {fewest}: the sum without one's own "
+                "part would be the other's matrix; raise the participation or the agreed --min-parties, or use "
+                "exchange.mode = projected, none, or noised (with exchange.noise and exchange.row_clip)"
             )
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
         self.ratings = sum(h.ratings for h in hellos)
