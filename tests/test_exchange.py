@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 import verfedgnn as vf
 from helpers import federation, same
+from verfedgnn import split_items
+from verfedgnn.data import pool_parties
 from verfedgnn.privacy.noise import clip_rows, epsilon, exchange_epsilon, skellam, skellam_rdp
 from verfedgnn.protocol.codec import from_fixed, to_fixed
+from verfedgnn.protocol.exchange import Received, Sent
 from verfedgnn.protocol.messages import RoundReply, RoundStart
+from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.terms import Terms
 
 SIGMAS = 5
@@ -55,7 +59,7 @@ def test_two_parties_need_noise(small_parties: list[vf.PartyData], mode: str) ->
     noise = {"exchange.noise": 0.1, "row_clip": 1.0} if mode == "noised" else {}
     config = best(**{"exchange.mode": mode}, **noise)
     if mode == "masked":
-        with pytest.raises(vf.ConfigError, match="the other's matrix"):
+        with pytest.raises(vf.ConfigError, match="a single party's matrix"):
             vf.train(small_parties[:2], config)
     else:
         assert vf.train(small_parties[:2], config).metrics["privacy"]["neighbourhoods"]["composed"]["epsilon"] > 0
@@ -180,3 +184,69 @@ def test_every_mode_says_what_it_protects(small_parties: list[vf.PartyData], mod
     }
     assert words[mode] in about["guarantee"]
     assert ("per_round" in about) == (mode == "noised")
+
+
+# -- a coordinator that does not keep to what was agreed on --------------------------------------------------------------------
+
+
+def test_masks_do_not_cancel_for_parties_that_were_told_other_totals(small_parties: list[vf.PartyData]) -> None:
+    """A coordinator that makes the others' gradients vanish by a false number of ratings is left with noise."""
+    runtime = federation(small_parties, best(), terms=Terms())
+    parties = list(runtime.parties.values())
+    for party in parties[1:]:
+        honest = party.replica
+        lied = Replica(honest.config, honest.model, honest.items, 2**40, honest.parameters, honest.accumulator, honest.round)
+        party.replica = lied
+    starts = runtime.coordinator.open()
+    total = sum(
+        reply.gradient.astype(np.int64)
+        for party in parties
+        if isinstance(reply := party.handle(starts[party.data.name]), RoundReply) and reply.gradient is not None
+    )
+    small = np.abs(np.asarray(total).astype(np.int8).astype(int)) <= 3
+    assert small.mean() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"trip": 2, "train": False}, "not agreed on"),
+        ({"round": 8}, "out of turn"),
+        ({"updates": np.zeros((0, 3), np.uint8)}, "of nobody"),
+        ({"active": [0, 1]}, "only 2 parties"),
+    ],
+)
+def test_what_was_not_agreed_on_is_refused(small_parties: list[vf.PartyData], change: dict[str, Any], error: str) -> None:
+    runtime = federation(small_parties, best())
+    start = next(iter(runtime.coordinator.open().values()))
+    party = next(iter(runtime.parties.values()))
+    with pytest.raises(vf.ProtocolError, match=error):
+        party.begin(start.model_copy(update=change))
+
+
+def test_masked_sums_are_over_everybody_or_named_unprotected(small_parties: list[vf.PartyData]) -> None:
+    with pytest.raises(vf.ConfigError, match="unprotected=sums"):
+        vf.train(split_items(pool_parties(small_parties), parties=5, seed=1), best(participation=0.8))
+    run = vf.train(
+        split_items(pool_parties(small_parties), parties=5, seed=1), best(participation=0.8, unprotected="sums", epochs=2)
+    )
+    assert run.metrics["privacy"]["neighbourhoods"]["guarantee"].startswith("none")
+
+
+def test_every_rating_is_an_edge_also_with_the_papers_propagation(small_parties: list[vf.PartyData]) -> None:
+    """The order of edges and of ratings must not be taken for the same where it is not."""
+    one, other = (
+        vf.train(small_parties, vf.Config.preset("paper", batch=0, epochs=5, evaluate_every=1, threshold=threshold))
+        for threshold in ("all", 0.5)
+    )
+    assert one.metrics["test"] == other.metrics["test"]
+
+
+def test_sixteen_bits_are_subtracted_modulo() -> None:
+    start = RoundStart.model_construct(
+        neighbourhoods=np.array([[[-32636]]], np.int16), neighbourhood_parties=[0, 1], neighbourhood_trip=(1, 0)
+    )
+    read = Received.read(start, 0, Sent((1, 0), np.array([[[32700]]], np.int16)), 1.0, 16, torch.device("cpu"), None)
+    assert read is not None
+    assert read.others is not None
+    assert read.others.item() == pytest.approx(200 / 1024)

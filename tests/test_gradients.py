@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -94,23 +95,40 @@ def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
         Config.preset("paper", **{"gradients.clip": None})
 
 
+REST: dict[str, Any] = {"validations": 2, "randomness": ""}
+
+
 def test_report_composes() -> None:
     ternary_report = privacy_report(
-        Config.preset("paper", r=50), releases=10, users=9, rows=1, protected=True, validations=2, randomness=""
+        Config.preset("paper", r=50), releases=10, exchanges=10, users=9, rows=1, protected=True, **REST
     )["gradients"]
     assert ternary_report["per_round"] == {"epsilon": 0.0, "delta": 0.02}
     assert ternary_report["composed"]["delta"] == pytest.approx(0.2)
-    many = privacy_report(Config.preset("paper"), releases=6000, users=9, rows=1, protected=True, validations=2, randomness="")[
+    many = privacy_report(Config.preset("paper"), releases=6000, exchanges=6000, users=9, rows=1, protected=True, **REST)[
         "gradients"
     ]
     assert many["composed"]["delta"] == 1.0
     assert "no guarantee over the whole run" in many["guarantee"]
     noisy = privacy_report(
-        Config.preset("paper", mechanism="laplace"), releases=4, users=9, rows=1, protected=True, validations=2, randomness=""
+        Config.preset("paper", mechanism="laplace"),
+        releases=4,
+        exchanges=4,
+        users=9,
+        rows=1,
+        protected=True,
+        validations=2,
+        randomness="",
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
     bare = privacy_report(
-        Config.preset("paper", mode="exact"), releases=4, users=9, rows=9, protected=False, validations=2, randomness=""
+        Config.preset("paper", mode="exact"),
+        releases=4,
+        exchanges=4,
+        users=9,
+        rows=9,
+        protected=False,
+        validations=2,
+        randomness="",
     )
     assert bare["neighbourhoods"]["guarantee"].startswith("none")
 

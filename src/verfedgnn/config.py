@@ -192,9 +192,10 @@ class Config(Section):
     """Training, validation and test parts."""
     masking: bool = False
     """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums; needs ternary gradients."""
-    unprotected: tuple[Literal["projection", "clip", "degrees", "noise"], ...] = ()
+    unprotected: tuple[Literal["projection", "clip", "degrees", "noise", "sums"], ...] = ()
     """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off), noise
-    (of a federation drawn from the shared seed, to repeat a run of one machine to the bit)."""
+    (of a federation drawn from the shared seed, to repeat a run of one machine to the bit), sums (masked ones over
+    changing parties)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -260,6 +261,8 @@ def _problem(config: Config) -> str | None:
         return f"exchange.mode = {exchange.mode} is protected by masks; add --set masking=true"
     if exchange.mode == "noised" and (not exchange.noise or exchange.row_clip is None):
         return "exchange.mode = noised needs exchange.noise and exchange.row_clip: the guarantee is their ratio"
+    if exchange.noise * 6 * (1 << FRACTION_BITS[exchange.bits]) > 2 ** (exchange.bits - 1):
+        return f"exchange.noise = {exchange.noise:g} does not fit into {exchange.bits} bits; use less, or exchange.bits = 32"
     if exchange.mode != "noised" and (exchange.noise or exchange.row_clip is not None):
         return f"exchange.noise and exchange.row_clip belong to exchange.mode = noised, not {exchange.mode}"
     if config.training.gate and config.training.objective == "ranking":
@@ -270,6 +273,8 @@ def _problem(config: Config) -> str | None:
         return "exchange.backward trains message embeddings; it needs model.form = messages"
     if exchange.backward and not config.model.estimators:
         return "exchange.backward needs finished neighbourhoods, which exact degrees are not; leave model.estimators on"
+    if not config.model.own_messages and config.model.gnn == "gat":
+        return "model.own_messages = false leaves GAT's attention nothing to learn from; use gcn or ggnn"
     if not config.model.own_messages and (config.model.form != "messages" or not config.model.estimators):
         return "model.own_messages = false needs model.form = messages and model.estimators"
     if exchange.bits == 16 and not config.model.estimators:

@@ -46,7 +46,7 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """The predicted rating, within the party's scale."""
+    """The predicted rating, within the party's scale; of a ranking, the item's share in the party's softmax."""
 
 
 @dataclass
@@ -82,13 +82,17 @@ class Run:
         candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
             table, model = self.parties[p].ratings, self.models[p]
-            scores = (model.items @ model.users[row]).clone()
+            scores = model.items @ model.users[row]
+            if self.config.training.objective == "ranking":
+                scores = scores.softmax(0)  # shares of the party's catalogue: those of different parties can be compared
+            scores = scores.clone()
             scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
             top = scores.topk(min(k, len(scores)))
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
                 if score > -torch.inf:
                     title = "" if table.titles is None else str(table.titles[item])
-                    shown = min(max(score, table.scale[0]), table.scale[1])
+                    ranks = self.config.training.objective == "ranking"
+                    shown = score if ranks else min(max(score, table.scale[0]), table.scale[1])
                     found_item = Recommendation(str(table.item_ids[item]), title, self.parties[p].name, shown)
                     candidates.append((score, found_item))
         return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
@@ -115,9 +119,9 @@ class Run:
         with writing(folder):
             write_history(folder, self.history)
             write_public(folder, self.public)
-            _write_models(folder / "model", self.parties, self.models)
             if self.alone is not None:
                 _write_models(folder / "model" / "alone", self.parties, self.alone)
+            _write_models(folder / "model", self.parties, self.models)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 

@@ -117,6 +117,7 @@ class _Training:
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.releases = dict.fromkeys(self.coordinator.names, 0)
+        self.exchanges = dict.fromkeys(self.coordinator.names, 0)
 
     def run(self, watch: Watcher | None, stop: Callable[[], bool]) -> Run:
         """All remaining rounds, then the figures."""
@@ -126,7 +127,9 @@ class _Training:
             closed = self.runtime.round()
             self.seconds += time.perf_counter() - began
             for name in coordinator.replies:
-                self.releases[name] += coordinator.replies[name].gradient is not None
+                reply, trips = coordinator.replies[name], self.config.exchange.refresh
+                self.releases[name] += reply.gradient is not None
+                self.exchanges[name] += (reply.neighbourhoods is not None) + trips * (reply.gradient is not None)
             if closed.valid_error is not None:
                 self._remember(closed.round, closed.valid_error)
             done = coordinator.done
@@ -157,6 +160,7 @@ class _Training:
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
             states[name], states[f"{name}_models"] = party.state(), party.models()
         values = {"ledger": self.runtime.ledger.to_dict(), "releases": self.releases, "seconds": self.seconds}
+        values["exchanges"] = self.exchanges
         write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
 
     def restore(self) -> None:
@@ -173,6 +177,7 @@ class _Training:
             party.replica.load(**replica.arrays(), round=replica.round)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.releases, self.seconds = values["releases"], values["seconds"]
+        self.exchanges = values["exchanges"]
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
 
     def _files(self) -> list[str]:
@@ -187,7 +192,11 @@ class _Training:
         if self.config.training.gate:
             from verfedgnn.evaluation.gate import gated_models  # which trains, too
 
-            gated = gated_models(self.prepared, models, self.config, self.coordinator.ratings, watch=watch, stop=stop)
+            try:
+                gated = gated_models(self.prepared, models, self.config, self.coordinator.ratings, watch=watch, stop=stop)
+            except Interrupted:
+                where = f"; continue with `verfedgnn train --resume {self.folder}`" if self.folder else ""
+                raise Interrupted(f"the federation is trained, the parties' gates are not chosen{where}") from None
             models = [each.model for each in gated]
         coordinator, ledger = self.coordinator, self.runtime.ledger
         first = next(iter(self.runtime.parties.values()))
@@ -202,6 +211,7 @@ class _Training:
             privacy=privacy_report(
                 self.config,
                 releases=max(self.releases.values()),
+                exchanges=max(self.exchanges.values()),
                 users=first.data.users,
                 rows=first.projection.rows if first.projection is not None else 0,
                 protected=first.projection.protected if first.projection is not None else True,

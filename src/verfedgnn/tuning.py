@@ -133,18 +133,22 @@ def tune(
     space = space_of(config) if space is None else space
     base = config.with_values({"training.gate": False})
     about = _about(parties, base, space)
-    found = optuna.create_study(
-        study_name="verfedgnn",
-        storage=f"sqlite:///{study.resolve()}",
-        load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=100),
-    )
+    try:
+        found = optuna.create_study(
+            study_name="verfedgnn",
+            storage=f"sqlite:///{study.resolve()}",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=100),
+        )
+    except Exception as error:  # sqlalchemy's many
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the study {study} cannot be opened ({reason}); choose a file in a folder that exists") from None
     if found.user_attrs.get("about", about) != about:
         raise ConfigError(f"the study {study} is about other data, settings or ranges; choose another --study")
     found.set_user_attr("about", about)
     again = len(found.trials)  # a study that is gone on with must not draw the same numbers again
     found.sampler = optuna.samplers.TPESampler(seed=config.seed + again, multivariate=True, n_startup_trials=8)
-    if not again:
+    if not [t for t in found.trials if t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL]:
         found.enqueue_trial(_given(base, space))  # the preset itself comes first
     complete = optuna.trial.TrialState.COMPLETE
 
@@ -170,13 +174,16 @@ def tune(
         if watch is not None and trial.state != optuna.trial.TrialState.FAIL:
             best = min((t.value for t in study.trials if t.state == complete), default=math.inf)
             value = trial.value if trial.state == complete else None
-            watch(Trial(trial.number + 1, trials, value, best, dict(trial.params)))
+            number = sum(t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL for t in study.trials)
+            watch(Trial(number, trials, value, best, dict(trial.params)))
 
     finished = [t for t in found.trials if t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL]
     try:
         found.optimize(objective, n_trials=max(0, trials - len(finished)), callbacks=[tell])
     except Interrupted:
         raise Interrupted(f"stopped; go on with the same command: the study {study} keeps the finished trials") from None
+    if not any(t.state == complete for t in found.trials):
+        raise DivergedError("no trial came to an end; lower the range of training.lr")
     best = found.best_trial
     assert best.value is not None
     chosen = config.with_values(best.params)
@@ -197,7 +204,10 @@ def _given(config: Config, space: Space) -> dict[str, Any]:
         value: Any = config
         for name in path.split("."):
             value = getattr(value, name)
-        if what.low <= value <= what.high if isinstance(what, Range) else value in what:
+        if isinstance(what, Range):
+            if isinstance(value, int | float) and what.low <= value <= what.high:
+                given[path] = value
+        elif value in what:
             given[path] = value
     return given
 
@@ -226,8 +236,6 @@ def _provenance(parties: Sequence[PartyData], config: Config, best: Any, trials:
     names = ", ".join(party.ratings.name for party in parties[:3]) + (", ..." if len(parties) > 3 else "")
     name = "NDCG@20" if config.training.objective == "ranking" else "RMSE"
     value = 1 - best.value if config.training.objective == "ranking" else best.value
-    if not math.isfinite(value):
-        raise DivergedError("no trial came to an end; lower the range of training.lr")
     return (
         f"Chosen by verfedgnn tune {verfedgnn.__version__}: trial {best.number + 1} of {trials}, validation {name} {value:.5f}.\n"
         f"Data: {names}, {len(parties)} parties, {ratings:,} ratings; seed {config.seed}; study {about}.\n"

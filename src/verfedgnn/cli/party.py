@@ -38,7 +38,7 @@ from verfedgnn.federation.folder import PartyFolder
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.link import Link
 from verfedgnn.federation.log import tell, warn
-from verfedgnn.federation.party import PartyService, Realign
+from verfedgnn.federation.party import PartyService, Realign, choose_gate
 from verfedgnn.prepare import prepare
 from verfedgnn.privacy.alignment import Each, workers
 from verfedgnn.run import Run
@@ -82,6 +82,8 @@ def party(
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
     if store.finished:
         tell("this run is finished already", run=str(store.folder))
+        if store.ungated:
+            choose_gate(store.folder)
         _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
         return
     table = None if store.begun else _read(ratings, columns, duplicates, scale)

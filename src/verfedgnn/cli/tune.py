@@ -53,9 +53,10 @@ def tune(
     console = error_console()
 
     def show(trial: Trial) -> None:
-        name, value, best = "error", trial.error, trial.best
-        values = "  ".join(f"{path.split('.')[-1]}={given:.3g}" for path, given in trial.values.items() if given is not None)
-        found = "given up" if value is None else f"{name} {value:.5f}"
+        value, best = trial.error, trial.best
+        shown = {path.split(".")[-1]: f"{v:.3g}" if isinstance(v, float) else str(v) for path, v in trial.values.items()}
+        values = "  ".join(f"{name}={text}" for name, text in shown.items())
+        found = "given up" if value is None else f"error {value:.5f}"
         console.print(f"trial {trial.number}/{trial.trials}: {found} (best {best:.5f})  {values}", soft_wrap=True)
 
     database = study or out.with_suffix(".db")

@@ -16,9 +16,6 @@ from verfedgnn.data import PartyData
 from verfedgnn.run import PartyModel
 from verfedgnn.training import Progress, train
 
-PATIENCE = 10
-"""Validations without a better one after which such a training ends."""
-
 
 def train_alone(
     data: PartyData,
@@ -66,6 +63,5 @@ def solo_config(config: Config, share: float) -> Config:
             "training.gate": False,
             "training.participation": 1.0,
             "training.batch": math.ceil(batch * share) if batch else 0,
-            "training.patience": min(config.training.patience, PATIENCE),
         }
     )

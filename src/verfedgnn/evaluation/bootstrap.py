@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 1000
+FEWEST_USERS = 20
+"""With fewer, resampling them says little about others."""
 _CHUNK = 1 << 22
 """Weights held at a time."""
 
@@ -22,10 +24,13 @@ class Gain:
     value: float
     low: float
     high: float
+    users: int
 
     @property
     def pays(self) -> str:
         """yes, no or cannot tell."""
+        if self.users < FEWEST_USERS:
+            return "cannot tell"
         return "yes" if self.low > 0 else "no" if self.high < 0 else "cannot tell"
 
 
@@ -42,7 +47,7 @@ def gain(user: NDArray[np.int64], before: NDArray[np.float64], after: NDArray[np
         weights = rng.multinomial(len(count), np.full(len(count), 1 / len(count)), size)
         drawn.append(_gains(weights.astype(np.float64) @ sums))
     low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
-    return Gain(float(_gains(sums.sum(0, keepdims=True))[0]), float(low), float(high))
+    return Gain(float(_gains(sums.sum(0, keepdims=True))[0]), float(low), float(high), len(count))
 
 
 def _chunks(users: int) -> list[int]:

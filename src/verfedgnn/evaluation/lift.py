@@ -79,7 +79,9 @@ class _Judged:
 
 
 def _predicted(model: PartyModel, data: PartyData) -> Floats:
-    user, item = (torch.from_numpy(rows).to(model.users.device) for rows in (data.ratings.user, data.ratings.item))
+    user, item = (
+        torch.from_numpy(rows.astype(np.int64)).to(model.users.device) for rows in (data.ratings.user, data.ratings.item)
+    )
     return (model.users[user] * model.items[item]).sum(-1).double().cpu().numpy()
 
 

@@ -38,6 +38,12 @@ class PartyFolder:
         return (self.folder / "metrics.json").is_file()
 
     @property
+    def ungated(self) -> bool:
+        """Whether a gate is agreed on and was not chosen, because the party was stopped while it trained alone."""
+        wanted = self.identity.agreement.config.training.gate
+        return wanted and not (self.folder / "model" / "alone").is_dir()
+
+    @property
     def trained(self) -> bool:
         """Whether there is more than aligned users."""
         return self.finished or (self.folder / "checkpoint").is_dir()

@@ -6,13 +6,14 @@ The protocol is `protocol.party`; this is its memory on disk and its patience. E
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from verfedgnn.errors import ProtocolError
 from verfedgnn.evaluation.figures import figures, history_entry, round_seconds
-from verfedgnn.evaluation.gate import Gated, gated_models
+from verfedgnn.evaluation.gate import gated_models
 from verfedgnn.federation.folder import PartyFolder
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.link import Link
@@ -55,7 +56,8 @@ class PartyService:
             fresh_noise="noise" not in agreement.config.unprotected,
         )
         self.party = Party(self.prepared.input, agreement.config, store.secret(), self.device, terms)
-        self.history, self.seconds, self.releases, self.round = list[dict[str, Any]](), 0.0, 0, 0
+        self.history, self.seconds, self.round = list[dict[str, Any]](), 0.0, 0
+        self.releases = self.exchanges = 0
         self.welcome = self.waiting = False
         self.repeats = 0
         self._rounds: int | None = None
@@ -114,6 +116,7 @@ class PartyService:
         assert isinstance(reply, RoundReply)
         self.round = message.round
         self.releases += reply.gradient is not None
+        self.exchanges += reply.neighbourhoods is not None
         if message.round % self.checkpoint_every == 0:
             self._checkpoint()  # first, so that whatever was sent from here is known here
         self.link.send(reply)
@@ -130,26 +133,22 @@ class PartyService:
         self.watch.round(Closed(message.round, error), self._status)
 
     def _finish(self, message: Finish) -> Run:
-        """Keep the model and say so; then, where a gate is agreed on, train alone and keep the mixture in its place."""
+        """Keep the model and say so; then choose the gate, if one is agreed on: it takes long, and nobody need wait for it."""
         finished = self.party.finish(message)
         run = self._result(message)
         self.link.send(finished)
-        config = self.identity.agreement.config
-        if config.training.gate:
-            tell("training alone, to see what the federation is worth here")
-            (gated,) = gated_models([self.prepared], run.models, config, self.party.replica.ratings)
-            run = self._result(message, gated)
-            tell("gate chosen", gate=gated.gate)
+        if self.identity.agreement.config.training.gate:
+            run = choose_gate(self.store.folder)
         self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
         tell("training is over", rounds=message.round, best_round=message.best_round, public=finished.digest)
         return run
 
-    def _result(self, message: Finish, gated: Gated | None = None) -> Run:
-        """The run folder with the kept model, or with the mixture the gate chose."""
+    def _result(self, message: Finish) -> Run:
+        """The run folder with the kept model."""
         party, config = self.party, self.identity.agreement.config
         assert party.best is not None
         assert party.public is not None
-        model, projection = PartyModel(**party.best[1]) if gated is None else gated.model, party.projection
+        model, projection = PartyModel(**party.best[1]), party.projection
         metrics = figures(
             [self.prepared],
             [model],
@@ -161,6 +160,7 @@ class PartyService:
             privacy=privacy_report(
                 config,
                 releases=self.releases,
+                exchanges=self.exchanges,
                 users=party.data.users,
                 rows=projection.rows if projection is not None else 0,
                 protected=projection.protected if projection is not None else True,
@@ -168,15 +168,16 @@ class PartyService:
                 randomness=SIMULATED if "noise" in config.unprotected else SECRET,
             ),
             digest=parameters_digest(party.public),
-            gates=[gated.gate] if gated else None,
         )
-        own, alone = ([self.prepared.party], [self.prepared.parts], [model]), [gated.alone] if gated else None
-        run = Run(config, *own, metrics, self.history, self.link.ledger, party.public, alone=alone)
+        metrics["all_ratings"] = party.replica.ratings
+        own = ([self.prepared.party], [self.prepared.parts], [model])
+        run = Run(config, *own, metrics, self.history, self.link.ledger, party.public)
         run.complete_folder(self.store.folder)
         return run
 
     def _checkpoint(self) -> None:
         values = {"ledger": self.link.ledger.to_dict(), "seconds": self.seconds, "releases": self.releases}
+        values["exchanges"] = self.exchanges
         folder = self.store.folder
         newest = self.party.candidate[0] if self.party.candidate is not None else 0
         if newest != self._models_of:
@@ -193,7 +194,7 @@ class PartyService:
         self.party.restore(states["party"], models[0]["models"])
         self.round, self._models_of = values["round"], models[1]["round"]
         self.link.ledger = Ledger.from_dict(values["ledger"])
-        self.seconds, self.releases = values["seconds"], values["releases"]
+        self.seconds, self.releases, self.exchanges = values["seconds"], values["releases"], values["exchanges"]
         self.history = [entry for entry in read_history(self.store.folder) if entry["round"] <= self.round]
 
     def _status(self) -> dict[str, Any]:
@@ -212,3 +213,16 @@ class PartyService:
             "bytes": {"up": ledger.total("up"), "down": ledger.total("down")},
             "parties": {name: {"here": self.welcome, "up": ledger.total("up"), "down": ledger.total("down")}},
         }
+
+
+def choose_gate(folder: Path) -> Run:
+    """Train alone on a finished run's data and keep the mixture of both models in its place; the coordinator is not needed."""
+    tell("training alone, to see what the federation is worth here")
+    run = Run.load(folder)
+    (gated,) = gated_models(run.prepared(), run.models, run.config, run.metrics["all_ratings"])
+    run.models, run.alone = [gated.model], [gated.alone]
+    run.metrics |= run.evaluate()
+    run.metrics["parties"][0]["gate"] = gated.gate
+    run.complete_folder(folder)
+    tell("gate chosen", gate=gated.gate)
+    return run

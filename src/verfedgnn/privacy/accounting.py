@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from verfedgnn.config import FRACTION_BITS, Config
@@ -16,16 +15,17 @@ SECRET = "each party's own: noise and batches derive from a secret that never le
 
 
 def privacy_report(
-    config: Config, *, releases: int, users: int, rows: int, protected: bool, validations: int, randomness: str
+    config: Config, *, releases: int, exchanges: int, users: int, rows: int, protected: bool, validations: int, randomness: str
 ) -> dict[str, Any]:
     """The `privacy` part of metrics.json.
 
-    `releases` is how often the busiest party sent gradients; `rows` is q, `protected` whether 2q <= N + 1 in every block;
-    `validations` how often parties reported their validation error; `randomness` where their noise came from.
+    `releases` is how often the busiest party sent gradients, `exchanges` how often neighbourhoods; `rows` is q, `protected`
+    whether 2q <= N + 1 in every block; `validations` how often parties reported their validation error; `randomness` where
+    their noise came from.
     """
     return {
         "gradients": _gradients(config, releases),
-        "neighbourhoods": _neighbourhoods(config, users, rows, protected, releases),
+        "neighbourhoods": _neighbourhoods(config, users, rows, protected, exchanges),
         "validation": {
             "mechanism": "none",
             "releases": validations,
@@ -60,11 +60,10 @@ def _gradients(config: Config, releases: int) -> dict[str, Any]:
     }
 
 
-def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, releases: int) -> dict[str, Any]:
+def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, sent: int) -> dict[str, Any]:
     exchange = config.exchange
     if exchange.mode == "none":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
-    sent = math.ceil(releases / exchange.every) + exchange.refresh * releases
     report: dict[str, Any] = {"mechanism": exchange.mode, "releases": sent}
     if exchange.mode == "projected":
         return report | _projected(config, users, rows, protected)
@@ -72,6 +71,8 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, rele
         return report | {"guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"}
     seen = "the coordinator sees the sum over all active parties, a party the sum of the others, nobody one party's matrix"
     if exchange.mode == "masked":
+        if "sums" in config.unprotected:
+            seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
         return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
     assert exchange.row_clip is not None
     unit, columns = 1 << FRACTION_BITS[exchange.bits], config.model.dim + (not config.model.estimators)
@@ -82,7 +83,7 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, rele
     return report | {
         "noise": exchange.noise,
         "row_clip": exchange.row_clip,
-        "neighbouring": "two matrices of one party that differ in one user's row, by at most row_clip in l2",
+        "neighbouring": "two matrices of one party that differ in one user's row, by at most row_clip in l2 (a row there or not)",
         "per_round": {"epsilon": one, "delta": DELTA},
         "composed": {"epsilon": whole, "delta": DELTA},
         "guarantee": f"{seen}; epsilon {one:.3g} at delta {DELTA:g} per release for one user's row, {whole:.3g} over {sent:,}",

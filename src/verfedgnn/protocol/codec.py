@@ -69,7 +69,7 @@ def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArr
         return np.clip(scaled, -limit, limit).astype(np.int16)
     if not (np.abs(scaled) <= limit).all():
         raise DivergedError(
-            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[32]):.0f}, the reach of its fixed-point form "
+            f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the reach of its fixed-point form "
             f"with {parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it"
         )
     return scaled.astype(np.int32)

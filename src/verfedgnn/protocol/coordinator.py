@@ -21,7 +21,7 @@ from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
 from verfedgnn.protocol.codec import pack, unpack
-from verfedgnn.protocol.exchange import FEWEST, fixed_form
+from verfedgnn.protocol.exchange import exchanging, fewest, fixed_form
 from verfedgnn.protocol.joining import refusal
 from verfedgnn.protocol.membership import Membership
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
@@ -120,14 +120,15 @@ class Coordinator:
         hellos = [self.members.hellos[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)
-        fewest, mode = min(self.active_count, self.members.quorum), self.config.exchange.mode
-        if self.config.masking and fewest < 2:
+        least, mode = min(self.active_count, self.members.quorum), self.config.exchange.mode
+        if self.config.masking and least < 2:
             raise ConfigError("masking hides nothing with a single active party; use more parties or masking=false")
-        if fewest < FEWEST.get(mode, 1):
+        wanted = fewest(self.config, len(self.names))
+        if least < wanted:
             raise ConfigError(
-                f"exchange.mode = {mode} needs {FEWEST[mode]} active parties, here may be {fewest}: the sum without one's own "
-                "part would be the other's matrix; raise the participation or the agreed --min-parties, or use "
-                "exchange.mode = projected, none, or noised (with exchange.noise and exchange.row_clip)"
+                f"exchange.mode = {mode} needs {wanted} parties in every sum, here may be {least}: exact sums over fewer, or "
+                "over changing sets, show a single party's matrix; use participation = 1 and --min-parties for all (three or "
+                "more), exchange.mode = projected, none, or noised (with exchange.noise and .row_clip), or --set unprotected=sums"
             )
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
         self.ratings = sum(h.ratings for h in hellos)
@@ -225,8 +226,10 @@ class Coordinator:
         # A backward exchange reads the last update, also where the parameters are of that round already.
         seen = min(self.seen[name], max(0, self.replica.round - 1)) if self.config.exchange.backward else self.seen[name]
         missed = [update for update in self.log if update.round > seen]
+        last = [self.log[-1]] if self.config.exchange.backward and self.log else []
         # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
         full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
+        updates = last if full else missed
         shared = self.neighbourhoods
         if shared is not None and self.told.get(name) == shared.trip:
             shared = None
@@ -236,24 +239,18 @@ class Coordinator:
             attempt=self.attempt,
             active=self.drawn,
             train=works and not refresh,
-            exchange=works and self._exchanging,
+            exchange=works and exchanging(self.config, self.round, self.trip),
             evaluate=evaluate,
             best_round=self.best_round,
-            updates_from=seen + 1,
-            update_parties=[] if full else [update.parties for update in missed],
-            updates=None if full or not missed else np.stack([update.row for update in missed]),
+            updates_from=updates[0].round if updates else seen + 1,
+            update_parties=[update.parties for update in updates],
+            updates=np.stack([update.row for update in updates]) if updates else None,
             neighbourhood_parties=[] if shared is None else shared.parties,
             neighbourhood_trip=(0, 0) if shared is None else shared.trip,
             neighbourhoods=None if shared is None else shared.total,
             **(self.replica.arrays() if full else {}),
             **self._keys(name),
         )
-
-    @property
-    def _exchanging(self) -> bool:
-        """Whether the open trip exchanges neighbourhoods."""
-        exchange = self.config.exchange
-        return exchange.mode != "none" and (self.trip > 0 or (self.round - 1) % exchange.every == 0)
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; what does not fit the open trip is refused. False: it came too late and is left out."""

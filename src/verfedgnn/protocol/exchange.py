@@ -19,8 +19,21 @@ from verfedgnn.protocol.codec import from_fixed, to_fixed
 from verfedgnn.protocol.messages import RoundStart
 from verfedgnn.protocol.state import State, tensor
 
-FEWEST = {"masked": 3, "noised": 2}
-"""How many parties a sum must be over. Of two, the sum less one's own part is the other's matrix: that needs noise."""
+
+def exchanging(config: Config, round: int, trip: int) -> bool:
+    """Whether neighbourhoods are exchanged in a trip of a round."""
+    return config.exchange.mode != "none" and (trip > 0 or (round - 1) % config.exchange.every == 0)
+
+
+def fewest(config: Config, parties: int) -> int:
+    """How many of `parties` a sum of neighbourhoods must be over.
+
+    Masked sums are exact: of two parties, the sum less one's own part is the other's matrix, and sums over changing sets can be
+    solved for single parties. So they are over everybody, and at least three, unless `unprotected` names sums.
+    """
+    if config.exchange.mode == "masked":
+        return 3 if "sums" in config.unprotected else max(3, parties)
+    return 2 if config.exchange.mode == "noised" else 1
 
 
 def make_projection(config: Config, users: int, device: torch.device | str) -> Projection | Identity | None:
@@ -114,8 +127,9 @@ class Received:
             return last
         if index in message.neighbourhood_parties:
             if own is None or own.trip != message.neighbourhood_trip:
-                return cls(told.hexdigest(), None)  # sent before this party lost its memory; the next sum will do
-            total = total.astype(np.int32) - own.values
+                # Sent before this party lost its memory: what it knew before will do until the next sum.
+                return cls(told.hexdigest(), None if last is None else last.others)
+            total = total - own.values  # modulo 2^bits, as masks and noise are
         return cls(told.hexdigest(), torch.from_numpy(from_fixed(total, bits)).to(device).mul_(scale))
 
     def put(self, state: State, name: str) -> None:

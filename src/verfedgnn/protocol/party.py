@@ -251,7 +251,7 @@ class Party:
 
     def _evaluated(self, public: Tensor) -> dict[str, Tensor]:
         """The model of `public` and the items as they are, for a party that was away when it was validated."""
-        work = Work(private=self.private.averages, others=None, evaluate=True)
+        work = self.judged()
         assert self.graph is not None
         (outcome,) = compute(self.model, self.graph, public, self.projection, [work], self.config.training)
         return self._served(outcome)
@@ -303,7 +303,8 @@ class Party:
     @property
     def _trains_on_edges(self) -> bool:
         """Whether a round trains on all ratings, and every rating is an edge."""
-        return self.replica.rounds_per_epoch == 1 and self.config.model.threshold == "all" and not self.targets.ranks
+        every = self.config.model.form == "messages" and self.config.model.threshold == "all"
+        return self.replica.rounds_per_epoch == 1 and every and not self.targets.ranks
 
     def batch(self, round: int) -> Batch:
         """The party's share of the round's batch: a slice of this epoch's own shuffle."""
@@ -379,7 +380,9 @@ class Party:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
     def _noise_source(self, purpose: int, message: RoundStart, values: Tensor) -> np.random.Generator:
-        about = [purpose, message.round, *([message.trip] if purpose != 2 else [])]
+        about = [purpose, message.round]
+        if purpose != 2:  # a repeated gradient repeats its release; other neighbours in a sum need other noise
+            about += [message.trip, *([message.attempt] if message.attempt else [])]
         if self.terms.fresh_noise:  # a round computed anew from other values must not repeat the noise of the first time
             about.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
         return self._rng(*about)
@@ -404,7 +407,9 @@ class Party:
 
     def _context(self, message: RoundStart) -> bytes:
         """Hash of what every active party has been told before this trip."""
-        told = hashlib.sha256(repr((message.active, self.all_items, self.replica.digest())).encode())
+        told = hashlib.sha256(repr((message.active, self.all_items, self.replica.ratings, self.replica.digest())).encode())
+        if self.config.exchange.backward and message.updates is not None:
+            told.update(message.updates[-1].tobytes())
         told.update(repr((message.train, message.exchange, "" if self.received is None else self.received.digest)).encode())
         return told.digest()
 

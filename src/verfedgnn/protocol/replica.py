@@ -100,9 +100,10 @@ class Replica:
         self.round = round
 
     def digest(self) -> str:
-        """Hash of the parameters, 16 hex digits; computed once a round."""
+        """Hash of the parameters and of their average, 16 hex digits; computed once a round."""
         if self._digest is None or self._digest[0] != self.round:
-            self._digest = (self.round, parameters_digest(self.parameters))
+            both = self.parameters if self.average is None else torch.cat([self.parameters, self.average])
+            self._digest = (self.round, parameters_digest(both))
         return self._digest[1]
 
 

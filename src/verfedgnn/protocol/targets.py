@@ -75,4 +75,4 @@ class Targets:
             return errors.squared, errors.count
         wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
         found = ranking(users, items, [self.data.train], wanted)
-        return found.users - found.ndcg, found.users
+        return max(0.0, found.users - found.ndcg), found.users

@@ -11,7 +11,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.codec import packed_size
-from verfedgnn.protocol.exchange import FEWEST
+from verfedgnn.protocol.exchange import exchanging, fewest
 from verfedgnn.protocol.messages import RoundStart, Welcome
 
 
@@ -83,14 +83,21 @@ def check_start(message: RoundStart, config: Config, model: Model, parties: int,
             raise ProtocolError(f"asked to work in round {number} without being active in it")
         if len(active) < smallest:
             raise ProtocolError(f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {smallest}")
-    if message.exchange and len(active) < FEWEST.get(config.exchange.mode, 1):
-        raise ProtocolError(f"round {number} asks for a {config.exchange.mode} sum over only {len(active)} parties")
+    if message.trip > config.exchange.refresh or (message.train and message.trip):
+        raise ProtocolError(f"round {number} has a trip that was not agreed on")
+    if message.exchange:
+        if not exchanging(config, number, message.trip):
+            raise ProtocolError(f"round {number} asks for neighbourhoods out of turn")
+        if len(active) < fewest(config, parties):
+            raise ProtocolError(f"round {number} asks for a {config.exchange.mode} sum over only {len(active)} parties")
     if message.parameters is not None:
         _check_copy(message, config, size)
     everybody = set(range(parties))
     if any(not group or not set(group) <= everybody for group in (*message.update_parties, message.neighbourhood_parties or [0])):
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
     if message.updates is not None:
+        if not len(message.update_parties):
+            raise ProtocolError(f"round {number} brings updates of nobody")
         ternary = config.gradients.mechanism == "ternary"
         length, kind = (packed_size(model.size, parties), np.uint8) if ternary else (model.size, np.float32)
         if message.updates.shape != (len(message.update_parties), length) or message.updates.dtype != kind:
