@@ -137,8 +137,13 @@ def _lift_table(first: str, title: str) -> Table:
 
 def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
     found = row.get("gain")
-    text = f"{found['rmse']:+.3f} ({found['low']:.3f}, {found['high']:.3f})" if found else "-"
+    text = f"{found['rmse']:+.3f} ±{_reach(found):.3f}" if found else "-"
     return [name, *(figure(row[key]) for key in ("biases", "alone", "federated", "pooled")), text, row.get("pays", "-")]
+
+
+def _reach(gain: dict[str, float]) -> float:
+    """The longer side of a gain's interval, which is hardly ever much longer than the other."""
+    return max(gain["rmse"] - gain["low"], gain["high"] - gain["rmse"])
 
 
 def band(row: dict[str, Any]) -> str:
