@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from verfedgnn.evaluation.plots import band
 from verfedgnn.training import Progress as RoundEvent
 
 
@@ -124,7 +125,7 @@ def lift_table(lift: dict[str, Any]) -> Table:
 
 def activity_table(lift: dict[str, Any]) -> Table:
     """The same by how many ratings a user has at the party that is judged."""
-    table = _lift_table("own ratings", "Lift by number of a user's ratings at the party")
+    table = _lift_table("ratings", "Lift by number of a user's training ratings at the party")
     for row in lift.get("by_own_ratings", []):
         table.add_row(*_lift_row(band(row), row))
     return table
@@ -144,12 +145,6 @@ def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
 def _reach(gain: dict[str, float]) -> float:
     """The longer side of a gain's interval, which is hardly ever much longer than the other."""
     return max(gain["rmse"] - gain["low"], gain["high"] - gain["rmse"])
-
-
-def band(row: dict[str, Any]) -> str:
-    """A range of own ratings for people."""
-    low, high = row["from"], row["to"]
-    return f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
 
 
 def figure(value: float | None) -> str:

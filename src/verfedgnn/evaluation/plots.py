@@ -20,7 +20,7 @@ def draw_lift(lift: dict[str, Any], path: Path) -> bool:
     rows = lift["by_own_ratings"]
     for way, colour in WAYS.items():
         left.plot(range(len(rows)), [row[way] for row in rows], "o-", color=colour, label=way)
-    names = [_band(row) for row in rows]
+    names = [band(row) for row in rows]
     left.set_xticks(range(len(rows)), [f"{name}\n({row['ratings']:,})" for name, row in zip(names, rows, strict=True)])
     left.set(xlabel="a user's training ratings at the party (test ratings)", ylabel="test RMSE", title="By own ratings")
     left.legend(frameon=False)
