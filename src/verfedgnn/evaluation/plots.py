@@ -60,6 +60,7 @@ def draw_study(errors: list[float | None], path: Path) -> bool:
     return True
 
 
-def _band(row: dict[str, Any]) -> str:
+def band(row: dict[str, Any]) -> str:
+    """A range of own ratings for people."""
     low, high = row["from"], row["to"]
     return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"
