@@ -11,7 +11,7 @@ from verfedgnn.config import build_config, fields, load_config, parse_settings, 
 
 
 def test_presets_are_complete_and_distinct() -> None:
-    assert presets() == ["best", "paper"]
+    assert presets() == ["best", "paper", "ranking"]
     paper = Config.preset("paper", model="gat")
     assert (paper.model.gnn, paper.model.dim, paper.model.layers) == ("gat", 6, 2)
     assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange.ratio) == (0.05, 3.0, 0.5, 5.0)

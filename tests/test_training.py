@@ -238,15 +238,19 @@ def test_training_learns_and_lift_is_reported(small_parties: list[vf.PartyData])
 
 def test_lift_judges_all_on_the_same_ratings(small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when parts go by time, which pooling would change: each party's last rating is not the pooled last one."""
-    judged: list[int] = []
-    real = lift_module.rating_errors
-    monkeypatch.setattr(
-        lift_module, "rating_errors", lambda users, items, pairs: judged.append(len(pairs)) or real(users, items, pairs)
-    )
+    trained: list[tuple[str, int]] = []
+    real = lift_module.train_alone
+
+    def watched(data: vf.PartyData, parts: np.ndarray, *rest: object, **options: object) -> object:
+        trained.append((data.name, int((parts == 2).sum())))
+        return real(data, parts, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lift_module, "train_alone", watched)
     run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1}))
-    vf.lift(run)
-    counts = [len(p.test) for p in run.prepared()]
-    assert sorted(judged) == sorted(counts * 3)
+    found = vf.lift(run)
+    counts = {p.party.name: len(p.test) for p in run.prepared()}
+    assert dict(trained) == counts | {"pooled": sum(counts.values())}
+    assert sum(row["ratings"] for row in found["by_own_ratings"]) == sum(counts.values())
 
 
 def test_misuse_from_python_is_explained(small_parties: list[vf.PartyData]) -> None:
