@@ -108,7 +108,7 @@ def test_softmax_by_hand() -> None:
     pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 0]), torch.zeros(2))
     work = Work({}, None, Batch(pairs, 2, 2))
     expected = np.log(1 + np.e**2) - 2 + np.log(2)
-    assert _ranking_loss(out, [work], None).item() == pytest.approx(expected, rel=1e-6)  # type: ignore[arg-type]
+    assert _ranking_loss(out, [work.batch]).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("negatives", [0, 20])

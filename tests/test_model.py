@@ -145,7 +145,7 @@ def test_regularisers_by_hand() -> None:
     )
     per_rating = 0.1 * (2 * 1 + 1 * 4 + 3 * 9) + 0.01 * 3 * 4 + 0.5 * (2 * 1 + 1 * 9)
     per_row = 0.5 * (4.0 * (9 + 4 + 10) + 2.0 * 25)
-    assert penalty(leaves, [work], graph, training).item() == pytest.approx(per_rating + per_row)
+    assert penalty(leaves, [work.batch], graph, training).item() == pytest.approx(per_rating + per_row)
 
 
 def test_targets_are_in_quarters_of_the_scale_around_the_mean() -> None:

@@ -159,9 +159,20 @@ class TrainingConfig(Section):
     checkpoint_every: int = Field(500, ge=1)
     """Rounds between two checkpoints."""
 
+    @property
+    def ranks(self) -> bool:
+        """Whether items are ranked, and no ratings predicted."""
+        return self.objective == "ranking"
+
     def judged(self, error: float) -> dict[str, float]:
         """A validation's error under its name: RMSE, or for a ranking NDCG@20, which is 1 - error."""
-        return {"ndcg@20": 1 - error} if self.objective == "ranking" else {"rmse": error}
+        return {"ndcg@20": 1 - error} if self.ranks else {"rmse": error}
+
+    def error_of(self, judged: Mapping[str, float]) -> float:
+        """The way back from `judged`, also among other values and under the names of history.jsonl."""
+        name = "ndcg@20" if self.ranks else "rmse"
+        value = judged[name] if name in judged else judged[f"valid_{name}"]
+        return 1 - value if self.ranks else value
 
 
 class SplitConfig(Section):
@@ -265,7 +276,7 @@ def _problem(config: Config) -> str | None:
         return f"exchange.noise = {exchange.noise:g} does not fit into {exchange.bits} bits; use less, or exchange.bits = 32"
     if exchange.mode != "noised" and (exchange.noise or exchange.row_clip is not None):
         return f"exchange.noise and exchange.row_clip belong to exchange.mode = noised, not {exchange.mode}"
-    if config.training.gate and config.training.objective == "ranking":
+    if config.training.gate and config.training.ranks:
         return "training.gate mixes predicted ratings; a ranking has none, set training.gate = false"
     if config.model.form == "messages" and config.model.layers != 1:
         return f"model.form = messages has one layer, not {config.model.layers}; set model.layers = 1"

@@ -82,16 +82,14 @@ class Run:
         candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
             table, model = self.parties[p].ratings, self.models[p]
-            scores = model.items @ model.users[row]
-            if self.config.training.objective == "ranking":
+            scores, ranks = model.items @ model.users[row], self.config.training.ranks
+            if ranks:
                 scores = scores.softmax(0)  # shares of the party's catalogue: those of different parties can be compared
-            scores = scores.clone()
             scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
             top = scores.topk(min(k, len(scores)))
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
                 if score > -torch.inf:
                     title = "" if table.titles is None else str(table.titles[item])
-                    ranks = self.config.training.objective == "ranking"
                     shown = score if ranks else min(max(score, table.scale[0]), table.scale[1])
                     found_item = Recommendation(str(table.item_ids[item]), title, self.parties[p].name, shown)
                     candidates.append((score, found_item))
@@ -99,8 +97,8 @@ class Run:
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Accuracy and ranking of the kept model, computed anew."""
-        ranks = self.config.training.objective == "ranking"
-        return evaluate(self.prepared(), [(m.users, m.items) for m in self.models], k, ranks=ranks)
+        models = [(m.users, m.items) for m in self.models]
+        return evaluate(self.prepared(), models, k, ranks=self.config.training.ranks)
 
     def prepared(self) -> list[Prepared]:
         """The parties' data, split as in training."""

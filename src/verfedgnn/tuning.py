@@ -65,7 +65,6 @@ class Tuned:
 
     config: Config
     error: float
-    trial: int
     history: list[float | None]
     """Validation error of every trial, in order."""
     provenance: str
@@ -148,18 +147,22 @@ def tune(
     found.set_user_attr("about", about)
     again = len(found.trials)  # a study that is gone on with must not draw the same numbers again
     found.sampler = optuna.samplers.TPESampler(seed=config.seed + again, multivariate=True, n_startup_trials=8)
-    if not [t for t in found.trials if t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL]:
+    complete, given_up = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+
+    def finished() -> list[Any]:
+        """Trials that count: not the one under way, nor those that were interrupted."""
+        return [t for t in found.trials if t.state in (complete, given_up)]
+
+    if not finished():
         found.enqueue_trial(_given(base, space))  # the preset itself comes first
-    complete = optuna.trial.TrialState.COMPLETE
 
     def objective(trial: Any) -> float:
         values = {path: _suggest(trial, path, what) for path, what in space.items()}
-
         seen: list[float] = []
 
         def judge(event: Progress) -> None:
             if event.valid is not None:
-                seen.append(_error(event.valid))
+                seen.append(base.training.error_of(event.valid))
                 trial.report(seen[-1], event.round)
                 if trial.should_prune():
                     raise optuna.TrialPruned
@@ -170,25 +173,23 @@ def tune(
             raise optuna.TrialPruned from None
         return min(seen)
 
-    def tell(study: Any, trial: Any) -> None:
-        if watch is not None and trial.state != optuna.trial.TrialState.FAIL:
-            best = min((t.value for t in study.trials if t.state == complete), default=math.inf)
+    def tell(_: Any, trial: Any) -> None:
+        if watch is not None and trial.state in (complete, given_up):
+            best = min((t.value for t in finished() if t.state == complete), default=math.inf)
             value = trial.value if trial.state == complete else None
-            number = sum(t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL for t in study.trials)
-            watch(Trial(number, trials, value, best, dict(trial.params)))
+            watch(Trial(len(finished()), trials, value, best, dict(trial.params)))
 
-    finished = [t for t in found.trials if t.state.is_finished() and t.state != optuna.trial.TrialState.FAIL]
     try:
-        found.optimize(objective, n_trials=max(0, trials - len(finished)), callbacks=[tell])
+        found.optimize(objective, n_trials=max(0, trials - len(finished())), callbacks=[tell])
     except Interrupted:
         raise Interrupted(f"stopped; go on with the same command: the study {study} keeps the finished trials") from None
-    if not any(t.state == complete for t in found.trials):
+    if not any(t.state == complete for t in finished()):
         raise DivergedError("no trial came to an end; lower the range of training.lr")
     best = found.best_trial
     assert best.value is not None
     chosen = config.with_values(best.params)
-    history = [t.value if t.state == complete else None for t in found.trials if t.state.is_finished()]
-    return Tuned(chosen, best.value, best.number + 1, history, _provenance(parties, chosen, best, len(history), about))
+    history = [t.value if t.state == complete else None for t in finished()]
+    return Tuned(chosen, best.value, history, _provenance(parties, chosen, best, len(history), about))
 
 
 def _suggest(trial: Any, path: str, what: Range | Sequence[Any]) -> Any:
@@ -212,12 +213,6 @@ def _given(config: Config, space: Space) -> dict[str, Any]:
     return given
 
 
-def _error(valid: Mapping[str, float]) -> float:
-    """The smaller the better, from a validation by name."""
-    ((name, value),) = valid.items()
-    return 1 - value if name.startswith("ndcg") else value
-
-
 def _about(parties: Sequence[PartyData], config: Config, space: Space) -> str:
     """What a study is a study of: data, settings that are not tried, ranges."""
     fixed = config.model_dump(mode="json")
@@ -234,10 +229,10 @@ def _about(parties: Sequence[PartyData], config: Config, space: Space) -> str:
 def _provenance(parties: Sequence[PartyData], config: Config, best: Any, trials: int, about: str) -> str:
     ratings = sum(len(party.ratings) for party in parties)
     names = ", ".join(party.ratings.name for party in parties[:3]) + (", ..." if len(parties) > 3 else "")
-    name = "NDCG@20" if config.training.objective == "ranking" else "RMSE"
-    value = 1 - best.value if config.training.objective == "ranking" else best.value
+    ((name, value),) = config.training.judged(best.value).items()
+    found = f"validation {name.upper()} {value:.5f}"
     return (
-        f"Chosen by verfedgnn tune {verfedgnn.__version__}: trial {best.number + 1} of {trials}, validation {name} {value:.5f}.\n"
+        f"Chosen by verfedgnn tune {verfedgnn.__version__}: trial {best.number + 1} of {trials}, {found}.\n"
         f"Data: {names}, {len(parties)} parties, {ratings:,} ratings; seed {config.seed}; study {about}.\n"
         f"Started from preset {config.base}; tried: {', '.join(sorted(best.params))}."
     )

@@ -127,7 +127,7 @@ def train(
             if seed is not None:
                 overrides["seed"] = seed
             chosen = build_config(preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides)
-            if lift and chosen.training.objective == "ranking":
+            if lift and chosen.training.ranks:
                 raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
             options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
             read = read_parties(

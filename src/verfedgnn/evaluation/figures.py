@@ -30,7 +30,7 @@ def figures(
 ) -> dict[str, Any]:
     """The content of metrics.json; `digest` is the hash of the public parameters, `gates` how much of them the parties take."""
     figures = {
-        **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.objective == "ranking"),
+        **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.ranks),
         **cost(ledger, rounds, len(models), seconds),
         "best_round": best_round,
         "privacy": privacy,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.data import TEST, VALID, PartyData, pool_parties
+from verfedgnn.data import TEST, TRAIN, VALID, PartyData, pool_parties
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.alone import train_alone
 from verfedgnn.evaluation.bias import bias_predictions
@@ -38,7 +38,7 @@ def lift(
     ratings. Alone and pooled trainings have nobody to protect from, so they run without protection, for as many rounds an epoch
     as the federation; model, steps, parts and selection are the same.
     """
-    if run.config.training.objective == "ranking":
+    if run.config.training.ranks:
         raise ConfigError("lift compares errors of ratings, and a ranking predicts none; use training.objective = rating")
     total = sum(len(party.ratings) for party in run.parties)
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
@@ -47,8 +47,9 @@ def lift(
     together = _predicted(pooled, pool)  # in the order of the parties
     judged, start = [], 0
     for p, (data, parts) in enumerate(zip(run.parties, run.parts, strict=True)):
-        alone = run.alone[p] if run.alone is not None else None
-        if alone is None:
+        if run.alone is not None:
+            alone = run.alone[p]
+        else:
             alone = train_alone(data, parts, run.config, len(data.ratings) / total, run.device, **options)
         predicted = {"alone": _predicted(alone, data), "federated": _predicted(run.models[p], data)}
         judged.append(_Judged(data, parts, predicted | {"pooled": together[start : start + len(parts)]}))
@@ -74,7 +75,7 @@ class _Judged:
         """Of what the party would serve without a federation."""
         self.squared = {way: squared[way][test] for way in WAYS}
         self.user = table.user[test].astype(np.int64)
-        trained = np.bincount(table.user[parts == 0], minlength=table.n_users)
+        trained = np.bincount(table.user[parts == TRAIN], minlength=table.n_users)
         self.own_ratings = trained[table.user[test]]
 
 

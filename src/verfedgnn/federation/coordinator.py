@@ -400,7 +400,7 @@ class CoordinatorService:
             "state": state,
             "round": coordinator.round,
             "rounds": coordinator.rounds if coordinator.began else None,
-            "valid_error": coordinator.last_error,
+            "valid_error": coordinator.config.training.error_of(self.history[-1]) if self.history else None,
             "best_error": coordinator.best_error if coordinator.best_round else None,
             "best_round": coordinator.best_round,
             "seconds": round_seconds(self.seconds),

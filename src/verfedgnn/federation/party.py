@@ -62,8 +62,6 @@ class PartyService:
         self.repeats = 0
         self._rounds: int | None = None
         self._models_of: int | None = None
-        self.errors: dict[int, float] = {}
-        """Own validation error by round, since this process began."""
         self._restore()
 
     def run(self) -> Run:
@@ -128,7 +126,6 @@ class PartyService:
             self.history = [*(e for e in self.history if e["round"] < message.round), entry]
             with writing(self.store.folder):
                 write_history(self.store.folder, self.history)
-            self.errors[message.round] = error
             tell("validated", round=message.round, own_valid_error=error)
         self.watch.round(Closed(message.round, error), self._status)
 
@@ -199,6 +196,7 @@ class PartyService:
 
     def _status(self) -> dict[str, Any]:
         ledger, name = self.link.ledger, self.identity.name
+        errors = [self.party.config.training.error_of(entry) for entry in self.history]
         return {
             "role": f"party {name}",
             "federation": self.identity.agreement.name,
@@ -206,8 +204,8 @@ class PartyService:
             "state": "training" if self.welcome else "joining",
             "round": self.round,
             "rounds": self._rounds,
-            "valid_error": self.errors[max(self.errors)] if self.errors else None,
-            "best_error": min(self.errors.values(), default=None),
+            "valid_error": errors[-1] if errors else None,
+            "best_error": min(errors, default=None),
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
             "bytes": {"up": ledger.total("up"), "down": ledger.total("down")},

@@ -91,7 +91,6 @@ class Coordinator:
         self.digests: dict[int, str] = {}
         """Hash of the public parameters at each validation."""
         self.best_error, self.best_round, self.since_best = math.inf, 0, 0
-        self.last_error: float | None = None
         self.drawn: list[int] = []
         """A_t of the open trip."""
         self.open_parties: dict[str, RoundStart] = {}
@@ -333,7 +332,6 @@ class Coordinator:
         known = [self.errors[name] for name in self.names if name in self.errors]
         error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config.training)
         self.digests[self.round] = self.replica.digest()
-        self.last_error = error
         self.since_best += 1
         if error < self.best_error:
             self.best_error, self.best_round, self.since_best = error, self.round, 0
@@ -406,7 +404,7 @@ class Coordinator:
 def mean_error(error: float, count: int, training: TrainingConfig) -> float:
     """RMSE from squared errors and their number; for a ranking the mean of 1 - NDCG@20 over users."""
     mean = error / max(1, count)
-    return mean if training.objective == "ranking" else math.sqrt(mean)
+    return mean if training.ranks else math.sqrt(mean)
 
 
 def active_count(config: Config, parties: int) -> int:

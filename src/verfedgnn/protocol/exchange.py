@@ -116,11 +116,10 @@ class Received:
         bits: int,
         device: torch.device,
         last: Received | None,
-    ) -> Received | None:
-        """Take the sum out of a message, without one's own part, times `scale`; a message without a sum changes nothing."""
+    ) -> Received:
+        """Take the sum out of a message that has one, without one's own part, times `scale`."""
         total = message.neighbourhoods
-        if total is None:
-            return last
+        assert total is not None
         told = hashlib.sha256(repr((message.neighbourhood_parties, message.neighbourhood_trip)).encode())
         told.update(total.tobytes())
         if last is not None and last.digest == told.hexdigest():

@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -62,47 +61,38 @@ class Batch:
         return user, item
 
 
-class HasBatch(Protocol):
-    """What of a party's work the loss is about."""
-
-    @property
-    def batch(self) -> Batch | None:
-        """Its training pairs."""
-
-
-def data_loss(out: Propagation, works: Sequence[HasBatch], graph: Graph, training: TrainingConfig) -> Tensor:
-    """The errors of all batches of a stack."""
-    if training.objective == "ranking":
-        return _ranking_loss(out, works, graph)
-    batches = [work.batch for work in works if work.batch is not None]
-    if len(batches) == len(works) and all(batch.edges for batch in batches):
-        rating = torch.cat([batch.pairs.rating for batch in batches])
+def data_loss(out: Propagation, batches: Sequence[Batch | None], graph: Graph, training: TrainingConfig) -> Tensor:
+    """The errors of all batches of a stack; None for a party that does not train."""
+    if training.ranks:
+        return _ranking_loss(out, batches)
+    if all(batch is not None and batch.edges for batch in batches):
+        rating = torch.cat([batch.pairs.rating for batch in batches if batch is not None])
         return (graph.products(out.users, out.items) - rating).square().sum()
-    user, item, rating = _flatten(works, graph)
+    user, item, rating = _flatten(batches, graph)
     return (out.predict(user, item) - rating).square().sum()
 
 
-def _ranking_loss(out: Propagation, works: Sequence[HasBatch], graph: Graph) -> Tensor:
+def _ranking_loss(out: Propagation, batches: Sequence[Batch | None]) -> Tensor:
     r"""Softmax over a party's catalogue, - sum log ( exp s_uv / sum_v' exp s_uv' ) over liked pairs.
 
     With a sample C of the M_p items the sum is estimated by (M_p / |C|) sum over C, plus the liked item itself.
     """
     losses = []
-    for p, work in enumerate(works):
-        if work.batch is None:
+    for p, batch in enumerate(batches):
+        if batch is None:
             continue
-        pairs, candidates = work.batch.pairs, work.batch.candidates
-        users, items = out.users[p], out.items[p, : work.batch.items]
+        pairs, candidates = batch.pairs, batch.candidates
+        users, items = out.users[p], out.items[p, : batch.items]
         liked = (users.index_select(0, pairs.user) * items.index_select(0, pairs.item)).sum(-1)
         compared = items if candidates is None else items.index_select(0, candidates)
         everything = torch.logsumexp(users @ compared.T, 1).index_select(0, pairs.user)
         if candidates is not None:
-            everything = torch.logaddexp(everything + math.log(work.batch.items / len(candidates)), liked)
+            everything = torch.logaddexp(everything + math.log(batch.items / len(candidates)), liked)
         losses.append((everything - liked).sum())
     return torch.stack(losses).sum()
 
 
-def penalty(leaves: Mapping[str, Tensor], works: Sequence[HasBatch], graph: Graph, training: TrainingConfig) -> Tensor:
+def penalty(leaves: Mapping[str, Tensor], batches: Sequence[Batch | None], graph: Graph, training: TrainingConfig) -> Tensor:
     """Regularisers per rating, and per row of private parameters; those of public ones are in the public step."""
     weights = {
         "users": training.l2_rating,
@@ -114,13 +104,13 @@ def penalty(leaves: Mapping[str, Tensor], works: Sequence[HasBatch], graph: Grap
     total = leaves["users"].new_zeros(())
     if any(weight and name in leaves for name, weight in weights.items()):
         none = leaves["users"].new_zeros((0, 1))
-        by_user = pad_items([none if w.batch is None else w.batch.counts[0] for w in works], graph.users)
-        by_item = pad_items([none if w.batch is None else w.batch.counts[1] for w in works], graph.items)
+        by_user = pad_items([none if batch is None else batch.counts[0] for batch in batches], graph.users)
+        by_item = pad_items([none if batch is None else batch.counts[1] for batch in batches], graph.items)
         for name, weight in weights.items():
             if weight and name in leaves:
                 count = by_user if name in ("users", "own_users", "own_user_bias") else by_item
                 total = total + weight * (count * leaves[name].square()).sum()
-    share = leaves["users"].new_tensor([0.0 if w.batch is None else w.batch.share for w in works]).view(-1, 1, 1)
+    share = leaves["users"].new_tensor([0.0 if batch is None else batch.share for batch in batches]).view(-1, 1, 1)
     rows = dict.fromkeys(("items", "messages", "own_users"), training.l2_row) | {
         "item_bias": training.l2_item_bias,
         "own_user_bias": training.l2_user_bias,
@@ -131,9 +121,9 @@ def penalty(leaves: Mapping[str, Tensor], works: Sequence[HasBatch], graph: Grap
     return total
 
 
-def _flatten(works: Sequence[HasBatch], graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+def _flatten(batches: Sequence[Batch | None], graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
     """All batches as rows of the stacked users and items."""
-    present = [(p, work.batch.pairs) for p, work in enumerate(works) if work.batch is not None]
+    present = [(p, batch.pairs) for p, batch in enumerate(batches) if batch is not None]
     return (
         torch.cat([pairs.user + p * graph.users for p, pairs in present]),
         torch.cat([pairs.item + p * graph.items for p, pairs in present]),

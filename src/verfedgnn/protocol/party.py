@@ -61,8 +61,7 @@ class Party:
         self.terms = terms
         self.model = Model(config.model, data.users)
         threshold = config.model.threshold
-        self.liked = upper_quarter(data.scale)
-        self.threshold = self.liked if threshold is None else data.scale[0] if threshold == "all" else threshold
+        self.threshold = upper_quarter(data.scale) if threshold is None else data.scale[0] if threshold == "all" else threshold
         self.targets = Targets.of(data, config)
         start = self.model.initial_private(self._rng(0), data.items)
         self.private = Private.initial(start, self.device, averaged=config.training.average > 0)
@@ -137,9 +136,8 @@ class Party:
         self.all_items, self._last = message.items, (0, 0, 0)
         self._meet(message)
         if replica is None:
-            parameters = torch.from_numpy(message.parameters.copy()).to(self.device)
-            accumulator = torch.from_numpy(message.accumulator.copy()).to(self.device)
-            replica = Replica(self.config, self.model, message.items, message.ratings, parameters, accumulator, message.round)
+            start, sums = torch.zeros((2, self.model.size), device=self.device)
+            replica = Replica(self.config, self.model, message.items, message.ratings, start, sums, message.round)
             replica.load(message.parameters, message.accumulator, message.average, message.round)
             if replica.digest() != message.digest:
                 raise ProtocolError(f"{self.data.name}: the public parameters received are not those the coordinator announced")
@@ -320,7 +318,7 @@ class Party:
             start, stop = slot * len(train) // per_epoch, (slot + 1) * len(train) // per_epoch
             batch = Batch(batch.pairs.take(slice(start, stop)), batch.users, batch.items, 1 / per_epoch)
         wanted = self.config.training.negatives
-        if self.config.training.objective == "ranking" and 0 < wanted < self.data.items:
+        if self.config.training.ranks and 0 < wanted < self.data.items:
             drawn = self._rng(4, round).choice(self.data.items, wanted, replace=False)
             batch = replace(batch, candidates=torch.from_numpy(drawn).to(self.device))
         return batch

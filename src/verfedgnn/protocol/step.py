@@ -72,7 +72,8 @@ def compute(
         out = model.propagate(leaves, leaves, graph, others)
     gradients: dict[str, Tensor] = {}
     if any(train):
-        loss = data_loss(out, works, graph, training) + penalty(leaves, works, graph, training)
+        batches = [work.batch for work in works]
+        loss = data_loss(out, batches, graph, training) + penalty(leaves, batches, graph, training)
         pull = _pull(works)
         gradients = _gradients(loss, leaves, retain=pull is not None)
         if pull is not None:

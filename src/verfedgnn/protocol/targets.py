@@ -46,7 +46,7 @@ class Targets:
     @classmethod
     def of(cls, data: PartyInput, config: Config) -> Targets:
         """The targets of a configuration."""
-        if config.training.objective == "ranking":
+        if config.training.ranks:
             liked = data.train.take(data.train.rating >= upper_quarter(data.scale))
             if not len(liked):
                 raise DataError(f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first")
