@@ -46,8 +46,9 @@ class ModelConfig(Section):
     """K, the number of propagation layers (paper: 2)."""
     activation: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid"
     """The non-linearity of GCN's and GAT's update (paper: sigmoid)."""
-    form: Literal["propagation", "messages"] = "propagation"
-    """propagation: K layers over the embeddings (eq. 1-3); messages: one layer of private message embeddings (docs/model.md)."""
+    form: Literal["propagation", "messages", "factors"] = "propagation"
+    """propagation: K layers over the embeddings (eq. 1-3); messages: one layer of private message embeddings (docs/model.md);
+    factors: no graph, the embeddings themselves."""
     own_messages: bool = True
     """Whether a party's own items speak to its users, too; off, h_u takes in the others' messages only."""
     biases: bool = False
@@ -63,6 +64,8 @@ class ModelConfig(Section):
     """Initial a_k (eq. 3), as a multiple of the value at which layers of 1/2 predict the middle of the rating scale."""
     estimators: bool = True
     """Estimate a user's degree from the party's own share (Sec. 4.3); off, exact degrees are exchanged (unprotected)."""
+    generator: bool = False
+    """Take in neighbourhoods that are generated (FedSage+) instead of the others', which only train the generator."""
 
 
 class ExchangeConfig(Section):
@@ -258,7 +261,7 @@ def _problem(config: Config) -> str | None:
             "exchange.block = 1 sends every user's value times a known number; "
             "use 2 or more, or ask for it with --set unprotected=projection"
         )
-    if not config.model.estimators and "degrees" not in config.unprotected:
+    if not config.model.estimators and exchange.mode != "none" and "degrees" not in config.unprotected:
         return (
             "model.estimators = false exchanges how many items each user has at each party; "
             "leave it on, or ask for it with --set unprotected=degrees"
@@ -280,6 +283,12 @@ def _problem(config: Config) -> str | None:
         return "training.gate mixes predicted ratings; a ranking has none, set training.gate = false"
     if config.model.form == "messages" and config.model.layers != 1:
         return f"model.form = messages has one layer, not {config.model.layers}; set model.layers = 1"
+    if config.model.form == "factors" and exchange.mode != "none":
+        return "model.form = factors has no neighbourhoods to exchange; set exchange.mode = none"
+    if config.model.generator and (config.model.form != "propagation" or not config.model.estimators):
+        return "model.generator needs model.form = propagation and model.estimators"
+    if config.model.generator and exchange.mode == "none":
+        return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than none"
     if exchange.backward and config.model.form != "messages":
         return "exchange.backward trains message embeddings; it needs model.form = messages"
     if exchange.backward and not config.model.estimators:

@@ -61,6 +61,7 @@ def train(
     stack: bool = True,
     overwrite: bool = False,
     parts: Sequence[NDArray[np.int8]] | None = None,
+    party: type[Party] = Party,
     watch: Watcher | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
@@ -68,15 +69,18 @@ def train(
 
     `watch` is called after every round; when `stop()` turns true the round is finished, a checkpoint is written and
     `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would.
-    `parts` gives the part of every rating where the configured split is not wanted.
+    `parts` gives the part of every rating where the configured split is not wanted; `party` is what a party runs, where that
+    is a variant of the protocol's (not with `out`: a run folder does not say which).
     """
     config = Config.preset("paper") if config is None else config
     if not isinstance(config, Config):
         raise ConfigError('the configuration is a Config, such as Config.preset("paper", epochs=20)')
     check_parties(parties)
     folder = Path(out) if out is not None else None
+    if folder is not None and party is not Party:
+        raise ConfigError("a run folder does not say which variant of a party made it; leave out `out`")
     replaced = folder is not None and _claim(folder, overwrite)
-    training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack)
+    training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack, party)
     if folder is not None:
         if replaced:
             shutil.rmtree(folder)
@@ -108,11 +112,13 @@ def resume(
 class _Training:
     """One training in progress."""
 
-    def __init__(self, prepared: Sequence[Prepared], config: Config, folder: Path | None, stack: bool) -> None:
+    def __init__(
+        self, prepared: Sequence[Prepared], config: Config, folder: Path | None, stack: bool, party: type[Party] = Party
+    ) -> None:
         self.prepared, self.config, self.folder = prepared, config, folder
         self.device = prepared[0].train.user.device
         self.coordinator = Coordinator(config, [p.party.name for p in prepared], self.device)
-        members = [Party(p.input, config, party_secret(config.seed, i), self.device) for i, p in enumerate(prepared)]
+        members = [party(p.input, config, party_secret(config.seed, i), self.device) for i, p in enumerate(prepared)]
         self.runtime = LocalRuntime(self.coordinator, members, stack=stack)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0

@@ -10,8 +10,10 @@ from rich.markup import escape
 
 import verfedgnn
 from verfedgnn.cli import federation
+from verfedgnn.cli.compare import compare
 from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
+from verfedgnn.cli.paper import paper
 from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
 from verfedgnn.cli.status import status
@@ -46,6 +48,8 @@ app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(tune)
+app.command(rich_help_panel="Experiments")(compare)
+app.command(rich_help_panel="Experiments")(paper)
 app.add_typer(federation.app, rich_help_panel="Across organisations")
 for command in (coordinator, party, align, status):
     app.command(rich_help_panel="Across organisations")(command)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from verfedgnn.evaluation.plots import band
+from verfedgnn.experiments.queue import Report
 from verfedgnn.training import Progress as RoundEvent
 
 
@@ -69,6 +70,41 @@ class RoundProgress:
         if self.plain is not None and (tenth > self.printed or done == total):
             self.printed = tenth
             self.plain.print(f"{label}: {done}/{total} rounds  {note}".rstrip())
+
+
+class CellProgress:
+    """A bar with the finished trainings of an experiment, the last one and the time left."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        console = error_console()
+        self.bar = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} trainings"),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            disable=hidden or not console.is_terminal,
+        )
+        self.plain = console if not hidden and not console.is_terminal else None
+        self.task: TaskID | None = None
+        self.last = ""
+
+    def __enter__(self) -> CellProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def report(self, report: Report) -> None:
+        """How far it is."""
+        left = "" if report.seconds_left is None else f"about {duration(report.seconds_left)} left"
+        if self.task is None:
+            self.task = self.bar.add_task("", total=report.total, left=left, note="")
+        self.bar.update(self.task, total=report.total, completed=report.done, left=left, note=report.last)
+        if self.plain is not None and report.last != self.last:
+            self.plain.print(f"{report.done}/{report.total} {report.last}  {left}".rstrip(), markup=False, soft_wrap=True)
+        self.last = report.last
 
 
 def run_table(metrics: dict[str, Any]) -> Table:
@@ -150,6 +186,13 @@ def _reach(gain: dict[str, float]) -> float:
 def figure(value: float | None) -> str:
     """A figure of merit; a dash where there was nothing to judge."""
     return "-" if value is None else f"{value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def size(count: float) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from verfedgnn.gnn.operator import Neighbourhood, Operator
+from verfedgnn.gnn.operator import Neighbourhood, Operator, Others
 from verfedgnn.graph import Graph
 
 MAX_LOGIT = 10.0
@@ -40,7 +40,7 @@ class GAT(Operator):
         return {"w": (self.layers, self.dim, self.dim), "attention": (self.layers, 2, self.dim)}
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class."""
         w = weights["w"][:, k].mT

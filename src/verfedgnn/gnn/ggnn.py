@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse
+from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
 from verfedgnn.graph import Graph
 
 
@@ -37,7 +37,7 @@ class GGNN(Operator):
         return {"gru_in": (3 * self.dim, self.dim), "gru_state": (3 * self.dim, self.dim), "gru_bias": (4 * self.dim,)}
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)

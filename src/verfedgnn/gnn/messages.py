@@ -16,7 +16,7 @@ from torch.nn.functional import leaky_relu
 
 from verfedgnn.gnn.gat import MAX_LOGIT
 from verfedgnn.gnn.ggnn import gru
-from verfedgnn.gnn.operator import Neighbourhood, Operator, inverse_sqrt
+from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse_sqrt
 from verfedgnn.graph import Graph
 
 
@@ -36,7 +36,7 @@ class MessageGCN(Operator):
         return {}
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class; `items` are the messages y (S, M, D)."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse_sqrt)
@@ -66,7 +66,7 @@ class MessageGAT(Operator):
         return np.zeros(shape, np.float32)
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class; `items` are the messages y (S, M, D)."""
         of_user, of_item = weights["attention"].unsqueeze(-1).unbind(1)  # (S, D, 1) each
@@ -102,7 +102,7 @@ class MessageGGNN(Operator):
         return start
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class; `items` are the messages y (S, M, D)."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse_sqrt)

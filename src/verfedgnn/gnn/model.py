@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor
 from verfedgnn.config import ModelConfig
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
+from verfedgnn.gnn.generator import Generator
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.messages import MessageGAT, MessageGCN, MessageGGNN
-from verfedgnn.gnn.operator import Operator
+from verfedgnn.gnn.operator import Operator, Others
 from verfedgnn.graph import Graph
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
     "messages": {cls.name: cls for cls in (MessageGCN, MessageGAT, MessageGGNN)},
 }
+"""By form and GNN; factors have none."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Propagation:
     """h_v (S, M, D); with biases (h_v, 1, b_v)."""
     neighbourhoods: list[Tensor]
     """X^k for k < K, each (S, N, C)."""
+    penalty: Tensor | None = None
+    """How far generated neighbourhoods are from the others', to be added to the loss."""
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
         """h_u . h_v for rows of the flattened users and items (eq. 4)."""
@@ -59,7 +63,8 @@ class Model:
 
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config, self.users = config, users
-        self.operator = OPERATORS[config.form][config.gnn](
+        self.generator = Generator(config.dim, config.layers) if config.generator else None
+        self.operator = OPERATORS[config.form if config.form in OPERATORS else "propagation"][config.gnn](
             dim=config.dim,
             layers=config.layers,
             activation=config.activation,
@@ -73,7 +78,10 @@ class Model:
         """How many public parameters belong to users; they come first."""
         if config.form == "propagation":
             self.shapes["mix"] = (config.layers + 1,)
-        self.shapes |= self.operator.weights()
+        if config.form != "factors":
+            self.shapes |= self.operator.weights()
+        if self.generator is not None:
+            self.shapes |= self.generator.weights()
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
         """Number of public parameters."""
 
@@ -126,10 +134,12 @@ class Model:
         graph: Graph,
         others: Sequence[Tensor] | None,
     ) -> Propagation:
-        """h_u and h_v: K layers and their mixture, h = sum_k a_k e^k (eq. 1-3), or one layer of messages.
+        """h_u and h_v: K layers and their mixture, h = sum_k a_k e^k (eq. 1-3), one layer of messages, or e_u and e_v.
 
         `public` and `private` with a leading S; `others` the other parties' X^k, k < K, each (S, N, C), constants.
         """
+        if self.config.form == "factors":
+            return self._with_own(public, private, public["users"], private["items"], [])
         if self.config.form == "messages":
             own, users, _ = self.operator.layer(
                 0, public, public["users"], private["messages"], graph, others[0] if others else None
@@ -138,13 +148,18 @@ class Model:
         users, items, mix = public["users"], private["items"], public["mix"]
         share = mix.view(*mix.shape, 1, 1).unbind(1)
         h_users, h_items = share[0] * users, share[0] * items
-        neighbourhoods = []
+        neighbourhoods: list[Tensor] = []
+        penalties: list[Tensor] = []
         for k in range(self.config.layers):
-            own, users, items = self.operator.layer(k, public, users, items, graph, others[k] if others else None)
+            told: Others = others[k] if others else None
+            if self.generator is not None:
+                told = self.generator.bind(k, public, users, graph, told, penalties)
+            own, users, items = self.operator.layer(k, public, users, items, graph, told)
             neighbourhoods.append(own.own)
             h_users = h_users + share[k + 1] * users
             h_items = h_items + share[k + 1] * items
-        return self._with_own(public, private, h_users, h_items, neighbourhoods)
+        out = self._with_own(public, private, h_users, h_items, neighbourhoods)
+        return replace(out, penalty=torch.stack(penalties).sum()) if penalties else out
 
     def _with_own(
         self,

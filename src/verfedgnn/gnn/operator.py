@@ -47,6 +47,10 @@ class Neighbourhood:
     """f(w_u) of the estimated or exact sum of edge weights (S, N, 1)."""
 
 
+Others = Tensor | Callable[[Tensor], Tensor] | None
+"""The others' X^k (S, N, C), a constant; or a function that generates it from the own one; or None, as far as is known."""
+
+
 class Operator(ABC):
     """One GNN: its shared weights and its layer. Stateless; weights are passed in."""
 
@@ -76,23 +80,25 @@ class Operator(ABC):
 
     @abstractmethod
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Tensor | None
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Layer k: (S, N, D) users and (S, M, D) items to the neighbourhood and the next of both.
 
-        `weights` have a leading S; `others` is the sum of the other parties' X^k (S, N, C), a constant.
+        `weights` have a leading S; `others` is the sum of the other parties' X^k.
         """
 
     def gather(
-        self, own: Tensor, weight: Tensor, others: Tensor | None, graph: Graph, normalise: Callable[[Tensor], Tensor]
+        self, own: Tensor, weight: Tensor, others: Others, graph: Graph, normalise: Callable[[Tensor], Tensor]
     ) -> Neighbourhood:
         """Own sum (S, N, D) and own weight (S, N, 1) to the neighbourhood, with estimators or exactly."""
         if self.estimators:
             scale = graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
             x = own * scale
+            others = others(x) if callable(others) else others
             if not self.hears_itself:
                 return Neighbourhood(x, torch.zeros_like(x) if others is None else others, scale)
             return Neighbourhood(x, x if others is None else x + others, scale)
+        assert not callable(others), "neighbourhoods are generated with estimators only"
         exchanged = torch.cat([own, weight], -1)
         whole = exchanged if others is None else exchanged + others
         scale = normalise(whole[..., -1:])

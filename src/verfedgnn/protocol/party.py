@@ -234,7 +234,7 @@ class Party:
             training, gradients = self.config.training, outcome.private_gradients
             items = gradients["items"] + (2 * training.l2 / sum(self.all_items)) * self.private.parameters["items"]
             self.private.step(gradients | {"items": items}, training, message.round)
-            reply["gradient"] = self._protected(outcome.public_gradient, message)
+            reply["gradient"] = self.protected(outcome.public_gradient, message)
         return RoundReply(**reply)
 
     def finish(self, message: Finish) -> Finished:
@@ -301,7 +301,7 @@ class Party:
     @property
     def _trains_on_edges(self) -> bool:
         """Whether a round trains on all ratings, and every rating is an edge."""
-        every = self.config.model.form == "messages" and self.config.model.threshold == "all"
+        every = self.config.model.form != "propagation" and self.config.model.threshold == "all"
         return self.replica.rounds_per_epoch == 1 and every and not self.targets.ranks
 
     def batch(self, round: int) -> Batch:
@@ -385,7 +385,8 @@ class Party:
             about.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
         return self._rng(*about)
 
-    def _protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
+    def protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
+        """A public gradient as it leaves the party."""
         generator = torch.Generator(self.device)
         generator.manual_seed(int(self._noise_source(2, message, gradient).integers(2**63)))
         released = protect(gradient, self.config.gradients, self.replica.rescale, self.model.user_size, generator).cpu().numpy()

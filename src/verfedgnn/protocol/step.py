@@ -74,6 +74,7 @@ def compute(
     if any(train):
         batches = [work.batch for work in works]
         loss = data_loss(out, batches, graph, training) + penalty(leaves, batches, graph, training)
+        loss = loss if out.penalty is None else loss + out.penalty
         pull = _pull(works)
         gradients = _gradients(loss, leaves, retain=pull is not None)
         if pull is not None:

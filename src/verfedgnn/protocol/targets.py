@@ -1,7 +1,8 @@
 """What a party trains towards and is judged by, in its own units.
 
-With message embeddings ratings are centred at the party's mean and measured in quarters of its scale, so that one set of
-hyper-parameters serves 1-5 and 1-10 stars, also side by side; predictions are turned back into stars.
+With message embeddings, and with biases around factors, ratings are centred at the party's mean and measured in quarters of
+its scale, so that one set of hyper-parameters serves 1-5 and 1-10 stars, also side by side; predictions are turned back into
+stars.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ class Targets:
             return cls(data, liked, None, 1.0, True)
         if config.model.form == "propagation":
             return cls(data, data.train, None, 1.0, False)
-        centre = float(data.train.rating.double().mean())
+        order = torch.argsort(data.train.user.long() * data.items + data.train.item.long())  # that of the graph's edges
+        train = data.train.take(order)
+        if config.model.form == "factors" and not config.model.biases:
+            return cls(data, train, None, 1.0, False)
+        centre = float(train.rating.double().mean())
         low, high = data.scale
         unit = (high - low) / 4 if high > low else 1.0
-        train = Pairs(data.train.user, data.train.item, (data.train.rating - centre) / unit)
-        order = torch.argsort(train.user.long() * data.items + train.item.long())  # that of the graph's edges
-        return cls(data, train.take(order), centre, unit, False)
+        return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
 
     def served(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
         """h_u and h_v whose product is in stars: the mean becomes a column of its own."""

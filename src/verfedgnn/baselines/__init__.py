@@ -1,0 +1,47 @@
+"""What VerFedGNN is compared with, under the same data, parts and evaluation: one small module a method."""
+
+from __future__ import annotations
+
+from verfedgnn.baselines.alone import Alone
+from verfedgnn.baselines.bias import Bias
+from verfedgnn.baselines.central import CentralGNN
+from verfedgnn.baselines.fedpergnn import FedPerGNN
+from verfedgnn.baselines.fedsage import FedSage, FedSagePlus
+from verfedgnn.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.baselines.mf import MF, BiasedMF
+from verfedgnn.baselines.verfedgnn import VerFedGNN, VerFedGNNBest
+from verfedgnn.errors import ConfigError
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Bias(),
+        MF(),
+        BiasedMF(),
+        CentralGNN(),
+        Alone(),
+        FedPerGNN(),
+        FedSage(),
+        FedSagePlus(),
+        VerFedGNN(),
+        VerFedGNNBest(),
+    )
+}
+"""Every method by its name on the command line, in the order of tables."""
+
+
+def method(name: str) -> Method:
+    """The method of that name."""
+    if name not in METHODS:
+        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def in_all(names: str) -> list[str]:
+    """`a,b,c` as names of methods, checked; `all` is every one."""
+    if names.strip() == "all":
+        return list(METHODS)
+    return [method(name.strip()).name for name in dict.fromkeys(names.split(","))]
+
+
+__all__ = ["METHODS", "Declaration", "Method", "Trained", "Where", "in_all", "method"]

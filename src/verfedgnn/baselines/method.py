@@ -1,0 +1,74 @@
+"""What a method of the comparison is: what it declares about itself, its settings, and how it is trained."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.data import PartyData
+from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.run import PartyModel
+from verfedgnn.training import Watcher
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A column of the paper's Table 1, and one sentence more."""
+
+    high_order: bool
+    """Whether it models high-order connectivity by propagation over a graph."""
+    gradient_protection: bool
+    """Whether gradients leave a party only perturbed."""
+    cross_graph: bool
+    """Whether it uses neighbours that are at other parties."""
+    storage: Literal["central", "local"]
+    """Where ratings are while the model trains."""
+    protects: str
+    """What is protected, and what is shown to whom."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """On what a training runs, and who watches it."""
+
+    device: torch.device
+    watch: Watcher | None = None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training gave: a model for every party, in order, and what it cost."""
+
+    models: list[PartyModel]
+    ledger: Ledger
+    rounds: int
+    best_round: int
+    seconds: float
+
+
+class Method(ABC):
+    """One method. Stateless."""
+
+    name: ClassVar[str]
+    """On the command line."""
+    title: ClassVar[str]
+    """In tables."""
+    preset: ClassVar[str] = "paper"
+    """Where its settings start from."""
+    by_gnn: ClassVar[bool] = True
+    """Whether it comes with GCN, GAT and GGNN."""
+    declares: ClassVar[Declaration]
+
+    def configure(self, base: Config) -> Config:
+        """Its settings: those of `base`, and what makes the method."""
+        return base
+
+    @abstractmethod
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+        """Train with a configuration that `configure` made."""

@@ -1,0 +1,138 @@
+"""A cell: one training of one method on one data set with one seed, and the record it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verfedgnn.baselines import Where, method
+from verfedgnn.config import Config, build_config
+from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
+from verfedgnn.evaluation.figures import cost, environment
+from verfedgnn.evaluation.report import evaluate
+from verfedgnn.prepare import prepare
+
+RECORDS = 1
+"""Version of the records; a change of arithmetic that makes old ones wrong raises it, and they are computed anew."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be trained."""
+
+    data: tuple[str, ...]
+    """A name, a file or a folder; or one file a party."""
+    method: str
+    gnn: str
+    seed: int
+    parties: int | None = None
+    """Into how many parties one data set is cut."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """What differs from the method's own settings."""
+    users: int | None = None
+    """Only the first so many users."""
+
+    @property
+    def name(self) -> str:
+        """For people, in a line of progress."""
+        parts = [",".join(self.data), self.method, *([self.gnn] if method(self.method).by_gnn else []), f"seed {self.seed}"]
+        return " ".join(parts + [f"{key.split('.')[-1]}={value}" for key, value in self.settings])
+
+    def config(self) -> Config:
+        """The method's settings, then the cell's own."""
+        chosen = method(self.method)
+        gnn: Any = self.gnn
+        base = build_config(preset=chosen.preset, model=gnn, overrides={"seed": self.seed})
+        return chosen.configure(base).with_values(dict(self.settings))
+
+    def read(self) -> list[PartyData]:
+        """Its parties."""
+        return _read(self.data, self.parties, self.seed, self.users)
+
+    def key(self) -> str:
+        """What its record is found by: everything that decides the result, the data included."""
+        about = [RECORDS, checksum(self), self.parties, self.users, self.method, self.config().fingerprint()]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+    def run(self, where: Where) -> dict[str, Any]:
+        """Train, judge, and say how."""
+        chosen, config, parties = method(self.method), self.config(), self.read()
+        trained = chosen.train(parties, config, where)
+        judged = evaluate(prepare(parties, config, where.device), [(m.users, m.items) for m in trained.models])
+        spent = cost(trained.ledger, trained.rounds, len(parties), trained.seconds)
+        return {
+            "key": self.key(),
+            "data": list(self.data),
+            "data_sha256": checksum(self),
+            "parties": len(parties),
+            **({} if self.users is None else {"users": self.users}),
+            "method": self.method,
+            "gnn": self.gnn,
+            "seed": self.seed,
+            "settings": dict(self.settings),
+            "config": config.fingerprint(),
+            "test": {name: _short(value) for name, value in judged["test"].items()},
+            "valid": {name: _short(value) for name, value in judged["valid"].items()},
+            **spent,
+            "best_round": trained.best_round,
+            "commit": commit(),
+            "environment": environment(where.device),
+        }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+@lru_cache(maxsize=4)
+def _read(data: tuple[str, ...], parties: int | None, seed: int, users: int | None) -> list[PartyData]:
+    found = read_parties(list(data), parties=parties, seed=seed)
+    if users is None:
+        return found
+    chosen = np.arange(min(users, found[0].ratings.n_users))
+    kept = [PartyData(party.name, party.ratings.select_users(chosen)) for party in found]
+    check_parties(kept)
+    return kept
+
+
+def checksum(cell: Cell) -> str:
+    """SHA-256 of a cell's data, whatever the order of its rows and however it is cut into parties."""
+    return _checksum(cell.data)
+
+
+@lru_cache(maxsize=16)
+def _checksum(data: tuple[str, ...]) -> str:
+    table = pool_parties(read_parties(list(data), seed=0))
+    order = np.lexsort((table.item, table.user))
+    digest = hashlib.sha256("\n".join([*table.user_ids.tolist(), "", *table.item_ids.tolist()]).encode())
+    for column in (table.user, table.item, table.rating):
+        digest.update(np.ascontiguousarray(column[order]).tobytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def commit() -> str | None:
+    """The commit this code is of, with a + if files differ from it; VERFEDGNN_COMMIT says it where there is no repository."""
+    given = os.environ.get("VERFEDGNN_COMMIT")
+    root = Path(__file__).resolve().parents[3]
+    if given or not (root / ".git").exists():
+        return given
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "src") else "")
+
+
+def seeds_of(cells: Sequence[Cell]) -> list[int]:
+    """The seeds of some cells, each once."""
+    return sorted({cell.seed for cell in cells})

@@ -1,0 +1,184 @@
+"""Cells run side by side, each finished one kept at once: what is stopped goes on where it was.
+
+Processes, because a round is bound by one core; on a GPU several share it (with NVIDIA's multi-process service at full speed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verfedgnn.baselines import Where
+from verfedgnn.errors import RunError, VerFedGNNError
+from verfedgnn.experiments.cell import Cell
+from verfedgnn.training import Interrupted, Progress
+
+Record = dict[str, Any]
+
+MEMORY = 2 << 30
+"""GPU memory that a process is given room for."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far an experiment is."""
+
+    done: int
+    """Cells that are finished or were there."""
+    total: int
+    seconds_left: float | None
+    last: str
+    """The last finished cell and what it reached."""
+
+
+class Records:
+    """The finished cells of an experiment, a line each in `cells.jsonl`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "cells.jsonl"
+        self.found: dict[str, Record] = {}
+        if self.path.is_file():
+            for line in self.path.read_text("utf-8").splitlines():
+                try:
+                    record = json.loads(line)
+                    self.found[record["key"]] = record
+                except (ValueError, KeyError, TypeError):
+                    continue  # the line that was being written when the machine went down
+
+    def add(self, record: Record) -> None:
+        """Keep a finished cell."""
+        self.found[record["key"]] = record
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path} ({error.strerror or error}); choose another --out") from None
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    folder: Path,
+    *,
+    jobs: int = 0,
+    device: str = "cpu",
+    watch: Callable[[Report], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[Cell, Record]:
+    """Records of all cells: those in `folder` as they are, the others trained in `jobs` processes (0: as many as fit)."""
+    records = Records(folder)
+    keys = {cell: cell.key() for cell in dict.fromkeys(cells)}
+    missing = list({keys[cell]: cell for cell in keys if keys[cell] not in records.found}.values())
+    guess = _Guess(records)
+    missing.sort(key=guess.seconds, reverse=True)
+    jobs = min(jobs or _fitting(device), max(1, len(missing)))
+    failed: list[str] = []
+    done, began, last = len(keys) - len(missing), time.monotonic(), ""
+    total = sum(guess.seconds(cell) for cell in missing)
+    with _workers(jobs, device) as (start, progress, halt):
+        running: dict[Future[Record], Cell] = {start(cell): cell for cell in missing}
+        while running:
+            finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in finished:
+                cell = running.pop(future)
+                try:
+                    record = future.result()
+                except Interrupted:
+                    continue
+                except VerFedGNNError as error:
+                    failed.append(f"{cell.name}: {error}")
+                    last = failed[-1]
+                    continue
+                records.add(record)
+                done += 1
+                last = f"{cell.name}: RMSE {record['test']['rmse']:.4f}, {record['seconds']:.0f} s"
+            if watch is not None:
+                share, spent = progress(guess.seconds) / max(total, 1e-9), time.monotonic() - began
+                left = spent * (1 - share) / share if share > 0.01 and spent > 5 else None
+                watch(Report(done, len(keys), left, last))
+            if stop() and not halt.is_set():
+                halt.set()
+                for future in running:
+                    future.cancel()
+                running = {future: cell for future, cell in running.items() if not future.cancelled()}
+    if halt.is_set():
+        raise Interrupted(f"stopped with {done} of {len(keys)} trainings done; the same command goes on with the others")
+    if failed:
+        raise RunError(f"{len(failed)} of {len(keys)} trainings failed, the others are kept; the first: {failed[0]}")
+    return {cell: records.found[key] for cell, key in keys.items()}
+
+
+class _Guess:
+    """How long a cell will take, relative to others: what its like took, or a guess by its model."""
+
+    def __init__(self, records: Records) -> None:
+        self.known: dict[tuple[tuple[str, ...], str, str], float] = {
+            (tuple(r["data"]), r["method"], r["gnn"]): max(r["seconds"], 0.1) for r in records.found.values()
+        }
+
+    def seconds(self, cell: Cell) -> float:
+        rough = {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}[cell.gnn] * (10 if "ml-1m" in cell.data[0] else 1)
+        return self.known.get((cell.data, cell.method, cell.gnn), rough)
+
+
+def _fitting(device: str) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if torch.device(device).type != "cuda":
+        return cores
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    return max(1, min(cores, free // MEMORY))
+
+
+# -- one worker ------------------------------------------------------------------------------------------------------------
+
+_shared: Any = None
+"""In a worker: how far each running cell is, by place; and whether to stop."""
+
+
+def _begin(progress: Any, halt: Any, threads: int) -> None:
+    global _shared
+    _shared = (progress, halt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    torch.set_num_threads(threads)
+
+
+def _work(cell: Cell, place: int, device: str) -> Record:
+    progress, halt = _shared
+
+    def watch(event: Progress) -> None:
+        progress[place] = max(progress[place], min(0.99, event.round / event.rounds))
+
+    if halt.is_set():
+        raise Interrupted("stopped")
+    record = cell.run(Where(torch.device(device), watch, halt.is_set))
+    progress[place] = 1.0
+    return record
+
+
+@contextmanager
+def _workers(jobs: int, device: str) -> Iterator[tuple[Callable[[Cell], Future[Record]], Any, Any]]:
+    context = get_context("spawn")
+    progress, halt = context.Array("d", 4096, lock=False), context.Event()
+    placed: list[Cell] = []
+    threads = 1 if jobs > 1 else torch.get_num_threads()
+    with ProcessPoolExecutor(jobs, context, _begin, (progress, halt, threads)) as pool:
+
+        def start(cell: Cell) -> Future[Record]:
+            placed.append(cell)
+            return pool.submit(_work, cell, (len(placed) - 1) % 4096, device)
+
+        def finished(seconds: Callable[[Cell], float]) -> float:
+            return float(sum(seconds(cell) * progress[place % 4096] for place, cell in enumerate(placed)))
+
+        yield start, finished, halt

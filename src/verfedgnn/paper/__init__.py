@@ -1,0 +1,22 @@
+"""The paper's tables and figures, one small module each; `EXPERIMENTS` names them."""
+
+from __future__ import annotations
+
+from verfedgnn.paper import communication, laplace, studies, table1, table2
+from verfedgnn.paper.experiment import Experiment, Scope
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        table1.EXPERIMENT,
+        table2.EXPERIMENT,
+        laplace.EXPERIMENT,
+        studies.PARTICIPATION,
+        studies.BUDGET,
+        studies.DIMENSION,
+        communication.EXPERIMENT,
+    )
+}
+"""By the names of the paper."""
+
+__all__ = ["EXPERIMENTS", "Experiment", "Scope"]
