@@ -96,7 +96,7 @@ def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int,
     adjacency, layers, dim, seed, users = case
     model = Model(ModelConfig(gnn=gnn, dim=dim, layers=layers, init_std=0.5), users)
     public = model.views(model.initial_public(seed, 3.0))
-    items = model.initial_embeddings(np.random.default_rng(seed + 1), adjacency.shape[1]).requires_grad_()
+    items = model.initial_embeddings(np.random.default_rng(seed + 1), adjacency.shape[1], 3.0).requires_grad_()
     public = {name: value.clone().requires_grad_() for name, value in public.items()}
     user, item = np.nonzero(adjacency)
     graph = party_graph(user, item, users=users, items=adjacency.shape[1])
@@ -123,7 +123,7 @@ def test_a_stack_is_its_parties_one_by_one(gnn: str) -> None:
     for size in sizes:
         user, item = np.nonzero(rng.random((30, size)) < 0.3)
         graphs.append(party_graph(user, item, users=30, items=size, ratio=sum(sizes) / size))
-        items.append(model.initial_embeddings(rng, size))
+        items.append(model.initial_embeddings(rng, size, 3.0))
         others.append([torch.from_numpy(rng.normal(size=(1, 30, 5)).astype(np.float32)) for _ in range(2)])
     stack = stack_graphs(graphs)
     padded = torch.zeros(3, 9, 5)
@@ -149,7 +149,7 @@ def test_a_user_without_neighbours_gets_an_empty_neighbourhood() -> None:
     for gnn in GNNS:
         model = Model(ModelConfig(gnn=gnn), users=3)
         public = {n: v.unsqueeze(0) for n, v in model.views(model.initial_public(0, 3.0)).items()}
-        items = model.initial_embeddings(np.random.default_rng(0), 2).unsqueeze(0)
+        items = model.initial_embeddings(np.random.default_rng(0), 2, 3.0).unsqueeze(0)
         out = model.propagate(public, {"items": items}, graph, None)
         assert torch.isfinite(out.users).all()
         assert (out.neighbourhoods[0][0, 1:] == 0).all()

@@ -118,7 +118,7 @@ def test_products_along_edges_are_those_of_pairs(seed: int, gnn: str) -> None:
     config = Config.preset("best", model=gnn, dim=3).model
     model, graph = Model(config, 6), party_graph(user, item, users=6, items=5)
     public = model.initial_public(seed, 3.0)
-    private = model.initial_private(rng, 5)
+    private = model.initial_private(rng, 5, 3.0)
     pairs = Pairs(torch.from_numpy(user), torch.from_numpy(item), torch.from_numpy(rng.normal(size=len(user)).astype(np.float32)))
     training = Config.preset("best").training
     one, other = (

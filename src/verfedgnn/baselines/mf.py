@@ -19,7 +19,8 @@ class MF(Method):
     """r_uv = e_u . e_v with the paper's D, batches, optimiser and regulariser (eq. 5), and no graph.
 
     Adapted: nothing is known of the paper's MF but its citation (Koren et al., 2009), whose model has biases. The one without is
-    taken, since that is a GNN of no layers; `BiasedMF` is the other.
+    taken, since that is a GNN of no layers; `BiasedMF` is the other. Embeddings start around the value that predicts the middle
+    of the scale, since users with few ratings stay there: around 0, BookCrossing ends above 3.
     """
 
     name = "mf"

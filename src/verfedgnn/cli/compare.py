@@ -12,7 +12,7 @@ from rich.table import Table
 
 from verfedgnn.baselines import METHODS, in_all, method
 from verfedgnn.cli.halt import Halt
-from verfedgnn.cli.show import CellProgress
+from verfedgnn.cli.show import CellProgress, size
 from verfedgnn.cli.train import parse_gnn
 from verfedgnn.config import parse_settings
 from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
@@ -50,9 +50,12 @@ def compare(
     if quiet:
         return
     console = Console()
-    table = Table(*HEADER[:-1], title=f"Comparison on {', '.join(given)} (test part)", title_justify="left")
+    table = Table("method", "model", "RMSE", "NDCG@20", "a party and round", "seconds", title_justify="left")
+    table.title = f"Comparison on {', '.join(given)} (test part)"
     for row in comparison_rows(records):
-        table.add_row(*row[:-1])
+        shown = dict(zip(HEADER, row, strict=True))
+        sent = size(int(shown["bytes a party and round"].replace(",", "")))
+        table.add_row(shown["method"], shown["model"], shown["RMSE"], shown["NDCG@20"], sent, shown["seconds"])
     console.print(table)
     header, rows = declarations(in_order(names))
     traits = Table(*header, title="What the methods declare", title_justify="left")

@@ -18,7 +18,8 @@ class Generator:
         \qquad L = \sum_{k, u} \left| \hat X_u^k - \textstyle\sum_{q \ne p} X_{q,u}^k \right|^2
 
     The factor is how many times the party's own share is missing, by the estimator of Sec. 4.3; it stands for NeighGen's learnt
-    number of missing neighbours. L trains the generator only; the prediction's loss trains it too.
+    number of missing neighbours. L trains the generator and nothing else, and nothing else trains the generator: the loss of
+    predictions, far larger, would make it a free function of e_u.
 
     Weights: `imagine_in` (K, 2D, H), `imagine_out` (K, H, D), `imagine_bias` (K, D), with H = 2D.
     """
@@ -45,7 +46,8 @@ class Generator:
         def generate(own: Tensor) -> Tensor:
             if isinstance(others, Tensor):
                 penalties.append((self._imagined(k, weights, users.detach(), own.detach(), graph) - others).square().sum())
-            return self._imagined(k, weights, users, own, graph)
+            fixed = {name: weights[name].detach() for name in self.weights()}
+            return self._imagined(k, fixed, users, own, graph)
 
         return generate
 

@@ -110,21 +110,23 @@ class Model:
         flat = torch.zeros(self.size)
         for name, view in self.views(flat).items():
             if name == "users":
-                view.copy_(self.initial_embeddings(rng, self.users))
+                view.copy_(self.initial_embeddings(rng, self.users, typical))
             elif name == "mix":
                 view.fill_(self.config.init_mix * 2 / self.config.layers * math.sqrt(typical / self.config.dim))
             elif name != "user_bias":
                 view.copy_(torch.from_numpy(self.operator.initial(name, tuple(view.shape), rng)))
         return flat
 
-    def initial_private(self, rng: np.random.Generator, items: int) -> dict[str, Tensor]:
+    def initial_private(self, rng: np.random.Generator, items: int, typical: float) -> dict[str, Tensor]:
         """Private parameters before the first round: random item embeddings, the rest 0."""
         private = {name: torch.zeros(shape) for name, shape in self.private_shapes(items).items()}
-        return private | {"items": self.initial_embeddings(rng, items)}
+        return private | {"items": self.initial_embeddings(rng, items, typical)}
 
-    def initial_embeddings(self, rng: np.random.Generator, rows: int) -> Tensor:
-        """User or item embeddings before the first round."""
-        values = rng.normal(0.0, self.config.init_std, (rows, self.config.dim))
+    def initial_embeddings(self, rng: np.random.Generator, rows: int, typical: float) -> Tensor:
+        """User or item embeddings before the first round; plain factors start where they predict the typical rating."""
+        plain = self.config.form == "factors" and not self.config.biases
+        mean = math.sqrt(typical / self.config.dim) if plain else 0.0
+        values = rng.normal(mean, self.config.init_std, (rows, self.config.dim))
         return torch.from_numpy(values.astype(np.float32))
 
     def propagate(
