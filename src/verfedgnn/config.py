@@ -19,8 +19,9 @@ from verfedgnn.errors import ConfigError
 
 Gnn = Literal["gcn", "gat", "ggnn"]
 
-FRACTION_BITS = {32: 20, 16: 10}
-"""Neighbourhoods travel as int32 multiples of 2^-20, whose sum may reach +-2048, or as int16 multiples of 2^-10 (+-32)."""
+FRACTION_BITS = {16: 10, 32: 20, 64: 32}
+"""Neighbourhoods travel as int32 multiples of 2^-20, whose sum may reach +-2048, as int16 multiples of 2^-10 (+-32), or, exact
+ones, as int64 multiples of 2^-32 (+-2 billion)."""
 
 
 class Section(BaseModel):
@@ -84,8 +85,9 @@ class ExchangeConfig(Section):
     """Exchange-only round trips before each training round; K of them make the exchange synchronous (exact)."""
     every: int = Field(1, ge=1, le=65535)
     """Rounds between two exchanges; in between the last sums are used again."""
-    bits: Literal[16, 32] = 32
-    """Bits of a number on the wire: 32 with 20 of them behind the point, or 16 with 10."""
+    bits: Literal[16, 32, 64] = 32
+    """Bits of a number on the wire: 32 with 20 of them behind the point, 16 with 10, or 64 with 32 (mode exact only, where
+    degrees and attention may be large)."""
     backward: bool = False
     """Train messages on the others' losses, too: the summed protected user gradients stand for the gradient with respect to
     neighbourhoods, so nothing more is sent."""
@@ -298,7 +300,9 @@ def _problem(config: Config) -> str | None:
     if not config.model.own_messages and (config.model.form != "messages" or not config.model.estimators):
         return "model.own_messages = false needs model.form = messages and model.estimators"
     if exchange.bits == 16 and not config.model.estimators:
-        return "exchange.bits = 16 has no room for exact degrees; use 32"
+        return "exchange.bits = 16 has no room for exact degrees; use 32, or 64"
+    if exchange.bits == 64 and exchange.mode != "exact":
+        return f"exchange.bits = 64 belongs to exchange.mode = exact, not {exchange.mode}; use 16 or 32"
     if config.masking and gradients.mechanism != "ternary":
         return f"masking needs integers, and {gradients.mechanism} gradients are not; use ternary or masking=false"
     if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:

@@ -14,7 +14,7 @@ from verfedgnn.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.baselines.verfedgnn import federated
 from verfedgnn.config import Config
 from verfedgnn.data import TRAIN, PartyData
-from verfedgnn.gnn.model import Model, upper_quarter
+from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.prepare import split
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import RoundStart
@@ -61,6 +61,7 @@ class FedPerGNN(Method):
                 "gradients.clip": 0.5,
                 "gradients.rescale_users": 1.0,
                 "gradients.rescale_weights": 1.0,
+                "exchange.bits": 64 if base.model.gnn == "gat" else 32,  # sums of attention are large
                 "unprotected": ["degrees"],
             }
         )
@@ -100,7 +101,7 @@ def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def count_items(ledger: Ledger, parties: Sequence[PartyData], config: Config, rounds: int) -> None:
     """Replace the sums of neighbourhoods in a ledger by what FedPerGNN sends: edges once, item embeddings every round."""
     model = Model(config.model, parties[0].ratings.n_users)
-    sums = NUMBER_BYTES * int(np.prod(neighbourhood_shape(config, model)))
+    sums = config.exchange.bits // 8 * int(np.prod(neighbourhood_shape(config, model)))
     items = [party.ratings.n_items for party in parties]
     edges = [_edges(party, config) for party in parties]
     for party, own_items, own_edges in zip(parties, items, edges, strict=True):
@@ -114,6 +115,5 @@ def count_items(ledger: Ledger, parties: Sequence[PartyData], config: Config, ro
 
 def _edges(party: PartyData, config: Config) -> int:
     """Neighbours in the party's training part."""
-    table, threshold = party.ratings, config.model.threshold
-    least = upper_quarter(table.scale) if threshold is None else table.scale[0] if threshold == "all" else threshold
-    return int(((split(table, config.split, config.seed) == TRAIN) & (table.rating >= least)).sum())
+    table, parts = party.ratings, split(party.ratings, config.split, config.seed)
+    return int(((parts == TRAIN) & (table.rating >= neighbour_from(config.model, table.scale))).sum())

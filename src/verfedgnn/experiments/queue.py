@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,16 +120,22 @@ def run_cells(
 
 
 class _Guess:
-    """How long a cell will take, relative to others: what its like took, or a guess by its model."""
+    """How long a cell will take: what its like took, or a rough guess; only for the order and the time left."""
 
     def __init__(self, records: Records) -> None:
-        self.known: dict[tuple[tuple[str, ...], str, str], float] = {
-            (tuple(r["data"]), r["method"], r["gnn"]): max(r["seconds"], 0.1) for r in records.found.values()
-        }
+        found = records.found.values()
+        self.known = {_alike(tuple(r["data"]), r["method"], r["gnn"], r["settings"]): max(r["seconds"], 0.1) for r in found}
 
     def seconds(self, cell: Cell) -> float:
-        rough = {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}[cell.gnn] * (10 if "ml-1m" in cell.data[0] else 1)
-        return self.known.get((cell.data, cell.method, cell.gnn), rough)
+        settings = dict(cell.settings)
+        rough = 20.0 * {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}[cell.gnn] * (10 if "ml-1m" in cell.data[0] else 1)
+        rough *= float(settings.get("training.epochs", 50)) / 50 * (0.1 if "training.batch" in settings else 1)
+        return self.known.get(_alike(cell.data, cell.method, cell.gnn, settings), rough)
+
+
+def _alike(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What cells of about the same length have in common."""
+    return data, method, gnn, settings.get("training.epochs"), settings.get("training.batch")
 
 
 def _fitting(device: str) -> int:

@@ -58,6 +58,13 @@ def upper_quarter(scale: tuple[float, float]) -> float:
     return low + 0.75 * (high - low)
 
 
+def neighbour_from(config: ModelConfig, scale: tuple[float, float]) -> float:
+    """The rating from which an item is a neighbour: as configured, or by the scale."""
+    if config.threshold is None:
+        return upper_quarter(scale)
+    return scale[0] if config.threshold == "all" else config.threshold
+
+
 class Model:
     """Shapes and arithmetic of one configuration for N users; it holds no parameters."""
 

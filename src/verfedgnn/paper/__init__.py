@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verfedgnn.paper import communication, laplace, studies, table1, table2
+from verfedgnn.paper import attacks, communication, laplace, studies, table1, table2
 from verfedgnn.paper.experiment import Experiment, Scope
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -10,7 +10,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     for experiment in (
         table1.EXPERIMENT,
         table2.EXPERIMENT,
+        attacks.TABLE3,
+        attacks.TABLE4,
+        attacks.TABLE5,
         laplace.EXPERIMENT,
+        attacks.TABLE7,
         studies.PARTICIPATION,
         studies.BUDGET,
         studies.DIMENSION,

@@ -59,9 +59,9 @@ def packed_size(size: int, bound: int) -> int:
 
 
 def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArray[np.integer[Any]]:
-    """Real numbers as multiples of 2^-20 (32 bits) or 2^-10 (16 bits), with room for the sum over `parties`.
+    """Real numbers as multiples of 2^-20 (32 bits), 2^-10 (16 bits) or 2^-32 (64 bits), with room for the sum over `parties`.
 
-    What is beyond the reach of 32 bits is an error; with 16 bits, whose reach is +-32 over all parties, it is cut off.
+    What is beyond the reach is an error; with 16 bits, whose reach is +-32 over all parties, it is cut off.
     """
     scaled = np.rint(values.astype(np.float64) * (1 << FRACTION_BITS[bits]))
     limit = (2 ** (bits - 1) - 1) // max(1, parties)
@@ -70,9 +70,10 @@ def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArr
     if not (np.abs(scaled) <= limit).all():
         raise DivergedError(
             f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the reach of its fixed-point form "
-            f"with {parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it"
+            f"with {parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it "
+            "(exchange.bits = 64)"
         )
-    return scaled.astype(np.int32)
+    return scaled.astype(np.int64 if bits == 64 else np.int32)
 
 
 def from_fixed(values: NDArray[np.integer[Any]], bits: int = 32) -> NDArray[np.float32]:

@@ -61,7 +61,8 @@ def make_projection(config: Config, users: int, device: torch.device | str) -> P
 
 def fixed_form(config: Config) -> type[np.signedinteger[Any]]:
     """The integers in which neighbourhoods travel."""
-    return np.int16 if config.exchange.bits == 16 else np.int32
+    kinds: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
+    return kinds[config.exchange.bits]
 
 
 def outgoing(x: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator) -> NDArray[np.integer[Any]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.errors import DivergedError, ProtocolError
-from verfedgnn.gnn.model import Model, typical_rating, upper_quarter
+from verfedgnn.gnn.model import Model, neighbour_from, typical_rating
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
@@ -60,8 +60,7 @@ class Party:
         self.data, self.config, self.secret, self.device = data, config, secret, torch.device(device)
         self.terms = terms
         self.model = Model(config.model, data.users)
-        threshold = config.model.threshold
-        self.threshold = upper_quarter(data.scale) if threshold is None else data.scale[0] if threshold == "all" else threshold
+        self.threshold = neighbour_from(config.model, data.scale)
         self.targets = Targets.of(data, config)
         start = self.model.initial_private(self._rng(0), data.items, typical_rating(data.scale))
         self.private = Private.initial(start, self.device, averaged=config.training.average > 0)

@@ -1,0 +1,84 @@
+r"""How much of a neighbourhood an attack found, and how much anybody could have guessed.
+
+.. math::
+    P = \mathrm{mean}_u \frac{|C_u \cap T_u|}{|C_u|}, \quad R = \mathrm{mean}_u \frac{|C_u \cap T_u|}{|T_u|},
+    \quad F_1 = \frac{2 P R}{P + R}
+
+C_u are the claimed items of victim u, T_u all its neighbours at the target, also those that no adversary rated. P is taken over
+victims with a claim. F1 is that of the means: in the paper's Tables 3-5 it is, to rounding, that of the P and R beside it.
+
+Claims and truths are boolean matrices (V, M): victims and items of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Precision, recall and F1 over victims."""
+
+    precision: float
+    recall: float
+    f1: float
+
+    def to_dict(self) -> dict[str, float]:
+        """For a record."""
+        return {name: round(value, 6) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, float]) -> Scores:
+        """What `to_dict` gave."""
+        return cls(values["precision"], values["recall"], values["f1"])
+
+
+def score(claims: Tensor, truth: Tensor) -> Scores:
+    """Claims against the truth, both (V, M); every victim has a neighbour. Without any claim the precision is 0."""
+    hits = (claims & truth).sum(1).double()
+    made, true = claims.sum(1), truth.sum(1)
+    some = made > 0
+    precision = float((hits[some] / made[some]).mean()) if bool(some.any()) else 0.0
+    return _scores(precision, float((hits / true).mean()))
+
+
+def misplaced(claims: Tensor, truth: Tensor) -> Scores:
+    """The same claims held against every victim's truth instead of their own's: the mean over all pairs of victims.
+
+    It is what the choice of items is worth without knowing whose they are. Scores above it show something about the victim, also
+    where the guess by popularity is better than both.
+    """
+    hits = claims.double() @ truth.double().T  # (V, V): claims of one, truth of another
+    made, true = claims.sum(1), truth.sum(1)
+    some = made > 0
+    precision = float((hits[some].mean(1) / made[some]).mean()) if bool(some.any()) else 0.0
+    return _scores(precision, float((hits.mean(0) / true).mean()))
+
+
+def _scores(precision: float, recall: float) -> Scores:
+    both = precision + recall
+    return Scores(precision, recall, 2 * precision * recall / both if both else 0.0)
+
+
+def claimed(members: Tensor, items: Tensor, count: int) -> Tensor:
+    """Claims (V, `count`) from rows of adversaries (V, m), -1 for none, who rate `items` (A,)."""
+    victims = torch.arange(len(members), device=members.device).unsqueeze(1).expand_as(members)
+    some = members >= 0
+    claims = torch.zeros(len(members), count, dtype=torch.bool, device=members.device)
+    claims[victims[some], items[members[some]]] = True
+    return claims
+
+
+def popular(claims: Tensor, popularity: Tensor) -> Tensor:
+    """The guess that needs no attack: for every victim as many items as `claims` has, the most popular (M,) of the target.
+
+    How popular items are is public (charts, numbers of reviews): an attack that does not beat this is worth nothing by itself.
+    """
+    order = torch.argsort(popularity, descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    return rank.unsqueeze(0) < claims.sum(1, keepdim=True)
