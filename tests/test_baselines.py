@@ -239,6 +239,21 @@ def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyD
     assert trained.ledger.total("up", kind="GraphExpansion") > 0
 
 
+def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:
+    """With noise on its weights attention grows far beyond what 32 bits hold beside their fraction."""
+    from verfedgnn.protocol.codec import from_fixed, to_fixed
+
+    config = configured("fedpergnn", "gat")
+    assert config.exchange.bits == 64
+    assert method("fedpergnn").train(small_parties, config, Where(CPU)).rounds == 24
+    large = np.array([1e6, -3.25, 1e-6], np.float32)
+    np.testing.assert_allclose(from_fixed(3 * to_fixed(large, 10, 64), 64), 3 * large, rtol=1e-3)
+    with pytest.raises(vf.VerFedGNNError, match=r"exchange\.bits = 64"):
+        to_fixed(large, 10, 32)
+    with pytest.raises(vf.ConfigError, match=r"belongs to exchange\.mode = exact"):
+        vf.Config.preset("paper", bits=64)
+
+
 def test_a_variant_of_a_party_leaves_no_run_folder(small_parties: list[vf.PartyData], tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(vf.ConfigError, match="which variant"):
         vf.train(small_parties, configured("fedpergnn"), party=PseudoParty, out=tmp_path / "run")

@@ -48,13 +48,14 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "cells.jsonl"
         self.found: dict[str, Record] = {}
-        if self.path.is_file():
-            for line in self.path.read_text("utf-8").splitlines():
-                try:
-                    record = json.loads(line)
-                    self.found[record["key"]] = record
-                except (ValueError, KeyError, TypeError):
-                    continue  # the line that was being written when the machine went down
+        text = self.path.read_text("utf-8") if self.path.is_file() else ""
+        for line in text.splitlines():
+            try:
+                record = json.loads(line)
+                self.found[record["key"]] = record
+            except (ValueError, KeyError, TypeError):
+                continue  # the line that was being written when the machine went down
+        self.torn = bool(text) and not text.endswith("\n")
 
     def add(self, record: Record) -> None:
         """Keep a finished cell."""
@@ -62,7 +63,8 @@ class Records:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
+                file.write("\n" * self.torn + json.dumps(record, allow_nan=False) + "\n")
+            self.torn = False
         except OSError as error:
             raise RunError(f"cannot write {self.path} ({error.strerror or error}); choose another --out") from None
 
@@ -124,7 +126,9 @@ class _Guess:
 
     def __init__(self, records: Records) -> None:
         found = records.found.values()
-        self.known = {_alike(tuple(r["data"]), r["method"], r["gnn"], r["settings"]): max(r["seconds"], 0.1) for r in found}
+        self.known: dict[tuple[Any, ...], float] = {
+            _alike(tuple(r["data"]), r["method"], r["gnn"], r["settings"]): max(r["seconds"], 0.1) for r in found
+        }
 
     def seconds(self, cell: Cell) -> float:
         settings = dict(cell.settings)
