@@ -24,7 +24,7 @@ from verfedgnn.paper.communication import formula
 from verfedgnn.paper.experiment import Experiment
 from verfedgnn.paper.page import fill_page
 from verfedgnn.paper.published import PROJECTION_SAVES, QUANTIZATION_SAVES, TABLE2
-from verfedgnn.paper.table2 import compared, verdict
+from verfedgnn.paper.table2 import compared, judged
 from verfedgnn.training import Interrupted
 
 
@@ -215,6 +215,15 @@ def test_every_page_is_made_of_its_cells(name: str, scope: Scope, tmp_path: Path
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("kept", [0, 7])
+def test_a_page_of_what_is_finished_says_so(name: str, kept: int, tmp_path: Path) -> None:
+    experiment, scope = EXPERIMENTS[name], Scope()
+    records = dict(list(made_up(experiment, scope, lambda cell: 1.0).items())[::7][:kept])
+    page = experiment.make(records, scope, tmp_path).read_text()
+    assert (f"**So far: {len(records)} of " in page) == (name != "table1")
+
+
 def test_all_sixteen_rows_of_table_two_are_there() -> None:
     cells = EXPERIMENTS["table2"].cells(Scope())
     for data, rows in TABLE2.items():
@@ -230,8 +239,10 @@ def test_the_standard_point_of_a_figure_is_the_cell_of_table_two() -> None:
 
 
 def test_verdicts_by_rule(tmp_path: Path) -> None:
-    assert [verdict(n, 5) for n in (0, 3, 5)] == ["**contradicted**", "not settled", "confirmed"]
-    assert compared([0.9, 0.92], (0.9, 0.01)) == ["0.9000 ± 0.0100", "0.9100 ± 0.0141", "+0.0100 (0.7 sd)"]
+    assert [judged([True] * n + [False] * (5 - n))[1] for n in (0, 3, 5)] == ["**contradicted**", "not settled", "confirmed"]
+    assert judged([]) == ["-", "-"]
+    assert compared({}, (0.9, 0.01)) == ["0.9000 ± 0.0100", "-", ""]
+    assert compared({0: 0.9, 1: 0.92}, (0.9, 0.01)) == ["0.9000 ± 0.0100", "0.9100 ± 0.0141", "+0.0100 (0.7 sd)"]
     better = {"verfedgnn": 0.9, "fedsage": 0.95, "fedpergnn": 0.85, "central": 0.8}
     records = made_up(EXPERIMENTS["table2"], Scope(), lambda cell: better.get(cell.method, 1.0) + 0.001 * cell.seed)
     page = EXPERIMENTS["table2"].make(records, Scope(), tmp_path).read_text()

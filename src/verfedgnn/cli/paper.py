@@ -11,7 +11,7 @@ from rich.console import Console
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.show import CellProgress
 from verfedgnn.errors import ConfigError
-from verfedgnn.experiments.queue import run_cells
+from verfedgnn.experiments.queue import finished_cells, run_cells
 from verfedgnn.paper import EXPERIMENTS, Scope
 from verfedgnn.paper.page import fill_page
 
@@ -25,6 +25,7 @@ def paper(
         int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 3 (figures).", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for pages and records; unset: paper, or paper-quick.")] = None,
+    so_far: Annotated[bool, typer.Option("--so-far", help="Train nothing: pages of what is finished.")] = False,
     page: Annotated[Path | None, typer.Option(help="Also put the tables into this page, between its markers.")] = None,
     jobs: Annotated[int, typer.Option(help="Trainings at a time; 0: as many as cores or GPU memory allow.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -45,11 +46,15 @@ def paper(
     folder = out or Path("paper-quick" if quick else "paper")
     wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}
     cells = [cell for each in wanted.values() for cell in each]
-    with Halt() as halt, CellProgress(hidden=quiet) as progress:
-        records = run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
+    if so_far:
+        records = finished_cells(cells, folder)
+    else:
+        with Halt() as halt, CellProgress(hidden=quiet) as progress:
+            records = run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
     console = Console()
     for experiment in chosen:
-        made = experiment.make({cell: records[cell] for cell in wanted[experiment.name]}, scope, folder)
+        own = {cell: records[cell] for cell in wanted[experiment.name] if cell in records}
+        made = experiment.make(own, scope, folder)
         console.print(f"{experiment.title}: {made}", highlight=False, soft_wrap=True)
     if page is not None:
         fill_page(page, folder)

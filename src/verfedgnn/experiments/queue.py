@@ -121,6 +121,12 @@ def run_cells(
     return {cell: records.found[key] for cell, key in keys.items()}
 
 
+def finished_cells(cells: Sequence[Cell], folder: Path) -> dict[Cell, Record]:
+    """The records that are in `folder`, of some cells."""
+    found = Records(folder).found
+    return {cell: found[cell.key()] for cell in dict.fromkeys(cells) if cell.key() in found}
+
+
 class _Guess:
     """How long a cell will take: what its like took, or a rough guess; only for the order and the time left."""
 

@@ -18,7 +18,7 @@ from verfedgnn.paper import published
 from verfedgnn.paper.experiment import GNNS, PARTIES, TITLES, Experiment, Records, Scope, write_table
 from verfedgnn.paper.published import AttackRow as Row
 from verfedgnn.paper.published import AttackScores as Published
-from verfedgnn.paper.table2 import verdict
+from verfedgnn.paper.table2 import judged as verdict
 
 SEEN = {
     "neighbourhood": {"fedpergnn": "anonymous item embeddings", "fedsage+": "generated", "verfedgnn": "with projection"},
@@ -74,16 +74,16 @@ class Table:
         """The table beside the paper's, then its claims."""
         data = scope.data[self.place]
 
-        def judged(row: Row) -> list[Seed]:
+        def scores(row: Row) -> list[Seed]:
             name, gnn, attack, share = row
             cells = [attack_cell(data, name, gnn, seed) for seed in range(scope.seeds)]
-            found = [records[cell]["attacks"][attack][f"{share:g}"] for cell in cells]
-            return [Seed(*(Scores.from_dict(scores) for scores in (each, each["guess"], each["misplaced"]))) for each in found]
+            found = [records[cell]["attacks"][attack][f"{share:g}"] for cell in cells if cell in records]
+            return [Seed(*(Scores.from_dict(one) for one in (each, each["guess"], each["misplaced"]))) for each in found]
 
         paper = self.paper if data == self.published_on else {}
-        lines = [_line(row, judged(row), paper.get(row)) for row in self.rows]
-        holds = [[claim, f"{sum(each)} of {len(each)}", verdict(sum(each), len(each))] for claim, each in self.claims(judged)]
-        few = statistics.mean(record["few"] for record in records.values())
+        lines = [_line(row, scores(row), paper.get(row)) for row in self.rows]
+        holds = [[claim, *verdict(each)] for claim, each in self.claims(scores)]
+        few = statistics.mean([record["few"] for record in records.values()] or [0.0])
         text = (
             f"{TITLES[data]}, {PARTIES} parties. Precision, recall and F1 over up to {VICTIMS} honest users with a neighbour at "
             f"the attacked party ({few:.0%} of them with at most {MOST}), mean ± standard deviation over seeds, after {EPOCHS} "
@@ -113,7 +113,7 @@ def _line(row: Row, ours: Sequence[Seed], paper: Published | None) -> list[str]:
         line.append(mean_std(getattr(seed.scores, figure) for seed in ours))
     for other in ([seed.guess.f1 for seed in ours], [seed.misplaced.f1 for seed in ours]):
         above = sum(seed.scores.f1 > f1 for seed, f1 in zip(ours, other, strict=True))
-        line += [mean_std(other), f"{above} of {len(ours)}"]
+        line += [mean_std(other), f"{above} of {len(ours)}" if ours else "-"]
     return line
 
 

@@ -72,7 +72,10 @@ def cells(scope: Scope) -> list[Cell]:
 
 def write(records: Records, scope: Scope, folder: Path) -> str:
     """Bits of a round of one party, by users and by N/q, and the two claims."""
-    bits = {key: _steady(records, pair) for key, pair in _wanted(scope).items()}
+    wanted = _wanted(scope)
+    if any(cell not in records for pair in wanted.values() for cell in pair):
+        return "Not all of its short trainings are finished.\n"
+    bits = {key: _steady(records, pair) for key, pair in wanted.items()}
     ratios = sorted({key[1] for key in bits if key[0] == "ratio" and key[1] is not None})
     header = [
         "N/q",

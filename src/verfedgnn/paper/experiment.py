@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,31 @@ class Experiment:
     title: str
     cells: Callable[[Scope], list[Cell]]
     write: Callable[[Records, Scope, Path], str]
-    """Writes its files but the page, and returns the page's text."""
+    """Writes its files but the page, and returns the page's text; of whatever records there are."""
 
     def make(self, records: Records, scope: Scope, folder: Path) -> Path:
         """All its files, from the records of its cells."""
         text = self.write(records, scope, folder)
         page = folder / f"{self.name}.md"
         command = f"verfedgnn paper {self.name}{' --quick' if scope.coarse else ''}"
-        write_text(page, f"# {self.title}\n\n{text.rstrip()}\n\n{provenance(records, command)}\n")
+        wanted = len(set(self.cells(scope)))
+        so_far = f"**So far: {len(records)} of {wanted} trainings.** " if len(records) < wanted else ""
+        write_text(page, f"# {self.title}\n\n{so_far}{text.rstrip()}\n\n{provenance(records, command)}\n")
         return page
+
+
+BySeed = dict[int, float]
+"""RMSE of each seed that is there."""
+
+
+def rmse_by_seed(records: Records, cells: Iterable[Cell]) -> BySeed:
+    """Test RMSE of some cells, as far as they are finished."""
+    return {cell.seed: float(records[cell]["test"]["rmse"]) for cell in cells if cell in records}
+
+
+def paired(ours: BySeed, theirs: BySeed) -> list[tuple[float, float]]:
+    """Both of every seed that both have; the same seed is the same split for all methods."""
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours) if seed in theirs]
 
 
 def provenance(records: Records, command: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from verfedgnn.experiments.cell import Cell
-from verfedgnn.paper.experiment import GNNS, TITLES, Experiment, Records, Scope, write_table
+from verfedgnn.experiments.tables import markdown
+from verfedgnn.paper.experiment import GNNS, TITLES, Experiment, Records, Scope, paired, rmse_by_seed, write_table
 from verfedgnn.paper.published import LAPLACE, TABLE2
-from verfedgnn.paper.table2 import compared, verdict
+from verfedgnn.paper.table2 import compared, judged
 
 SETTINGS = {
     "gradients.mechanism": "laplace",
@@ -20,13 +21,7 @@ SETTINGS = {
 
 def cells(scope: Scope) -> list[Cell]:
     """Both mechanisms; the ternary ones are those of Table 2."""
-    return [
-        scope.cell(data, "verfedgnn", gnn, seed, settings)
-        for data in scope.data
-        for settings in (SETTINGS, None)
-        for gnn in GNNS
-        for seed in range(scope.seeds)
-    ]
+    return [cell for data in scope.data for laplace in (True, False) for gnn in GNNS for cell in _row(scope, data, gnn, laplace)]
 
 
 def write(records: Records, scope: Scope, folder: Path) -> str:
@@ -34,32 +29,31 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     header = ["mechanism", "model"]
     for data in scope.data:
         header += [f"{TITLES[data]}, paper", f"{TITLES[data]}, here", "here - paper"]
-    rows, found = [], {}
+    found = {
+        (data, gnn, laplace): rmse_by_seed(records, _row(scope, data, gnn, laplace))
+        for data in scope.data
+        for gnn in GNNS
+        for laplace in (True, False)
+    }
+    rows = []
     for laplace, title in ((True, "Laplace, epsilon = 1"), (False, "ternary, r = 3")):
         for gnn in GNNS:
             row = [title, gnn.upper()]
             for data in scope.data:
-                ours = _rmse(records, data, gnn, laplace)
-                found[data, gnn, laplace] = ours
                 published = LAPLACE.get(data, {}).get(gnn) if laplace else TABLE2.get(data, {}).get(("verfedgnn", gnn))
-                row += compared(ours, published)
+                row += compared(found[data, gnn, laplace], published)
             rows.append(row)
-    lines = []
-    for data in scope.data:
-        for gnn in GNNS:
-            pairs = list(zip(found[data, gnn, False], found[data, gnn, True], strict=True))
-            lower = sum(a < b for a, b in pairs)
-            lines.append(f"- {TITLES[data]}, {gnn.upper()}: on {lower} of {len(pairs)} seeds, {verdict(lower, len(pairs))}.\n")
-    return f"{write_table(folder, 'table6', header, rows)}\nTernary below Laplace:\n\n{''.join(lines)}"
+    claims = [
+        [TITLES[data], gnn.upper(), *judged([a < b for a, b in paired(found[data, gnn, False], found[data, gnn, True])])]
+        for data in scope.data
+        for gnn in GNNS
+    ]
+    table = write_table(folder, "table6", header, rows)
+    return f"{table}\nTernary below Laplace:\n\n{markdown(['data', 'model', 'holds on', 'verdict'], claims)}"
 
 
-def _rmse(records: Records, data: str, gnn: str, laplace: bool) -> list[float]:
-    found = [r for c, r in records.items() if (c.data, c.gnn) == ((data,), gnn) and _is_laplace(c) == laplace]
-    return [float(r["test"]["rmse"]) for r in sorted(found, key=lambda r: int(r["seed"]))]
-
-
-def _is_laplace(cell: Cell) -> bool:
-    return dict(cell.settings).get("gradients.mechanism") == "laplace"
+def _row(scope: Scope, data: str, gnn: str, laplace: bool) -> list[Cell]:
+    return [scope.cell(data, "verfedgnn", gnn, seed, SETTINGS if laplace else None) for seed in range(scope.seeds)]
 
 
 EXPERIMENT = Experiment("table6", "Table 6: Laplace noise against ternary quantization", cells, write)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verfedgnn.paper.experiment import GNNS, TITLES, Scope
+from verfedgnn.paper.experiment import GNNS, TITLES, BySeed, Scope
 
 if TYPE_CHECKING:
     from verfedgnn.paper.studies import Study
@@ -18,7 +18,7 @@ COLOURS = {"gcn": "#2a6fb0", "gat": "#d1603d", "ggnn": "#3a7d44"}
 def draw_study_panels(
     study: Study,
     scope: Scope,
-    found: Mapping[tuple[str, str, float], Sequence[float]],
+    found: Mapping[tuple[str, str, float], BySeed],
     published: Mapping[tuple[str, str], float],
     folder: Path,
 ) -> bool:
@@ -26,17 +26,17 @@ def draw_study_panels(
     figure = _figure(10, 3.8)
     if figure is None:
         return False
-    values = study.points(scope)
     for axes, data in zip(figure.subplots(1, len(scope.data), squeeze=False)[0], scope.data, strict=True):
         for gnn in GNNS:
-            means = [statistics.mean(found[data, gnn, value]) for value in values]
-            spread = [statistics.stdev(found[data, gnn, v]) if len(found[data, gnn, v]) > 1 else 0.0 for v in values]
+            known = {value: list(found[data, gnn, value].values()) for value in study.points(scope) if found[data, gnn, value]}
+            values, means = list(known), [statistics.mean(rmse) for rmse in known.values()]
+            spread = [statistics.stdev(rmse) if len(rmse) > 1 else 0.0 for rmse in known.values()]
             axes.errorbar(values, means, spread, fmt="o-", color=COLOURS[gnn], capsize=3, label=gnn.upper())
             if (data, gnn) in published:
                 axes.plot([study.standard], [published[data, gnn]], "*", ms=11, color=COLOURS[gnn], mec="black", mew=0.5)
         if study.log:
             axes.set_xscale("log")
-            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.set_xticks(study.points(scope), [f"{value:g}" for value in study.points(scope)])
             axes.minorticks_off()
         axes.set(xlabel=study.axis, ylabel="test RMSE", title=TITLES[data])
         axes.spines[["top", "right"]].set_visible(False)

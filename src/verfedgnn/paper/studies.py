@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.experiments.cell import Cell
-from verfedgnn.experiments.tables import mean_std
-from verfedgnn.paper.experiment import GNNS, TITLES, Experiment, Records, Scope, write_table
+from verfedgnn.experiments.tables import markdown, mean_std
+from verfedgnn.paper.experiment import GNNS, TITLES, Experiment, Records, Scope, paired, rmse_by_seed, write_table
 from verfedgnn.paper.pictures import draw_study_panels
 from verfedgnn.paper.published import TABLE2
 
@@ -47,31 +47,21 @@ class Study:
 
     def write(self, records: Records, scope: Scope, folder: Path) -> str:
         """The curves as a picture and as a table."""
-        found = {key: [float(records[c]["test"]["rmse"]) for c in row] for key, row in self._grid(scope).items()}
+        found = {key: rmse_by_seed(records, row) for key, row in self._grid(scope).items()}
         values = self.points(scope)
-        rows = []
+        rows, changes = [], []
         for data in scope.data:
             for gnn in GNNS:
-                rows.append([TITLES[data], gnn.upper(), *(mean_std(found[data, gnn, value]) for value in values)])
+                rows.append([TITLES[data], gnn.upper(), *(mean_std(found[data, gnn, value].values()) for value in values)])
+                pairs = [paired(found[data, gnn, value], found[data, gnn, self.standard]) for value in values]
+                changes.append([TITLES[data], gnn.upper(), *(_change(each) for each in pairs)])
         header = ["data", "model", *(f"{self.axis.split(' ')[0]} = {value:g}" for value in values)]
         table = write_table(folder, self.name, header, rows)
         published = {(d, g): TABLE2[d]["verfedgnn", g][0] for d in scope.data if d in TABLE2 for g in GNNS}
         drawn = draw_study_panels(self, scope, found, published, folder)
         picture = f"![{self.title}]({self.name}.svg)\n\n" if drawn else "(No picture: install the extra `plot`.)\n\n"
-        return f"{picture}{table}\n{self._change(scope, found)}\nThe paper: {self.claims}\n"
-
-    def _change(self, scope: Scope, found: Mapping[tuple[str, str, float], list[float]]) -> str:
-        """The worst value of the axis against the standard one."""
-        values = self.points(scope)
-        lines = []
-        for data in scope.data:
-            for gnn in GNNS:
-                base = statistics.mean(found[data, gnn, self.standard])
-                worst = max(values, key=lambda v: statistics.mean(found[data, gnn, v]))
-                change = statistics.mean(found[data, gnn, worst]) / base - 1
-                at = f"{self.axis.split(' ')[0]} = {worst:g}"
-                lines.append(f"- {TITLES[data]}, {gnn.upper()}: worst at {at}, {change:+.2%} against {self.standard:g}.\n")
-        return "".join(lines)
+        change = f"Change against {header[2].split(' ')[0]} = {self.standard:g}, seed by seed:\n\n{markdown(header, changes)}"
+        return f"{picture}Test RMSE, mean ± standard deviation over seeds.\n\n{table}\n{change}\nThe paper: {self.claims}\n"
 
     def points(self, scope: Scope) -> tuple[float, ...]:
         """Values of the axis."""
@@ -81,6 +71,10 @@ class Study:
     def experiment(self) -> Experiment:
         """As one of the paper's."""
         return Experiment(self.name, self.title, self.cells, self.write)
+
+
+def _change(pairs: list[tuple[float, float]]) -> str:
+    return f"{statistics.mean(a / b - 1 for a, b in pairs):+.2%}" if pairs else "-"
 
 
 PARTICIPATION = Study(

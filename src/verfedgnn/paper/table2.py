@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from verfedgnn.baselines import method
 from verfedgnn.experiments.cell import Cell
 from verfedgnn.experiments.tables import markdown, mean_std
-from verfedgnn.paper.experiment import GNNS, TITLES, Experiment, Records, Scope, write_table
+from verfedgnn.paper.experiment import GNNS, TITLES, BySeed, Experiment, Records, Scope, paired, rmse_by_seed, write_table
 from verfedgnn.paper.published import TABLE2, WITHIN_CENTRAL
 
 METHODS = ("mf", "central", "fedpergnn", "fedsage", "fedsage+", "verfedgnn")
@@ -41,7 +42,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
         for gnn in models(name):
             row = [method(name).title, gnn.upper() if method(name).by_gnn else ""]
             for data in scope.data:
-                row += compared(rmse(records, data, name, gnn), TABLE2.get(data, {}).get((name, gnn)))
+                row += compared(_rmse(records, scope, data, name, gnn), TABLE2.get(data, {}).get((name, gnn)))
             rows.append(row)
     text = (
         "Test RMSE, mean ± standard deviation over seeds (the paper's: over five repetitions). *here - paper* is followed by how "
@@ -50,51 +51,47 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     return f"{text}{write_table(folder, 'table2', header, rows)}\n{_claims(records, scope)}"
 
 
-def rmse(records: Records, data: str, name: str, gnn: str) -> list[float]:
-    """Of every seed, in order; without settings of a figure."""
-    found = [r for c, r in records.items() if c.data == (data,) and c.method == name and c.gnn == gnn]
-    return [float(r["test"]["rmse"]) for r in sorted(found, key=lambda r: int(r["seed"]))]
+def _rmse(records: Records, scope: Scope, data: str, name: str, gnn: str) -> BySeed:
+    return rmse_by_seed(records, [scope.cell(data, name, gnn, seed) for seed in range(scope.seeds)])
 
 
-def compared(ours: list[float], paper: tuple[float, float] | None) -> list[str]:
+def compared(ours: BySeed, paper: tuple[float, float] | None) -> list[str]:
     """Three columns: the paper's value, ours, and the difference in standard deviations."""
-    if paper is None:
-        return ["", mean_std(ours), ""]
-    difference = statistics.mean(ours) - paper[0]
-    deviation = max(paper[1], statistics.stdev(ours) if len(ours) > 1 else 0.0)
-    return [f"{paper[0]:.4f} ± {paper[1]:.4f}", mean_std(ours), f"{difference:+.4f} ({abs(difference) / deviation:.1f} sd)"]
+    published = "" if paper is None else f"{paper[0]:.4f} ± {paper[1]:.4f}"
+    if paper is None or not ours:
+        return [published, mean_std(ours.values()), ""]
+    difference = statistics.mean(ours.values()) - paper[0]
+    deviation = max(paper[1], statistics.stdev(ours.values()) if len(ours) > 1 else 0.0)
+    return [published, mean_std(ours.values()), f"{difference:+.4f} ({abs(difference) / deviation:.1f} sd)"]
 
 
 def _claims(records: Records, scope: Scope) -> str:
     """The claims about order, seed by seed: the same seed is the same split for all methods."""
-    seeds = scope.seeds
     rows = []
     for data in scope.data:
         for gnn in GNNS:
-            ours = rmse(records, data, "verfedgnn", gnn)
+            ours = _rmse(records, scope, data, "verfedgnn", gnn)
             for rival in RIVALS:
-                theirs = rmse(records, data, rival, gnn if method(rival).by_gnn else "gcn")
-                lower = sum(a < b for a, b in zip(ours, theirs, strict=True))
-                gap = statistics.mean(a - b for a, b in zip(ours, theirs, strict=True))
-                claim = f"below {method(rival).title}"
-                rows.append([TITLES[data], gnn.upper(), claim, f"{gap:+.4f}", f"{lower} of {seeds}", verdict(lower, seeds)])
-            central = rmse(records, data, "central", gnn)
-            gaps = [a / b - 1 for a, b in zip(ours, central, strict=True)]
-            within = sum(g <= WITHIN_CENTRAL for g in gaps)
-            claim = f"within {WITHIN_CENTRAL:.1%} of CentralGNN"
-            mean = f"{statistics.mean(gaps):+.2%}"
-            rows.append([TITLES[data], gnn.upper(), claim, mean, f"{within} of {seeds}", verdict(within, seeds)])
+                pairs = paired(ours, _rmse(records, scope, data, rival, gnn if method(rival).by_gnn else "gcn"))
+                gap = f"{statistics.mean(a - b for a, b in pairs):+.4f}" if pairs else "-"
+                rows.append([TITLES[data], gnn.upper(), f"below {method(rival).title}", gap, *judged([a < b for a, b in pairs])])
+            gaps = [a / b - 1 for a, b in paired(ours, _rmse(records, scope, data, "central", gnn))]
+            claim, mean = f"within {WITHIN_CENTRAL:.1%} of CentralGNN", f"{statistics.mean(gaps):+.2%}" if gaps else "-"
+            rows.append([TITLES[data], gnn.upper(), claim, mean, *judged([gap <= WITHIN_CENTRAL for gap in gaps])])
     return (
         "What the paper concludes from the table, VerFedGNN against each: the mean difference, on how many seeds it holds, and "
-        f"whether it is confirmed. Confirmed: on every seed, which without a difference would happen in one of {2**seeds} cases; "
-        "contradicted: on none; otherwise not settled.\n\n"
+        f"whether it is confirmed. Confirmed: on every seed, which without a difference would happen in one of {2**scope.seeds} "
+        "cases; contradicted: on none; otherwise not settled.\n\n"
         + markdown(["data", "model", "claim", "difference", "holds on", "verdict"], rows)
     )
 
 
-def verdict(holds: int, seeds: int) -> str:
-    """A claim by the number of seeds on which it holds."""
-    return "confirmed" if holds == seeds else "**contradicted**" if holds == 0 else "not settled"
+def judged(holds: Sequence[bool]) -> list[str]:
+    """A claim by the seeds on which it holds: on how many, and what follows."""
+    if not holds:
+        return ["-", "-"]
+    verdict = "confirmed" if all(holds) else "not settled" if any(holds) else "**contradicted**"
+    return [f"{sum(holds)} of {len(holds)}", verdict]
 
 
 EXPERIMENT = Experiment("table2", "Table 2: performance of different methods", cells, write)
