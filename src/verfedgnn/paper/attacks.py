@@ -82,7 +82,7 @@ class Table:
 
         paper = self.paper if data == self.published_on else {}
         lines = [_line(row, scores(row), paper.get(row)) for row in self.rows]
-        holds = [[claim, *verdict(each)] for claim, each in self.claims(scores)]
+        holds = [[claim, *verdict(each, scope.seeds)] for claim, each in self.claims(scores)]
         few = statistics.mean([record["few"] for record in records.values()] or [0.0])
         text = (
             f"{TITLES[data]}, {PARTIES} parties. Precision, recall and F1 over up to {VICTIMS} honest users with a neighbour at "

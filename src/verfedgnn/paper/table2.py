@@ -74,10 +74,18 @@ def _claims(records: Records, scope: Scope) -> str:
             for rival in RIVALS:
                 pairs = paired(ours, _rmse(records, scope, data, rival, gnn if method(rival).by_gnn else "gcn"))
                 gap = f"{statistics.mean(a - b for a, b in pairs):+.4f}" if pairs else "-"
-                rows.append([TITLES[data], gnn.upper(), f"below {method(rival).title}", gap, *judged([a < b for a, b in pairs])])
+                rows.append(
+                    [
+                        TITLES[data],
+                        gnn.upper(),
+                        f"below {method(rival).title}",
+                        gap,
+                        *judged([a < b for a, b in pairs], scope.seeds),
+                    ]
+                )
             gaps = [a / b - 1 for a, b in paired(ours, _rmse(records, scope, data, "central", gnn))]
             claim, mean = f"within {WITHIN_CENTRAL:.1%} of CentralGNN", f"{statistics.mean(gaps):+.2%}" if gaps else "-"
-            rows.append([TITLES[data], gnn.upper(), claim, mean, *judged([gap <= WITHIN_CENTRAL for gap in gaps])])
+            rows.append([TITLES[data], gnn.upper(), claim, mean, *judged([gap <= WITHIN_CENTRAL for gap in gaps], scope.seeds)])
     return (
         "What the paper concludes from the table, VerFedGNN against each: the mean difference, on how many seeds it holds, and "
         f"whether it is confirmed. Confirmed: on every seed, which without a difference would happen in one of {2**scope.seeds} "
@@ -86,12 +94,10 @@ def _claims(records: Records, scope: Scope) -> str:
     )
 
 
-def judged(holds: Sequence[bool]) -> list[str]:
-    """A claim by the seeds on which it holds: on how many, and what follows."""
-    if not holds:
-        return ["-", "-"]
+def judged(holds: Sequence[bool], seeds: int) -> list[str]:
+    """A claim by the seeds on which it holds: on how many, and what follows once all are there."""
     verdict = "confirmed" if all(holds) else "not settled" if any(holds) else "**contradicted**"
-    return [f"{sum(holds)} of {len(holds)}", verdict]
+    return [f"{sum(holds)} of {len(holds)}", verdict if len(holds) == seeds else "not finished"]
 
 
 EXPERIMENT = Experiment("table2", "Table 2: performance of different methods", cells, write)
