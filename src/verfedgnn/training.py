@@ -80,7 +80,7 @@ def train(
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not say which variant of a party made it; leave out `out`")
     replaced = folder is not None and _claim(folder, overwrite)
-    training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack, party)
+    training = _Training(prepare(parties, config, usable_device(device), parts), config, folder, stack, party)
     if folder is not None:
         if replaced:
             shutil.rmtree(folder)
@@ -104,7 +104,7 @@ def resume(
         return Run.load(folder)
     config = load_config(folder / "config.toml")
     parties, parts = read_parties(folder / "parties")
-    training = _Training(prepare(parties, config, _device(device), parts), config, folder, stack)
+    training = _Training(prepare(parties, config, usable_device(device), parts), config, folder, stack)
     training.restore()
     return training.run(watch, stop)
 
@@ -262,7 +262,8 @@ def _claim(folder: Path, overwrite: bool) -> bool:
     return True
 
 
-def _device(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device of that name, if there is one here."""
     try:
         chosen = torch.device(device)
         if chosen.type not in ("cpu", "cuda"):

@@ -14,7 +14,10 @@ from verfedgnn.protocol.ledger import Ledger
 
 
 class Alone(Method):
-    """The same GNN on a party's own ratings; nothing leaves it, nothing comes in, user embeddings included."""
+    """The same GNN on a party's own ratings; nothing leaves it, nothing comes in, user embeddings included.
+
+    A party stops after ten epochs without a better validation, since there are as many trainings as parties.
+    """
 
     name = "alone"
     title = "Each party alone"
@@ -24,7 +27,7 @@ class Alone(Method):
 
     def configure(self, base: Config) -> Config:
         """Nothing exchanged, nothing to protect."""
-        return solo_config(base, 1.0)
+        return solo_config(base, 1.0).with_values({"training.patience": 10})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
         """One training a party, of as many rounds an epoch as a federation has."""

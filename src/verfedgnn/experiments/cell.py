@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -131,8 +130,3 @@ def commit() -> str | None:
         return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False).stdout.strip()
 
     return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "src") else "")
-
-
-def seeds_of(cells: Sequence[Cell]) -> list[int]:
-    """The seeds of some cells, each once."""
-    return sorted({cell.seed for cell in cells})

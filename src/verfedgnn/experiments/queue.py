@@ -22,7 +22,7 @@ import torch
 from verfedgnn.baselines import Where
 from verfedgnn.errors import RunError, VerFedGNNError
 from verfedgnn.experiments.cell import Cell
-from verfedgnn.training import Interrupted, Progress
+from verfedgnn.training import Interrupted, Progress, usable_device
 
 Record = dict[str, Any]
 
@@ -79,12 +79,13 @@ def run_cells(
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[Cell, Record]:
     """Records of all cells: those in `folder` as they are, the others trained in `jobs` processes (0: as many as fit)."""
+    fitting = _fitting(usable_device(device))
     records = Records(folder)
     keys = {cell: cell.key() for cell in dict.fromkeys(cells)}
     missing = list({keys[cell]: cell for cell in keys if keys[cell] not in records.found}.values())
     guess = _Guess(records)
     missing.sort(key=guess.seconds, reverse=True)
-    jobs = min(jobs or _fitting(device), max(1, len(missing)))
+    jobs = min(jobs or fitting, max(1, len(missing)))
     failed: list[str] = []
     done, began, last = len(keys) - len(missing), time.monotonic(), ""
     total = sum(guess.seconds(cell) for cell in missing)
@@ -148,11 +149,11 @@ def _alike(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, 
     return data, method, gnn, settings.get("training.epochs"), settings.get("training.batch")
 
 
-def _fitting(device: str) -> int:
+def _fitting(device: torch.device) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if torch.device(device).type != "cuda":
+    if device.type != "cuda":
         return cores
-    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(cores, free // MEMORY))
 
 

@@ -23,13 +23,9 @@ def cells(scope: Scope) -> list[Cell]:
     wanted = []
     for data in scope.data:
         for name in (*METHODS, *MORE):
-            wanted += [scope.cell(data, name, gnn, seed) for gnn in models(name) for seed in range(scope.seeds)]
+            gnns = GNNS if method(name).by_gnn else GNNS[:1]
+            wanted += [scope.cell(data, name, gnn, seed) for gnn in gnns for seed in range(scope.seeds)]
     return wanted
-
-
-def models(name: str) -> tuple[str, ...]:
-    """The GNNs of a method's rows; parties alone, ten trainings a row, with GCN only."""
-    return GNNS if method(name).by_gnn and name != "alone" else GNNS[:1]
 
 
 def write(records: Records, scope: Scope, folder: Path) -> str:
@@ -39,7 +35,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
         header += [f"{TITLES[data]}, paper", f"{TITLES[data]}, here", "here - paper"]
     rows = []
     for name in (*METHODS, *MORE):
-        for gnn in models(name):
+        for gnn in GNNS if method(name).by_gnn else GNNS[:1]:
             row = [method(name).title, gnn.upper() if method(name).by_gnn else ""]
             for data in scope.data:
                 row += compared(_rmse(records, scope, data, name, gnn), TABLE2.get(data, {}).get((name, gnn)))
