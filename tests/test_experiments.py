@@ -241,6 +241,7 @@ def test_the_standard_point_of_a_figure_is_the_cell_of_table_two() -> None:
 def test_verdicts_by_rule(tmp_path: Path) -> None:
     assert [judged([True] * n + [False] * (5 - n), 5)[1] for n in (0, 3, 5)] == ["**contradicted**", "not settled", "confirmed"]
     assert judged([True], 5) == ["1 of 1", "not finished"]
+    assert judged([True], 1) == ["1 of 1", "too few seeds"]
     assert compared({}, (0.9, 0.01)) == ["0.9000 ± 0.0100", "-", ""]
     assert compared({0: 0.9, 1: 0.92}, (0.9, 0.01)) == ["0.9000 ± 0.0100", "0.9100 ± 0.0141", "+0.0100 (0.7 sd)"]
     better = {"verfedgnn": 0.9, "fedsage": 0.95, "fedpergnn": 0.85, "central": 0.8}

@@ -40,7 +40,8 @@ def draw_study_panels(
             axes.minorticks_off()
         axes.set(xlabel=study.axis, ylabel="test RMSE", title=TITLES[data])
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, title="stars: the paper's Table 2" if published else None, title_fontsize=8)
+        starred = any((data, gnn) in published for gnn in GNNS)
+        axes.legend(frameon=False, title="stars: the paper's Table 2" if starred else None, title_fontsize=8)
     _save(figure, folder / study.name)
     return True
 
