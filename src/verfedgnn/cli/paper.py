@@ -22,7 +22,7 @@ def paper(
         bool, typer.Option("--quick", help="A coarse version in minutes: ML-100K for ML-1M, one seed, half the epochs.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 3 (figures).", min=1)
+        int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 2 (figures).", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for pages and records; unset: paper, or paper-quick.")] = None,
     so_far: Annotated[bool, typer.Option("--so-far", help="Train nothing: pages of what is finished.")] = False,

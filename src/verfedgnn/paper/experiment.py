@@ -25,7 +25,7 @@ class Scope:
 
     data: tuple[str, ...] = ("ml-1m", "book-crossing")
     seeds: int = 5
-    study_seeds: int = 3
+    study_seeds: int = 2
     """Seeds of figures 2-4."""
     coarse: bool = False
     """Fewer points in figures, fewer epochs."""
