@@ -14,6 +14,7 @@ from verfedgnn.baselines import METHODS, Where, in_all, method
 from verfedgnn.baselines.central import cut, pooled
 from verfedgnn.baselines.fedpergnn import PseudoParty, like
 from verfedgnn.data import PartyData, pool_parties
+from verfedgnn.evaluation.alone import solo_config
 from verfedgnn.evaluation.bias import bias_errors
 from verfedgnn.evaluation.report import evaluate
 from verfedgnn.gnn.generator import Generator
@@ -211,17 +212,26 @@ def test_pseudo_interactions_change_rows_of_others_only(
     party = PseudoParty(plain.data, chosen, 7)
     party.replica, party.model = plain.replica, plain.model
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr("verfedgnn.protocol.party.Party.protected", lambda self, gradient, message: seen.append(gradient))
-    gradient = torch.randn(party.model.size)
+
+    def noisy(self: object, gradient: torch.Tensor, message: object) -> np.ndarray:
+        seen.append(gradient)
+        return gradient.numpy() + 100
+
+    monkeypatch.setattr("verfedgnn.protocol.party.Party.protected", noisy)
+    gradient, size = torch.randn(party.model.size), party.model.user_size
     before = gradient.clone()
-    party.protected(gradient, starts[plain.data.name])
+    released = party.protected(gradient, starts[plain.data.name])
     assert torch.equal(gradient, before)
-    rows = torch.zeros(party.data.users, dtype=torch.bool)
-    rows[party.batch(1).pairs.user.long().unique()] = True
-    changed = (seen[0] != before)[: party.model.user_size].view(party.data.users, -1).any(1)
-    assert not (changed & rows).any()
+    real = torch.zeros(party.data.users, dtype=torch.bool)
+    real[party.batch(1).pairs.user.long().unique()] = True
+    changed = (seen[0] != before)[:size].view(party.data.users, -1).any(1)
+    assert not (changed & real).any()
     assert changed.any()
-    assert torch.equal(seen[0][party.model.user_size :], before[party.model.user_size :])
+    assert torch.equal(seen[0][size:], before[size:])
+    sent = torch.from_numpy(released[:size]).view(party.data.users, -1).any(1)
+    assert torch.equal(sent, changed | real), "noise is on what is sent, and nothing else is"
+    assert (released[size:] > 50).all()
+    assert party.rows[party.data.name] == int(sent.sum())
 
 
 def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyData]) -> None:
@@ -234,9 +244,24 @@ def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyD
         for kind, way, many in (("RoundReply", "up", rounds * own), ("RoundStart", "down", (rounds - 1) * (sum(items) - own))):
             found = trained.ledger.total(way, kind=kind, party=party.name)  # type: ignore[arg-type]
             plain = without.ledger.total(way, kind=kind, party=party.name)  # type: ignore[arg-type]
-            assert found == pytest.approx(plain + 4 * config.model.dim * many, rel=0.02)
+            if kind == "RoundReply":  # some rows of gradients in the place of all
+                users = small_parties[0].ratings.n_users
+                assert plain + 24 * many - 24 * users * rounds < found <= plain + 24 * many + 4 * users * rounds
+            else:
+                assert found == pytest.approx(plain + 24 * many, rel=0.02)
         assert trained.ledger.total("up", kind="GraphExpansion", party=party.name) % 16 == 0
     assert trained.ledger.total("up", kind="GraphExpansion") > 0
+
+
+def test_fedpergnn_counts_full_participation_only(small_parties: list[vf.PartyData]) -> None:
+    with pytest.raises(vf.ConfigError, match="all parties in every round"):
+        method("fedpergnn").train(small_parties, configured("fedpergnn", **{"training.participation": 0.5}), Where(CPU))
+
+
+@pytest.mark.parametrize("name", ["fedsage+", "fedpergnn", "best"])
+def test_a_party_can_train_any_method_alone(name: str) -> None:
+    """What lift and the gate do: the same settings, without whatever needs others."""
+    assert solo_config(configured(name, "gat"), 0.5).exchange.mode == "none"
 
 
 def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:

@@ -51,7 +51,10 @@ def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
         ("biased-mf", "gcn", 100, 0.9392),
         ("central", "gcn", 12, 0.9545),
         ("alone", "gcn", 12, 0.9954),
-        ("fedpergnn", "gcn", 12, 0.9661),
+        ("fedpergnn", "gcn", 12, 0.9624),
+        ("fedpergnn", "gat", 12, 0.9615),
+        ("fedsage", "ggnn", 12, 0.9880),
+        ("fedsage+", "ggnn", 12, 0.9618),
         ("fedsage", "gcn", 12, 0.9545),
         ("fedsage+", "gcn", 12, 0.9563),
         ("verfedgnn", "gcn", 12, 0.9589),
@@ -59,10 +62,10 @@ def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
     ],
 )
 def test_one_cell_of_every_method(real_data: Path, method: str, gnn: str, epochs: int | None, measured: float) -> None:
-    """ML-100K, ten parties, seed 0, few epochs: as measured within 0.004, which other methods mostly miss."""
+    """ML-100K, ten parties, seed 0, few epochs: as measured, to the third digit."""
     settings = () if epochs is None else (("training.epochs", epochs),)
     record = Cell((str(real_data / "ml-100k"),), method, gnn, 0, 10, settings).run(Where(torch.device("cpu")))
-    assert record["test"]["rmse"] == pytest.approx(measured, abs=0.004)
+    assert record["test"]["rmse"] == pytest.approx(measured, abs=0.001)
 
 
 def test_two_shops_with_the_same_customers(real_data: Path) -> None:

@@ -371,6 +371,11 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any
     return found
 
 
+def setting_path(key: str) -> str:
+    """The whole path of a setting that may be named by its last word."""
+    return ".".join(_resolve(key))
+
+
 def _resolve(key: str) -> list[str]:
     paths = list(fields())
     matches = [path for path in paths if path == key or path.endswith("." + key)]

@@ -16,8 +16,8 @@ from verfedgnn.attacks.seen import Inside
 from verfedgnn.attacks.subset import MOST
 from verfedgnn.baselines import Where
 from verfedgnn.baselines.fedpergnn import PseudoParty
-from verfedgnn.evaluation.figures import environment, round_seconds
-from verfedgnn.experiments.cell import Cell, checksum, commit
+from verfedgnn.evaluation.figures import round_seconds
+from verfedgnn.experiments.cell import Cell
 from verfedgnn.prepare import split
 from verfedgnn.protocol.party import Party
 from verfedgnn.training import train
@@ -64,16 +64,7 @@ class AttackCell(Cell):
         noise = int(rng.integers(2**62))
         attacks = mount(run, self.method, planted, attacker=ATTACKER, victims=victims, shares=SHARES, seed=noise)
         return {
-            "key": self.key(),
-            "data": list(self.data),
-            "data_sha256": checksum(self),
-            "parties": len(parties),
-            **({} if self.users is None else {"users": self.users}),
-            "method": self.method,
-            "gnn": self.gnn,
-            "seed": self.seed,
-            "settings": dict(self.settings),
-            "config": config.fingerprint(),
+            **self.about(where),
             "victims": len(victims),
             "few": round(float((truth[victims].sum(1) <= MOST).double().mean()), 4),
             "adversaries": len(planted.users),
@@ -81,6 +72,4 @@ class AttackCell(Cell):
             "test": {"rmse": round(run.metrics["test"]["rmse"], 6)},
             "seconds": run.metrics["seconds"],
             "attack_seconds": round_seconds(time.perf_counter() - began),
-            "commit": commit(),
-            "environment": environment(where.device),
         }

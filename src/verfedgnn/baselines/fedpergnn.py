@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from verfedgnn.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.baselines.verfedgnn import federated
 from verfedgnn.config import Config
 from verfedgnn.data import TRAIN, PartyData
+from verfedgnn.errors import ConfigError
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.prepare import split
 from verfedgnn.protocol.ledger import Ledger
@@ -22,7 +24,7 @@ from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.sums import neighbourhood_shape
 
 ID_BYTES, INDEX_BYTES, NUMBER_BYTES = 16, 4, 4
-"""An encrypted user id; the number of an anonymous item; a coordinate of an embedding."""
+"""An encrypted user id; the number of an anonymous item, or of a row; a coordinate of an embedding."""
 
 
 class FedPerGNN(Method):
@@ -34,12 +36,14 @@ class FedPerGNN(Method):
     degrees (the same numbers, a round late); the ledger counts the messages of FedPerGNN instead of the sums.
 
     FedPerGNN hides the items of a user's gradients among pseudo-items. A party's gradients are those of users, so it hides which
-    users its batch holds: as many others get a row drawn with the mean and covariance of the true ones. Every coordinate is
-    clipped and gets Laplace noise of twice the clip, FedPerGNN's own ratio (0.1 and 0.2) and that of epsilon = 1 in Table 6.
+    users its batch holds: as many others get a row drawn with the mean and covariance of the true ones. These rows are sent, and
+    no others; every coordinate is clipped and gets Laplace noise of twice the clip, FedPerGNN's own ratio (0.1 and 0.2) and that
+    of epsilon = 1 in Table 6.
     """
 
     name = "fedpergnn"
     title = "FedPerGNN"
+    version = 2
     declares = Declaration(
         high_order=True,
         gradient_protection=True,
@@ -68,26 +72,40 @@ class FedPerGNN(Method):
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
         """A federation of parties that add pseudo-interactions, its bytes as FedPerGNN's."""
-        trained = federated(parties, config, where, PseudoParty)
-        count_items(trained.ledger, parties, config, trained.rounds)
+        if config.training.participation < 1 or config.exchange.every > 1 or config.exchange.refresh:
+            raise ConfigError("FedPerGNN's messages are counted for all parties in every round; leave participation and exchange")
+
+        class Counted(PseudoParty):
+            rows: ClassVar[Counter[str]] = Counter()
+
+        trained = federated(parties, config, where, Counted)
+        count_messages(trained.ledger, parties, config, trained.rounds, Counted.rows)
         return trained
 
 
 class PseudoParty(Party):
-    """A party whose gradients also have rows of users that are not in its batch."""
+    """A party that sends the gradients of its batch's users and of as many others, and of nobody else."""
+
+    rows: ClassVar[Counter[str]] = Counter()
+    """How many rows each party has sent."""
 
     def protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
-        """With pseudo-interactions, then as configured."""
+        """With pseudo-interactions, then as configured; what is not sent counts as 0."""
         real = torch.unique(self.batch(message.round).pairs.user.long())
         rng = self._rng(6, message.round)
         generator = torch.Generator(self.device)
         generator.manual_seed(int(rng.integers(2**63)))
         flat = gradient.clone()
-        rows = flat[: self.model.user_size].view(self.data.users, -1)
+        rows = self.model.views(flat)["users"]
         drawn = torch.from_numpy(rng.choice(self.data.users, min(len(real), self.data.users), replace=False)).to(self.device)
         pseudo = drawn[~torch.isin(drawn, real)]
         rows[pseudo] = like(rows[real], len(pseudo), generator)
-        return super().protected(flat, message)
+        released = super().protected(flat, message)
+        sent = np.zeros(self.data.users, bool)
+        sent[torch.cat([real, pseudo]).cpu().numpy()] = True
+        self.rows[self.data.name] += int(sent.sum())
+        released[: self.data.users * rows.shape[1]].reshape(self.data.users, -1)[~sent] = 0
+        return released
 
 
 def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -98,15 +116,19 @@ def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return drawn
 
 
-def count_items(ledger: Ledger, parties: Sequence[PartyData], config: Config, rounds: int) -> None:
-    """Replace the sums of neighbourhoods in a ledger by what FedPerGNN sends: edges once, item embeddings every round."""
+def count_messages(ledger: Ledger, parties: Sequence[PartyData], config: Config, rounds: int, rows: Mapping[str, int]) -> None:
+    """What FedPerGNN sends, in the place of what stood for it here.
+
+    Edges once and item embeddings every round for sums of neighbourhoods; `rows` of user gradients, with whose they are, for all.
+    """
     model = Model(config.model, parties[0].ratings.n_users)
     sums = config.exchange.bits // 8 * int(np.prod(neighbourhood_shape(config, model)))
     items = [party.ratings.n_items for party in parties]
     edges = [_edges(party, config) for party in parties]
     for party, own_items, own_edges in zip(parties, items, edges, strict=True):
         name, row = party.name, NUMBER_BYTES * config.model.dim
-        ledger.bytes["RoundReply", "up", name] += rounds * (own_items * row - sums)
+        ledger.bytes["RoundReply", "up", name] += rounds * (own_items * row - sums - model.users * row)
+        ledger.bytes["RoundReply", "up", name] += rows[name] * (row + INDEX_BYTES)
         ledger.bytes["RoundStart", "down", name] += (rounds - 1) * ((sum(items) - own_items) * row - sums)
         ledger.record("GraphExpansion", "up", name, own_edges * ID_BYTES)
         expanded = party.ratings.n_users * ID_BYTES + (sum(edges) - own_edges) * INDEX_BYTES

@@ -63,7 +63,13 @@ class Method(ABC):
     """Where its settings start from."""
     by_gnn: ClassVar[bool] = True
     """Whether it comes with GCN, GAT and GGNN."""
+    version: ClassVar[int] = 1
+    """Raised when its arithmetic changes without its settings, so that old records are not taken for new ones."""
     declares: ClassVar[Declaration]
+
+    def gnns(self, wanted: Sequence[str]) -> Sequence[str]:
+        """Those of `wanted` that it comes with; a method without a GNN stands under gcn."""
+        return wanted if self.by_gnn else ("gcn",)
 
     def configure(self, base: Config) -> Config:
         """Its settings: those of `base`, and what makes the method."""

@@ -30,7 +30,7 @@ class MF(Method):
 
     def configure(self, base: Config) -> Config:
         """The embeddings themselves, on pooled data."""
-        return solo_config(base, 1.0).with_values({"model.form": "factors", "exchange.mode": "none"})
+        return solo_config(base, 1.0).with_values({"model.form": "factors"})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
         """One training on the pooled table."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,8 @@ from verfedgnn.baselines import METHODS, in_all, method
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.show import CellProgress, size
 from verfedgnn.cli.train import parse_gnn
-from verfedgnn.config import parse_settings
+from verfedgnn.config import parse_settings, setting_path
+from verfedgnn.errors import ConfigError
 from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
 from verfedgnn.experiments.queue import run_cells
 from verfedgnn.experiments.tables import declarations, in_order, write_text
@@ -39,6 +41,7 @@ def compare(
     names, given = in_all(methods), data or ["synthetic"]
     gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
     settings = parse_settings(set_ or [])
+    _refuse_defining(settings)
     cells = comparison_cells(given, names, gnns, seeds, parties, settings)
     with Halt() as halt, CellProgress(hidden=quiet) as progress:
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
@@ -65,3 +68,11 @@ def compare(
     for name in names:
         console.print(f"{method(name).title}: {method(name).declares.protects}", highlight=False, soft_wrap=True)
     console.print(f"written: {out / 'comparison.md'}, {out / 'comparison.csv'}", highlight=False, soft_wrap=True)
+
+
+def _refuse_defining(settings: Mapping[str, str]) -> None:
+    """What is exchanged and how it is protected is what tells methods apart; it is not for `--set`."""
+    for name in settings:
+        path = setting_path(name)
+        if path.split(".")[0] in ("exchange", "gradients", "masking", "unprotected"):
+            raise ConfigError(f"{path} is what defines a method, so compare does not set it; use train for a variant of your own")

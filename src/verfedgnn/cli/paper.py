@@ -10,7 +10,7 @@ from rich.console import Console
 
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.show import CellProgress
-from verfedgnn.errors import ConfigError
+from verfedgnn.errors import ConfigError, RunError
 from verfedgnn.experiments.queue import finished_cells, run_cells
 from verfedgnn.paper import EXPERIMENTS, Scope
 from verfedgnn.paper.page import fill_page
@@ -22,7 +22,7 @@ def paper(
         bool, typer.Option("--quick", help="A coarse version in minutes: ML-100K for ML-1M, one seed, half the epochs.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 2 (figures).", min=1)
+        int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 3 (figures).", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for pages and records; unset: paper, or paper-quick.")] = None,
     so_far: Annotated[bool, typer.Option("--so-far", help="Train nothing: pages of what is finished.")] = False,
@@ -39,6 +39,8 @@ def paper(
     unknown = [name for name in what if name not in (*EXPERIMENTS, "all")]
     if unknown:
         raise ConfigError(f"there is no '{unknown[0]}' here; there are: {', '.join(EXPERIMENTS)}, all")
+    if page is not None and quick:
+        raise ConfigError("--page takes the whole version; leave out --quick")
     chosen = [e for name, e in EXPERIMENTS.items() if name in what or "all" in what]
     scope = Scope.quick() if quick else Scope()
     if seeds is not None:
@@ -46,11 +48,14 @@ def paper(
     folder = out or Path("paper-quick" if quick else "paper")
     wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}
     cells = [cell for each in wanted.values() for cell in each]
-    if so_far:
-        records = finished_cells(cells, folder)
-    else:
+    failed: RunError | None = None
+    if not so_far:
         with Halt() as halt, CellProgress(hidden=quiet) as progress:
-            records = run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
+            try:
+                run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
+            except RunError as error:  # the pages of what did not fail are still worth having
+                failed = error
+    records = finished_cells(cells, folder)
     console = Console()
     for experiment in chosen:
         own = {cell: records[cell] for cell in wanted[experiment.name] if cell in records}
@@ -59,3 +64,5 @@ def paper(
     if page is not None:
         fill_page(page, folder)
         console.print(f"filled: {page}", highlight=False, soft_wrap=True)
+    if failed is not None:
+        raise failed

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,30 +60,43 @@ class Cell:
 
     def key(self) -> str:
         """What its record is found by: everything that decides the result, the data included."""
-        about = [RECORDS, checksum(self), self.parties, self.users, self.method, self.config().fingerprint()]
+        config, version = self.config(), method(self.method).version
+        about = [RECORDS, checksum(self), self.parties, self.users, self.method, config.fingerprint()]
+        if version > 1:
+            about.append(version)
+        if self.parties is None:  # who has which item is in the files, not in the seed
+            about.append(_cut(self.read()))
+        if config.split.kind == "time":
+            about.append(_times(self.read()))
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def run(self, where: Where) -> dict[str, Any]:
         """Train, judge, and say how."""
         chosen, config, parties = method(self.method), self.config(), self.read()
         trained = chosen.train(parties, config, where)
-        judged = evaluate(prepare(parties, config, where.device), [(m.users, m.items) for m in trained.models])
-        spent = cost(trained.ledger, trained.rounds, len(parties), trained.seconds)
+        prepared, models = prepare(parties, config, where.device), [(m.users, m.items) for m in trained.models]
+        judged = evaluate(prepared, models, ranks=config.training.ranks)
+        return {
+            **self.about(where),
+            "test": {name: _short(value) for name, value in judged["test"].items()},
+            "valid": {name: _short(value) for name, value in judged["valid"].items()},
+            **cost(trained.ledger, trained.rounds, len(parties), trained.seconds),
+            "best_round": trained.best_round,
+        }
+
+    def about(self, where: Where) -> dict[str, Any]:
+        """The part of a record that says what was trained, on what, and with which code."""
         return {
             "key": self.key(),
             "data": list(self.data),
             "data_sha256": checksum(self),
-            "parties": len(parties),
+            "parties": len(self.read()),
             **({} if self.users is None else {"users": self.users}),
             "method": self.method,
             "gnn": self.gnn,
             "seed": self.seed,
             "settings": dict(self.settings),
-            "config": config.fingerprint(),
-            "test": {name: _short(value) for name, value in judged["test"].items()},
-            "valid": {name: _short(value) for name, value in judged["valid"].items()},
-            **spent,
-            "best_round": trained.best_round,
+            "config": self.config().fingerprint(),
             "commit": commit(),
             "environment": environment(where.device),
         }
@@ -103,14 +117,28 @@ def _read(data: tuple[str, ...], parties: int | None, seed: int, users: int | No
     return kept
 
 
+def _cut(parties: Sequence[PartyData]) -> str:
+    text = "\n".join(f"{party.name}\t{item}" for party in parties for item in party.ratings.item_ids.tolist())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _times(parties: Sequence[PartyData]) -> str:
+    digest = hashlib.sha256()
+    for party in parties:
+        table = party.ratings
+        order = np.lexsort((table.item, table.user))
+        digest.update(b"" if table.time is None else np.ascontiguousarray(table.time[order]).tobytes())
+    return digest.hexdigest()
+
+
 def checksum(cell: Cell) -> str:
     """SHA-256 of a cell's data, whatever the order of its rows and however it is cut into parties."""
-    return _checksum(cell.data)
+    return _checksum(cell.data, cell.seed if "synthetic" in cell.data else 0)
 
 
 @lru_cache(maxsize=16)
-def _checksum(data: tuple[str, ...]) -> str:
-    table = pool_parties(read_parties(list(data), seed=0))
+def _checksum(data: tuple[str, ...], seed: int) -> str:
+    table = pool_parties(read_parties(list(data), seed=seed))
     order = np.lexsort((table.item, table.user))
     digest = hashlib.sha256("\n".join([*table.user_ids.tolist(), "", *table.item_ids.tolist()]).encode())
     for column in (table.user, table.item, table.rating):

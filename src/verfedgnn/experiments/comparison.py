@@ -25,8 +25,7 @@ def comparison_cells(
     """Every method with every GNN it comes with, and every seed."""
     cells = []
     for name in methods:
-        own = gnns if method(name).by_gnn else gnns[:1]
-        for gnn in own:
+        for gnn in method(name).gnns(gnns):
             cells += [Cell(tuple(data), name, gnn, seed, parties, tuple(settings.items())) for seed in range(seeds)]
     return cells
 

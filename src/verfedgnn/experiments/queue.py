@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from verfedgnn.baselines import Where
-from verfedgnn.errors import RunError, VerFedGNNError
+from verfedgnn.errors import RunError
 from verfedgnn.experiments.cell import Cell
 from verfedgnn.training import Interrupted, Progress, usable_device
 
@@ -83,14 +85,16 @@ def run_cells(
     records = Records(folder)
     keys = {cell: cell.key() for cell in dict.fromkeys(cells)}
     missing = list({keys[cell]: cell for cell in keys if keys[cell] not in records.found}.values())
+    if not missing:
+        return {cell: records.found[key] for cell, key in keys.items()}
     guess = _Guess(records)
     missing.sort(key=guess.seconds, reverse=True)
-    jobs = min(jobs or fitting, max(1, len(missing)))
+    jobs = min(jobs or fitting, len(missing))
     failed: list[str] = []
+    killed = False
     done, began, last = len(keys) - len(missing), time.monotonic(), ""
     total = sum(guess.seconds(cell) for cell in missing)
-    with _workers(jobs, device) as (start, progress, halt):
-        running: dict[Future[Record], Cell] = {start(cell): cell for cell in missing}
+    with _workers(jobs, device, missing) as (running, progress, halt):
         while running:
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
@@ -99,15 +103,23 @@ def run_cells(
                     record = future.result()
                 except Interrupted:
                     continue
-                except VerFedGNNError as error:
+                except BrokenProcessPool:
+                    killed = True
+                    continue
+                except Exception as error:  # one that cannot be trained must not end the others
                     failed.append(f"{cell.name}: {error}")
                     last = failed[-1]
                     continue
                 records.add(record)
                 done += 1
-                last = f"{cell.name}: RMSE {record['test']['rmse']:.4f}, {record['seconds']:.0f} s"
+                rmse = record["test"]["rmse"]
+                last = f"{cell.name}: {'' if rmse is None else f'RMSE {rmse:.4f}, '}{record['seconds']:.0f} s"
+            if killed:
+                why = "a training was killed, probably for want of memory"
+                raise RunError(f"{why}; {done} of {len(keys)} are done, go on with the same command and fewer --jobs")
             if watch is not None:
-                share, spent = progress(guess.seconds) / max(total, 1e-9), time.monotonic() - began
+                share = sum(guess.seconds(cell) * part for cell, part in zip(missing, progress, strict=True)) / max(total, 1e-9)
+                spent = time.monotonic() - began
                 left = spent * (1 - share) / share if share > 0.01 and spent > 5 else None
                 watch(Report(done, len(keys), left, last))
             if stop() and not halt.is_set():
@@ -115,7 +127,8 @@ def run_cells(
                 for future in running:
                     future.cancel()
                 running = {future: cell for future, cell in running.items() if not future.cancelled()}
-    if halt.is_set():
+        stopped = halt.is_set()
+    if stopped:
         raise Interrupted(f"stopped with {done} of {len(keys)} trainings done; the same command goes on with the others")
     if failed:
         raise RunError(f"{len(failed)} of {len(keys)} trainings failed, the others are kept; the first: {failed[0]}")
@@ -184,18 +197,29 @@ def _work(cell: Cell, place: int, device: str) -> Record:
 
 
 @contextmanager
-def _workers(jobs: int, device: str) -> Iterator[tuple[Callable[[Cell], Future[Record]], Any, Any]]:
+def _deaf() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C from their first moment, not only once they have imported everything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _workers(jobs: int, device: str, cells: Sequence[Cell]) -> Iterator[tuple[dict[Future[Record], Cell], Any, Any]]:
+    """All cells under way, how far each one is, and the event that stops them; whatever happens, nothing is left running."""
     context = get_context("spawn")
-    progress, halt = context.Array("d", 4096, lock=False), context.Event()
-    placed: list[Cell] = []
+    progress, halt = context.Array("d", len(cells), lock=False), context.Event()
     threads = 1 if jobs > 1 else torch.get_num_threads()
     with ProcessPoolExecutor(jobs, context, _begin, (progress, halt, threads)) as pool:
-
-        def start(cell: Cell) -> Future[Record]:
-            placed.append(cell)
-            return pool.submit(_work, cell, (len(placed) - 1) % 4096, device)
-
-        def finished(seconds: Callable[[Cell], float]) -> float:
-            return float(sum(seconds(cell) * progress[place % 4096] for place, cell in enumerate(placed)))
-
-        yield start, finished, halt
+        with _deaf():
+            running = {pool.submit(_work, cell, place, device): cell for place, cell in enumerate(cells)}
+        try:
+            yield running, progress, halt
+        finally:
+            halt.set()
+            pool.shutdown(cancel_futures=True)

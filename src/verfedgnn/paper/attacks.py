@@ -18,7 +18,7 @@ from verfedgnn.paper import published
 from verfedgnn.paper.experiment import GNNS, PARTIES, TITLES, Experiment, Records, Scope, write_table
 from verfedgnn.paper.published import AttackRow as Row
 from verfedgnn.paper.published import AttackScores as Published
-from verfedgnn.paper.table2 import judged as verdict
+from verfedgnn.paper.table2 import verdict
 
 SEEN = {
     "neighbourhood": {"fedpergnn": "anonymous item embeddings", "fedsage+": "generated", "verfedgnn": "with projection"},

@@ -1,12 +1,13 @@
 r"""Figure 5: bits of a round against the number of users and against N/q, with and without quantization, from the ledger.
 
-Beside them the paper's own accounting (Sec. 5.3), for one party, in numbers of s bits:
+Beside them an accounting under which both of the paper's savings come out, for one party, in numbers of s bits:
 
 .. math::
     \underbrace{N D + K D^2}_{\text{parameters down}} + \underbrace{K q D}_{\text{neighbourhoods}}
     + \underbrace{\gamma (N D + K D^2)}_{\text{gradients up}}, \qquad \gamma = 1 \text{ without quantization}
 
-in which a neighbourhood counts once, however many parties receive it.
+in which a neighbourhood counts once, however many parties receive it. Sec. 5.3 counts it once per recipient, and parameters K
+times; with that neither saving comes out.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
         "not quantized, bits",
         "quantization saves",
         "projection saves (ternary)",
-        "paper's accounting",
+        "an accounting that fits the paper",
     ]
     rows = []
     none = bits["ratio", None, True]
@@ -108,9 +109,9 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
         f"{picture}Bits of a steady round, of one of ten parties, both directions, every header included "
         f"({TITLES[_data(scope)]}, GCN): the ledger of trainings of {LONG} and of {SHORT} rounds, their difference divided by "
         f"{LONG - SHORT}.\n\n{table}\n"
-        f"*paper's accounting*: what quantization and what the projection save if parameters go down as floats, a neighbourhood "
-        f"counts once, and a quantized coordinate costs {QUANTIZED_BITS} bits, which is what the paper's {PROJECTION_SAVES:.1%} "
-        "amount to.\n\n"
+        "*an accounting that fits the paper*: what quantization and what the projection save if parameters go down as floats, a "
+        f"neighbourhood counts once, and a quantized coordinate costs {QUANTIZED_BITS} bits, which is what the paper's "
+        f"{PROJECTION_SAVES:.1%} amount to.\n\n"
         f"{users_table}\n"
         f"- q = N/5 saves {saved:.1%} with quantized gradients (the paper: {PROJECTION_SAVES:.1%}): "
         f"{'more' if saved > PROJECTION_SAVES else 'less'}, since sums of ternary gradients go down here, not parameters.\n"
@@ -120,11 +121,11 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
 
 
 QUANTIZED_BITS = 5.2
-"""Of a coordinate in the paper's accounting: solved from its 50.6 %."""
+"""Of a quantized coordinate in that accounting: solved from the paper's 50.6 %."""
 
 
 def formula(ratio: float | None, quantized: bool, users: int = 6040) -> float:
-    """The paper's accounting (module docstring); without a ratio, X itself is sent."""
+    """Bits by the accounting that fits the paper (module docstring); without a ratio, X itself is sent."""
     public = users * D + K * D * D
     gradients = public * (QUANTIZED_BITS / BITS if quantized else 1.0)
     rows = users if ratio is None else users / ratio

@@ -25,7 +25,7 @@ class Scope:
 
     data: tuple[str, ...] = ("ml-1m", "book-crossing")
     seeds: int = 5
-    study_seeds: int = 2
+    study_seeds: int = 3
     """Seeds of figures 2-4."""
     coarse: bool = False
     """Fewer points in figures, fewer epochs."""
@@ -41,6 +41,11 @@ class Scope:
         if self.coarse and method not in ("bias", "biased-mf", "best"):
             chosen = {"training.epochs": 25, **chosen}
         return Cell((data,), method, gnn, seed, PARTIES, tuple(sorted(chosen.items())))
+
+    def told_seeds(self) -> str:
+        """The option of the command, where the number of seeds is not the usual one."""
+        usual = Scope.quick() if self.coarse else Scope()
+        return "" if (self.seeds, self.study_seeds) == (usual.seeds, usual.study_seeds) else f" --seeds {self.seeds}"
 
     def points(self, values: Sequence[float], standard: float) -> tuple[float, ...]:
         """Values of a figure's axis: all, or the ends and the standard one."""
@@ -61,7 +66,7 @@ class Experiment:
         """All its files, from the records of its cells."""
         text = self.write(records, scope, folder)
         page = folder / f"{self.name}.md"
-        command = f"verfedgnn paper {self.name}{' --quick' if scope.coarse else ''}"
+        command = f"verfedgnn paper {self.name}{' --quick' if scope.coarse else ''}{scope.told_seeds()}"
         wanted = len(set(self.cells(scope)))
         so_far = f"**So far: {len(records)} of {wanted} trainings.** " if len(records) < wanted else ""
         write_text(page, f"# {self.title}\n\n{so_far}{text.rstrip()}\n\n{provenance(records, command)}\n")
@@ -85,7 +90,7 @@ def paired(ours: BySeed, theirs: BySeed) -> list[tuple[float, float]]:
 def provenance(records: Records, command: str) -> str:
     """How a page was made, in a paragraph."""
     if not records:
-        return f"Made by `{command}` from what the methods declare."
+        return f"Made by `{command}`."
     found = list(records.values())
 
     def all_of(of: Callable[[Record], str]) -> str:

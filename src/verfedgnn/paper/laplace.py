@@ -8,7 +8,7 @@ from verfedgnn.experiments.cell import Cell
 from verfedgnn.experiments.tables import markdown
 from verfedgnn.paper.experiment import GNNS, TITLES, Experiment, Records, Scope, paired, rmse_by_seed, write_table
 from verfedgnn.paper.published import LAPLACE, TABLE2
-from verfedgnn.paper.table2 import compared, judged
+from verfedgnn.paper.table2 import compared, verdict
 
 SETTINGS = {
     "gradients.mechanism": "laplace",
@@ -47,7 +47,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     for data in scope.data:
         for gnn in GNNS:
             lower = [a < b for a, b in paired(found[data, gnn, False], found[data, gnn, True])]
-            claims.append([TITLES[data], gnn.upper(), *judged(lower, scope.seeds)])
+            claims.append([TITLES[data], gnn.upper(), *verdict(lower, scope.seeds)])
     table = write_table(folder, "table6", header, rows)
     return f"{table}\nTernary below Laplace:\n\n{markdown(['data', 'model', 'holds on', 'verdict'], claims)}"
 
