@@ -68,7 +68,7 @@ class Experiment:
         page = folder / f"{self.name}.md"
         command = f"verfedgnn paper {self.name}{' --quick' if scope.coarse else ''}{scope.told_seeds()}"
         wanted = len(set(self.cells(scope)))
-        so_far = f"**So far: {len(records)} of {wanted} trainings.** " if len(records) < wanted else ""
+        so_far = f"**So far: {len(records)} of {wanted} trainings.**\n\n" if len(records) < wanted else ""
         write_text(page, f"# {self.title}\n\n{so_far}{text.rstrip()}\n\n{provenance(records, command)}\n")
         return page
 
