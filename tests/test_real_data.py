@@ -59,6 +59,7 @@ def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
         ("fedsage+", "gcn", 12, 0.9563),
         ("verfedgnn", "gcn", 12, 0.9589),
         ("best", "gcn", 100, 0.9271),
+        ("private", "gcn", None, 0.9661),
     ],
 )
 def test_one_cell_of_every_method(real_data: Path, method: str, gnn: str, epochs: int | None, measured: float) -> None:

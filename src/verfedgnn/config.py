@@ -63,6 +63,8 @@ class ModelConfig(Section):
     """Standard deviation of the initial embeddings; their mean is 0."""
     init_mix: float = Field(1.0, gt=0)
     """Initial a_k (eq. 3), as a multiple of the value at which layers of 1/2 predict the middle of the rating scale."""
+    bound: float | None = Field(None, gt=0)
+    """Bound on the l2 norm of every user's and item's embedding; after each step longer ones are shortened to it."""
     estimators: bool = True
     """Estimate a user's degree from the party's own share (Sec. 4.3); off, exact degrees are exchanged (unprotected)."""
     generator: bool = False
@@ -100,14 +102,19 @@ class ExchangeConfig(Section):
 class GradientConfig(Section):
     """How the gradients of public parameters are protected (Sec. 4.5)."""
 
-    mechanism: Literal["ternary", "laplace", "none"] = "ternary"
-    """ternary quantization (Def. 4.2), Laplace noise (Table 6), or none (unprotected)."""
+    mechanism: Literal["ternary", "laplace", "skellam", "none"] = "ternary"
+    """ternary quantization (Def. 4.2), Laplace noise (Table 6), Skellam noise under masked sums (differential privacy of single
+    ratings over the whole training, docs/privacy.md), or none (unprotected)."""
     r: float = Field(3.0, gt=0)
     """The ternary scheme's r: one release moves by at most 1/r in total variation for gradients 1 apart in l1."""
     epsilon: float = Field(1.0, gt=0)
     """The Laplace mechanism's epsilon per release."""
+    noise_multiplier: float = Field(0.0, ge=0)
+    """skellam: standard deviation of the noise on a sum, as a multiple of how far one rating can move it."""
+    delta: float = Field(1e-6, gt=0, lt=1)
+    """The delta at which a composed epsilon is reported."""
     clip: float | None = Field(0.5, gt=0)
-    """Bound on each coordinate before the mechanism (paper: 0.5); unset only without a mechanism."""
+    """Bound on each coordinate before ternary or Laplace (paper: 0.5)."""
     rescale_users: float = Field(1.0, gt=0)
     """Public factor s on the user embeddings' gradient before the clip, divided out after it; it costs no privacy."""
     rescale_weights: float = Field(1.0, gt=0)
@@ -131,6 +138,8 @@ class TrainingConfig(Section):
     """The same for message embeddings."""
     average: float = Field(0.0, ge=0, lt=1)
     """Decay of the running average of all parameters that is validated and kept in their place; 0: no average."""
+    error_clip: float | None = Field(None, gt=0)
+    """Errors count linearly beyond this (Huber), so that no rating pulls harder than that."""
     objective: Literal["rating", "ranking"] = "rating"
     """rating: squared error (eq. 5); ranking: softmax over the party's catalogue, for every liked item."""
     negatives: int = Field(0, ge=0)
@@ -248,7 +257,13 @@ class Config(Section):
 
 def _problem(config: Config) -> str | None:
     gradients, exchange = config.gradients, config.exchange
-    if gradients.mechanism != "none":
+    if gradients.mechanism == "skellam":
+        problem = _skellam_problem(config)
+        if problem:
+            return problem
+    elif gradients.noise_multiplier:
+        return f"gradients.noise_multiplier belongs to gradients.mechanism = skellam, not {gradients.mechanism}"
+    if gradients.mechanism in ("ternary", "laplace"):
         if gradients.clip is None:
             return f"gradients.clip must be set for {gradients.mechanism}: without it no bound holds"
         if gradients.mechanism == "ternary" and gradients.clip > gradients.r:
@@ -303,11 +318,29 @@ def _problem(config: Config) -> str | None:
         return "exchange.bits = 16 has no room for exact degrees; use 32, or 64"
     if exchange.bits == 64 and exchange.mode != "exact":
         return f"exchange.bits = 64 belongs to exchange.mode = exact, not {exchange.mode}; use 16 or 32"
-    if config.masking and gradients.mechanism != "ternary":
+    if config.masking and gradients.mechanism not in ("ternary", "skellam"):
         return f"masking needs integers, and {gradients.mechanism} gradients are not; use ternary or masking=false"
     if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:
         return f"split.fractions = {list(config.split.fractions)} must be shares that add up to 1"
     return None
+
+
+def _skellam_problem(config: Config) -> str | None:
+    """What differential privacy of single ratings asks of the rest: nothing that a rating moves may go unbounded."""
+    training, model = config.training, config.model
+    wanted = {
+        "masking = true (only sums are protected)": config.masking,
+        "model.form = factors (a message depends on all of a user's ratings)": model.form == "factors" and not model.residual,
+        "model.bound and training.error_clip (they bound what a rating moves)": model.bound and training.error_clip,
+        "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
+        and training.participation == 1,
+        "l2_rating = 0 (it weighs by how many ratings there are)": not training.l2_rating,
+        "rescales of 1": config.gradients.rescale_users == 1 and not config.gradients.rescale_by_ratings,
+        "training.objective = rating": not training.ranks,
+        "gradients.noise_multiplier, or train --epsilon, which chooses it": config.gradients.noise_multiplier,
+    }
+    missing = [name for name, there in wanted.items() if not there]
+    return f"gradients.mechanism = skellam needs {missing[0]}; start from --preset private" if missing else None
 
 
 def build_config(

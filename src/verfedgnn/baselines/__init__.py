@@ -9,7 +9,7 @@ from verfedgnn.baselines.fedpergnn import FedPerGNN
 from verfedgnn.baselines.fedsage import FedSage, FedSagePlus
 from verfedgnn.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.baselines.mf import MF, BiasedMF
-from verfedgnn.baselines.verfedgnn import VerFedGNN, VerFedGNNBest
+from verfedgnn.baselines.verfedgnn import VerFedGNN, VerFedGNNBest, VerFedGNNPrivate
 from verfedgnn.errors import ConfigError
 
 METHODS: dict[str, Method] = {
@@ -25,6 +25,7 @@ METHODS: dict[str, Method] = {
         FedSagePlus(),
         VerFedGNN(),
         VerFedGNNBest(),
+        VerFedGNNPrivate(),
     )
 }
 """Every method by its name on the command line, in the order of tables."""

@@ -48,6 +48,22 @@ class VerFedGNNBest(VerFedGNN):
         return base.with_values({"training.gate": False})
 
 
+class VerFedGNNPrivate(VerFedGNN):
+    """Preset private: a federated factorisation with differential privacy of single ratings (docs/privacy.md)."""
+
+    name = "private"
+    title = "VerFedGNN, preset private (ε = 4)"
+    preset = "private"
+    by_gnn = False
+    declares = Declaration(
+        high_order=False,
+        gradient_protection=True,
+        cross_graph=False,
+        storage="local",
+        protects="every single rating, over the whole training: epsilon 4 at delta 1e-6, by noise on masked sums",
+    )
+
+
 def federated(parties: Sequence[PartyData], config: Config, where: Where, party: type[Party] = Party) -> Trained:
     """A federation on one machine, every message encoded and counted."""
     run = train(parties, config, device=where.device, party=party, watch=where.watch, stop=where.stop)

@@ -210,7 +210,7 @@ def _masked(config: Config, preset: str, file: Path | None, overrides: dict[str,
     decided = set(read_preset(preset)) | set(overrides) | set(tomllib.loads(file.read_text("utf-8")) if file else ())
     if "masking" in decided:
         return config, ""
-    if config.gradients.mechanism != "ternary":
+    if config.gradients.mechanism not in ("ternary", "skellam"):
         return config, f": it needs ternary gradients, and these are {config.gradients.mechanism}"
     return config.with_values({"masking": True}), ""
 

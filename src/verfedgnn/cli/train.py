@@ -14,12 +14,13 @@ from rich.console import Console
 
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.show import RoundProgress, activity_table, error_console, lift_table, run_table
-from verfedgnn.config import build_config, fields, parse_settings, presets
+from verfedgnn.config import Config, build_config, fields, parse_settings, presets
 from verfedgnn.data import PartyData, read_parties
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
 from verfedgnn.evaluation.plots import draw_lift
+from verfedgnn.privacy.rating_dp import within
 from verfedgnn.run import Run, write_json
 from verfedgnn.runtime.checkpoint import writing
 from verfedgnn.training import Interrupted
@@ -73,6 +74,14 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, key=value; see the list below.", rich_help_panel=TRAINING)
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose the noise for this budget of differential privacy of single ratings; with --preset private.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="The budget's delta; unset: 1e-6.", rich_help_panel=TRAINING)] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)] = None,
     lift: Annotated[
         bool,
@@ -115,7 +124,8 @@ def train(
     with progress, halt:
         watch: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": device, "stack": not one_by_one}
         if resume is not None:
-            settled = [data, preset, model, parties, by, seed, out, set_, config, columns, duplicates, encoding, delimiter]
+            settled = [data, preset, model, parties, by, seed, out, set_, epsilon, delta, config, columns, duplicates, encoding]
+            settled.append(delimiter)
             if any(value is not None for value in settled) or overwrite:
                 raise ConfigError("--resume takes data and settings from the run; leave out all options that set them")
             run = resume_run(resume, **watch)
@@ -127,6 +137,8 @@ def train(
             if seed is not None:
                 overrides["seed"] = seed
             chosen = build_config(preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides)
+            if epsilon is not None or delta is not None:
+                chosen = with_budget(chosen, epsilon, delta)
             if lift and chosen.training.ranks:
                 raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
             options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
@@ -149,6 +161,13 @@ def train(
                     write_json(folder / "metrics.json", run.metrics)
                 draw_lift(run.metrics["lift"], folder / "lift.png")
     _report(run, folder, as_json=as_json, quiet=quiet)
+
+
+def with_budget(config: Config, epsilon: float | None, delta: float | None) -> Config:
+    """The configuration with the noise that a budget asks for."""
+    if epsilon is None or epsilon <= 0 or not 0 < (delta if delta is not None else 1e-6) < 1:
+        raise ConfigError("a budget is an --epsilon above 0 and a --delta between 0 and 1 (unset: 1e-6)")
+    return within(config, wanted=epsilon, delta=1e-6 if delta is None else delta)
 
 
 def _lift(run: Run, folder: Path | None, **options: Any) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def solo_config(config: Config, share: float) -> Config:
             "exchange.noise": 0.0,
             "exchange.row_clip": None,
             "gradients.mechanism": "none",
+            "gradients.noise_multiplier": 0.0,
             "gradients.clip": None,
             "model.residual": False,
             "model.generator": False,

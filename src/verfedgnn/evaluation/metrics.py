@@ -44,8 +44,17 @@ class Errors:
 
 def rating_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Errors:
     """Errors of h_u . h_v on rated pairs."""
-    error = ((users[pairs.user] * items[pairs.item]).sum(-1) - pairs.rating).double()
+    error = _errors(users, items, pairs)
     return Errors(float(error.square().sum()), float(error.abs().sum()), len(pairs))
+
+
+def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
+    """The squared error of every pair."""
+    return _errors(users, items, pairs).square()
+
+
+def _errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
+    return ((users[pairs.user] * items[pairs.item]).sum(-1) - pairs.rating).double()
 
 
 @dataclass(frozen=True)

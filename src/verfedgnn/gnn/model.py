@@ -18,6 +18,7 @@ from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.messages import MessageGAT, MessageGCN, MessageGGNN
 from verfedgnn.gnn.operator import Operator, Others
 from verfedgnn.graph import Graph
+from verfedgnn.privacy.noise import clip_rows
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
@@ -133,8 +134,8 @@ class Model:
         """User or item embeddings before the first round; plain factors start where they predict the typical rating."""
         plain = self.config.form == "factors" and not self.config.biases
         mean = math.sqrt(typical / self.config.dim) if plain else 0.0
-        values = rng.normal(mean, self.config.init_std, (rows, self.config.dim))
-        return torch.from_numpy(values.astype(np.float32))
+        values = torch.from_numpy(rng.normal(mean, self.config.init_std, (rows, self.config.dim)).astype(np.float32))
+        return values if self.config.bound is None else clip_rows(values, self.config.bound)
 
     def propagate(
         self,

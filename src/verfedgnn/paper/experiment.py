@@ -38,7 +38,7 @@ class Scope:
     def cell(self, data: str, method: str, gnn: str, seed: int, settings: Mapping[str, Any] | None = None) -> Cell:
         """A training of this scope."""
         chosen = dict(settings or {})
-        if self.coarse and method not in ("bias", "biased-mf", "best"):
+        if self.coarse and method not in ("bias", "biased-mf", "best", "private"):
             chosen = {"training.epochs": 25, **chosen}
         return Cell((data,), method, gnn, seed, PARTIES, tuple(sorted(chosen.items())))
 

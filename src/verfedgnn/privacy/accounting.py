@@ -6,9 +6,7 @@ from typing import Any
 
 from verfedgnn.config import FRACTION_BITS, Config
 from verfedgnn.privacy.noise import exchange_epsilon
-
-DELTA = 1e-6
-"""At which delta an epsilon is reported."""
+from verfedgnn.privacy.rating_dp import rating_epsilon
 
 SIMULATED = "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
 SECRET = "each party's own: noise and batches derive from a secret that never leaves it"
@@ -24,21 +22,19 @@ def privacy_report(
     their noise came from.
     """
     return {
-        "gradients": _gradients(config, releases),
+        "gradients": _gradients(config, releases, validations),
         "neighbourhoods": _neighbourhoods(config, users, rows, protected, exchanges),
-        "validation": {
-            "mechanism": "none",
-            "releases": validations,
-            "guarantee": "none: each party's sum of squared errors and its count, as they are",
-        },
+        "validation": _validation(config, validations),
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": randomness,
     }
 
 
-def _gradients(config: Config, releases: int) -> dict[str, Any]:
+def _gradients(config: Config, releases: int, validations: int) -> dict[str, Any]:
     settings = config.gradients
     report: dict[str, Any] = {"mechanism": settings.mechanism, "clip": settings.clip, "releases": releases}
+    if settings.mechanism == "skellam":
+        return report | _single_ratings(config, releases, validations)
     if settings.mechanism == "none":
         return report | {"guarantee": "none: the coordinator receives each party's gradients as they are"}
     report["neighbouring"] = "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
@@ -60,6 +56,28 @@ def _gradients(config: Config, releases: int) -> dict[str, Any]:
     }
 
 
+def _single_ratings(config: Config, releases: int, validations: int) -> dict[str, Any]:
+    delta = config.gradients.delta
+    one, whole = (rating_epsilon(config, rounds=r, validations=v, delta=delta) for r, v in ((1, 0), (releases, validations)))
+    return {
+        "clip": config.training.error_clip,
+        "noise": config.gradients.noise_multiplier,
+        "neighbouring": "one rating of one user at one party, there or not",
+        "per_round": {"epsilon": one, "delta": delta},
+        "composed": {"epsilon": whole, "delta": delta},
+        "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every single rating, over all {releases:,} rounds, against "
+        "whoever sees sums and the trained model",
+    }
+
+
+def _validation(config: Config, validations: int) -> dict[str, Any]:
+    if config.gradients.mechanism == "skellam":
+        report = {"mechanism": "gaussian", "releases": validations}
+        return report | {"guarantee": "part of the epsilon of gradients: a rating is in one of the two parts"}
+    guarantee = "none: each party's sum of squared errors and its count, as they are"
+    return {"mechanism": "none", "releases": validations, "guarantee": guarantee}
+
+
 def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, sent: int) -> dict[str, Any]:
     exchange = config.exchange
     if exchange.mode == "none":
@@ -75,18 +93,19 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, sent
             seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
         return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
     assert exchange.row_clip is not None
+    delta = config.gradients.delta
     unit, columns = 1 << FRACTION_BITS[exchange.bits], config.model.dim + (not config.model.estimators)
     one, whole = (
-        exchange_epsilon(noise=exchange.noise, clip=exchange.row_clip, columns=columns, releases=count, unit=unit, delta=DELTA)
+        exchange_epsilon(noise=exchange.noise, clip=exchange.row_clip, columns=columns, releases=count, unit=unit, delta=delta)
         for count in (config.model.layers, config.model.layers * sent)  # a row for every layer
     )
     return report | {
         "noise": exchange.noise,
         "row_clip": exchange.row_clip,
         "neighbouring": "two matrices of one party that differ in one user's row, by at most row_clip in l2 (a row there or not)",
-        "per_round": {"epsilon": one, "delta": DELTA},
-        "composed": {"epsilon": whole, "delta": DELTA},
-        "guarantee": f"{seen}; epsilon {one:.3g} at delta {DELTA:g} per release for one user's row, {whole:.3g} over {sent:,}",
+        "per_round": {"epsilon": one, "delta": delta},
+        "composed": {"epsilon": whole, "delta": delta},
+        "guarantee": f"{seen}; epsilon {one:.3g} at delta {delta:g} per release for one user's row, {whole:.3g} over {sent:,}",
     }
 
 

@@ -67,9 +67,16 @@ def data_loss(out: Propagation, batches: Sequence[Batch | None], graph: Graph, t
         return _ranking_loss(out, batches)
     if all(batch is not None and batch.edges for batch in batches):
         rating = torch.cat([batch.pairs.rating for batch in batches if batch is not None])
-        return (graph.products(out.users, out.items) - rating).square().sum()
+        return _squared(graph.products(out.users, out.items) - rating, training.error_clip)
     user, item, rating = _flatten(batches, graph)
-    return (out.predict(user, item) - rating).square().sum()
+    return _squared(out.predict(user, item) - rating, training.error_clip)
+
+
+def _squared(error: Tensor, clip: float | None) -> Tensor:
+    """Sum of squared errors, or, with a clip c, of 2 c |e| - c^2 beyond c: its slope is that of the clipped error."""
+    if clip is None:
+        return error.square().sum()
+    return 2 * torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="sum", delta=clip)
 
 
 def _ranking_loss(out: Propagation, batches: Sequence[Batch | None]) -> Tensor:

@@ -22,11 +22,14 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.errors import DivergedError, ProtocolError
+from verfedgnn.evaluation.metrics import squared_errors
 from verfedgnn.gnn.model import Model, neighbour_from, typical_rating
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.privacy.rating_dp import noised_items, noised_validation
+from verfedgnn.privacy.rating_dp import released as released_integers
 from verfedgnn.protocol.backward import Released, others_gradient
 from verfedgnn.protocol.codec import pack, unpack, whole
 from verfedgnn.protocol.exchange import Received, Sent, fixed_form, make_projection, outgoing
@@ -99,6 +102,16 @@ class Party:
     def _rng(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.secret, *purpose])
 
+    @property
+    def noised(self) -> bool:
+        """Whether single ratings are protected by noise on everything."""
+        return self.config.gradients.mechanism == "skellam"
+
+    @property
+    def announced_ratings(self) -> int:
+        """The number of training ratings; nobody needs it where every round trains on all, so noise need not hide it."""
+        return 0 if self.noised else len(self.data.train)
+
     def hello(self) -> Hello:
         """The first message of every stay, with a mask key of its own."""
         terms, key, signature = self.terms, None, None
@@ -111,7 +124,7 @@ class Party:
             party=self.data.name,
             users=self.data.users,
             items=self.data.items,
-            ratings=len(self.data.train),
+            ratings=self.announced_ratings,
             scale=self.data.scale,
             config=self.config.fingerprint(),
             stay=self.stay,
@@ -129,7 +142,7 @@ class Party:
         if message.stay != self.stay or self._welcomed == self.stay:
             raise ProtocolError(f"{self.data.name}: a Welcome that answers no Hello, or one a second time")
         self._welcomed = self.stay
-        own = (self.data.items, len(self.data.train))
+        own = (self.data.items, self.announced_ratings)
         check_welcome(message, self.config, self.model, *own, self.training, self.terms.place)
         self.index, self.training = message.index, message.training
         self.all_items, self._last = message.items, (0, 0, 0)
@@ -222,7 +235,11 @@ class Party:
         if message.evaluate:
             model = self._served(judged)
             self.candidate = (message.round, model)
-            error, count = self.targets.judge(model["users"], model["items"])
+            if self.noised:
+                squared = squared_errors(model["users"], model["items"], self.data.valid)
+                error, count = noised_validation(squared, self.data.scale, self.config, self._rng(8, message.round))
+            else:
+                error, count = self.targets.judge(model["users"], model["items"])
             reply |= {"error": error, "count": count, "digest": self.replica.digest()}
             self._announced = (message.round, self.replica.digest())
         if outcome.neighbourhoods is not None:
@@ -231,8 +248,10 @@ class Party:
             if not math.isfinite(float(outcome.public_gradient.sum())):
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
             training, gradients = self.config.training, outcome.private_gradients
+            if self.noised:
+                gradients = noised_items(gradients, self.config, self._rng(7, message.round))
             items = gradients["items"] + (2 * training.l2 / sum(self.all_items)) * self.private.parameters["items"]
-            self.private.step(gradients | {"items": items}, training, message.round)
+            self.private.step(gradients | {"items": items}, training, message.round, self.config.model.bound)
             reply["gradient"] = self.protected(outcome.public_gradient, message)
         return RoundReply(**reply)
 
@@ -378,7 +397,7 @@ class Party:
 
     def _noise_source(self, purpose: int, message: RoundStart, values: Tensor) -> np.random.Generator:
         about = [purpose, message.round]
-        if purpose != 2:  # a repeated gradient repeats its release; other neighbours in a sum need other noise
+        if purpose != 2 or self.noised:  # a repeated gradient repeats its release; another sum needs other noise
             about += [message.trip, *([message.attempt] if message.attempt else [])]
         if self.terms.fresh_noise:  # a round computed anew from other values must not repeat the noise of the first time
             about.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
@@ -386,8 +405,12 @@ class Party:
 
     def protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
         """A public gradient as it leaves the party."""
+        rng = self._noise_source(2, message, gradient)
+        if self.noised:
+            count = {"parties": len(self.all_items), "active": len(message.active)}
+            return self._masked(released_integers(gradient, self.config, rng=rng, **count), message, GRADIENT)
         generator = torch.Generator(self.device)
-        generator.manual_seed(int(self._noise_source(2, message, gradient).integers(2**63)))
+        generator.manual_seed(int(rng.integers(2**63)))
         released = protect(gradient, self.config.gradients, self.replica.rescale, self.model.user_size, generator).cpu().numpy()
         if self.config.exchange.backward:
             self.released = Released(message.round, torch.from_numpy(released[: self.model.user_size]).to(self.device))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from verfedgnn.config import TrainingConfig
 from verfedgnn.errors import RunError
+from verfedgnn.privacy.noise import clip_rows
 from verfedgnn.protocol.optimizer import average, step
 from verfedgnn.protocol.state import State, tensor
 
@@ -42,11 +43,13 @@ class Private:
         )
         return Private(parameters, accumulators, averages if self.averaged else parameters)
 
-    def step(self, gradients: Mapping[str, Tensor], config: TrainingConfig, round: int) -> None:
-        """One step, in place."""
+    def step(self, gradients: Mapping[str, Tensor], config: TrainingConfig, round: int, bound: float | None = None) -> None:
+        """One step, in place; with a `bound`, item embeddings stay within it."""
         for name, gradient in gradients.items():
             lr = config.lr * (config.lr_messages if name == "messages" else config.lr_private)
             step(self.parameters[name], self.accumulators[name], gradient, config.optimizer, lr)
+            if bound is not None and name == "items":
+                self.parameters[name].copy_(clip_rows(self.parameters[name], bound))
             if self.averaged:
                 average(self.averages[name], self.parameters[name], config.average, round)
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.gradients import Rescale, recover
+from verfedgnn.privacy.noise import clip_rows
+from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.optimizer import average, step
 
 
@@ -88,13 +90,18 @@ class Replica:
             raise AssertionError(f"update of round {round} on a replica of round {self.round}")
         size, training = self.model.user_size, self.config.training
         scale = participation_scale(self.items, parties)
-        gradient = recover(total, self.config.gradients, self.rescale, size, scale)
+        if self.config.gradients.mechanism == "skellam":
+            gradient = total.to(torch.float32) * (scale / unit(self.config))
+        else:
+            gradient = recover(total, self.config.gradients, self.rescale, size, scale)
         now, change = self.model.views(self.parameters), self.model.views(gradient)
         change["users"] += (2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch)) * now["users"]
         if "user_bias" in now:
             change["user_bias"] += (2 * training.l2_user_bias / self.rounds_per_epoch) * now["user_bias"]
         for part, factor in ((slice(None, size), 1.0), (slice(size, None), training.lr_weights)):
             step(self.parameters[part], self.accumulator[part], gradient[part], training.optimizer, training.lr * factor)
+        if self.model.config.bound is not None:
+            now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
         if self.average is not None:
             average(self.average, self.parameters, training.average, round)
         self.round = round

@@ -21,6 +21,8 @@ class SumError(ProtocolError):
 
 def gradient_form(config: Config, model: Model, parties: int) -> tuple[int, type[np.generic]]:
     """Length and type of a protected gradient as it travels."""
+    if config.gradients.mechanism == "skellam":
+        return model.size, np.int32
     if config.masking:
         return model.size, whole(parties)
     if config.gradients.mechanism == "ternary":
@@ -41,6 +43,11 @@ def summed(gradients: Sequence[NDArray[Any]], config: Config, model: Model, part
     `SumError` if masked ones add up to more than so many ternary values can.
     """
     size, kind = gradient_form(config, model, parties)
+    if config.gradients.mechanism == "skellam":
+        whole_sum = np.zeros(size, np.int32)
+        for noised in gradients:
+            whole_sum += noised  # modulo 2^32, as masks are
+        return whole_sum
     if config.gradients.mechanism != "ternary":
         total = np.zeros(size, np.float32)
         for values in gradients:

@@ -58,8 +58,10 @@ class Targets:
         train = data.train.take(order)
         if config.model.form == "factors" and not config.model.biases:
             return cls(data, train, None, 1.0, False)
-        centre = float(train.rating.double().mean())
         low, high = data.scale
+        # A mean is a release of its own, which differential privacy would have to pay for; biases find it as well.
+        private = config.gradients.mechanism == "skellam"
+        centre = (low + high) / 2 if private else float(train.rating.double().mean())
         unit = (high - low) / 4 if high > low else 1.0
         return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
 from verfedgnn.gnn.model import Model
@@ -98,8 +96,9 @@ def check_start(message: RoundStart, config: Config, model: Model, parties: int,
     if message.updates is not None:
         if not len(message.update_parties):
             raise ProtocolError(f"round {number} brings updates of nobody")
-        ternary = config.gradients.mechanism == "ternary"
-        length, kind = (packed_size(model.size, parties), np.uint8) if ternary else (model.size, np.float32)
+        mechanism = config.gradients.mechanism
+        kind = "uint8" if mechanism == "ternary" else "int32" if mechanism == "skellam" else "float32"
+        length = packed_size(model.size, parties) if mechanism == "ternary" else model.size
         if message.updates.shape != (len(message.update_parties), length) or message.updates.dtype != kind:
             raise ProtocolError(
                 f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"

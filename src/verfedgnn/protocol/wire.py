@@ -50,7 +50,7 @@ class Message(BaseModel):
         KINDS[cls.kind] = cls
 
 
-_ALLOWED = {"any": ("uint8", "int8", "int16", "float32"), "float32": ("float32",), "fixed": ("int16", "int32", "int64")}
+_ALLOWED = {"any": ("uint8", "int8", "int16", "int32", "float32"), "float32": ("float32",), "fixed": ("int16", "int32", "int64")}
 
 
 def encode(message: Message) -> bytes:

@@ -1,0 +1,116 @@
+r"""Differential privacy of single ratings, for a whole training.
+
+Neighbouring: one rating of one user at one party, there or not. Errors are cut off at c and embeddings kept within a ball of
+radius B, so that a rating moves its user's row of the gradient, and its item's row, by at most
+
+.. math::
+    \Delta = 2 c \sqrt{B^2 + 1}, \qquad
+    g_u = \sum_v 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_v, 1), \quad g_v = \sum_u 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_u, 1),
+
+the 1 being the bias. Both get noise of standard deviation z Delta in every round: the users' rows, which leave the party, Skellam
+noise that all parties share out under masked sums; the items' rows, which stay, Gaussian noise. The next round starts from noisy
+sums alone, also inside a party; therefore rounds compose, and nothing that leaves it later owes more to a rating than this.
+
+Validation ratings are not trained on: a rating is in one part, so the two parts' epsilons are not added.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.errors import ConfigError
+from verfedgnn.privacy.noise import ORDERS, epsilon, skellam, skellam_rdp
+
+STEPS = 512.0
+"""About how many integers one standard deviation of the noise spans; finer ones would only cost bytes."""
+LARGEST = 1e6
+"""The largest noise that is tried for a budget."""
+
+
+def sensitivity(config: Config) -> float:
+    """Delta."""
+    assert config.training.error_clip is not None
+    assert config.model.bound is not None
+    return 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
+
+
+def unit(config: Config) -> float:
+    """Integers for 1, a power of two: gradients travel as multiples of 1/unit."""
+    return 2.0 ** round(math.log2(STEPS / (config.gradients.noise_multiplier * sensitivity(config))))
+
+
+def released(gradient: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """A party's public gradient, flat, as integers with its share of the noise.
+
+    The noise of all other active parties together has the whole variance: a recipient can subtract its own.
+    """
+    scale = unit(config)
+    limit = (2**31 - 1) // max(1, parties) - 1
+    values = np.clip(np.rint(gradient.cpu().numpy().astype(np.float64) * scale), -limit // 2, limit // 2)
+    variance = (config.gradients.noise_multiplier * sensitivity(config) * scale) ** 2 / max(1, active - 1)
+    return (values + skellam(values.shape, variance, rng)).astype(np.int32)
+
+
+def noised_items(gradients: dict[str, Tensor], config: Config, rng: np.random.Generator) -> dict[str, Tensor]:
+    """A party's private gradients with Gaussian noise; it never leaves the party, but what does is computed from it."""
+    deviation = config.gradients.noise_multiplier * sensitivity(config)
+    return {
+        name: value + torch.from_numpy(rng.normal(0.0, deviation, value.shape).astype(np.float32)).to(value.device)
+        for name, value in gradients.items()
+    }
+
+
+def noised_validation(squared: Tensor, scale: tuple[float, float], config: Config, rng: np.random.Generator) -> tuple[float, int]:
+    """Sum of squared errors, each cut off at the square of the scale's width, and their number, both with Gaussian noise."""
+    widest = (scale[1] - scale[0]) ** 2
+    noise = config.gradients.noise_multiplier * rng.normal(0.0, 1.0, 2)
+    total = float(squared.clamp(max=widest).sum()) + widest * noise[0]
+    count = max(1, round(len(squared) + noise[1]))
+    return max(0.0, total), count
+
+
+def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
+    """Epsilon at `delta` for one rating over a training: the larger of what training and validation ratings have."""
+    z = config.gradients.noise_multiplier
+    columns = config.model.dim + config.model.biases
+    scale = unit(config)
+    l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
+    variance = (z * sensitivity(config) * scale) ** 2
+    trained, validated = {}, {}
+    for alpha in ORDERS:
+        users, items = skellam_rdp(alpha, variance, l2, math.sqrt(columns) * l2), alpha / (2 * z * z)
+        trained[alpha], validated[alpha] = rounds * (users + items), validations * 2 * alpha / (2 * z * z)
+    return max(epsilon(trained, delta), epsilon(validated, delta))
+
+
+def within(config: Config, *, wanted: float, delta: float) -> Config:
+    """The configuration with the least noise, to a thousandth of it, with which its training stays within (`wanted`, `delta`)."""
+    if config.gradients.mechanism != "skellam":
+        raise ConfigError(
+            f"a budget needs gradients.mechanism = skellam: {config.gradients.mechanism} gradients have no epsilon over a whole "
+            "training worth asking for; start from --preset private"
+        )
+    rounds, every = config.training.epochs, config.training.evaluate_every or 1
+    validations = -(-rounds // every)
+
+    def chosen(z: float) -> Config:
+        return config.with_values({"gradients.noise_multiplier": z, "gradients.delta": delta})
+
+    def spent(z: float) -> float:
+        return rating_epsilon(chosen(z), rounds=rounds, validations=validations, delta=delta)
+
+    low, high = 0.01, 1.0
+    while spent(high) > wanted:
+        low, high = high, 2 * high
+        if high > LARGEST:
+            raise ConfigError(f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; ask for more")
+    while high - low > 1e-3 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if spent(middle) <= wanted else (middle, high)
+    return chosen(float(f"{high:.4g}") if spent(float(f"{high:.4g}")) <= wanted else high)
