@@ -1,4 +1,4 @@
-"""Accuracy of preset private by budget: epsilon 1 to 20 at delta 1e-6, single ratings, whole trainings. Writes results/privacy.md.
+"""Accuracy of preset private by budget: epsilon 1 to 20 for single ratings over whole trainings. Writes results/privacy.md.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/privacy_numbers.py [--jobs 2]
 
@@ -41,7 +41,7 @@ def main() -> None:
     }
     bias = {data: [Cell((data,), "bias", "gcn", seed, 10) for seed in SEEDS] for data in DATA}
     wanted = [cell for row in (*cells.values(), *bias.values()) for cell in row]
-    records = run_cells(wanted, RESULTS / "privacy", jobs=options.jobs, watch=lambda r: print(f"{r.done}/{r.total}", end="\r"))
+    records = run_cells(wanted, RESULTS / "privacy", jobs=options.jobs, watch=lambda r: print(f"\r{r.done}/{r.total}", end=""))
     found = {key: [records[cell]["test"]["rmse"] for cell in row] for key, row in cells.items()}
     means = {data: [records[cell]["test"]["rmse"] for cell in row] for data, row in bias.items()}
     rows = [[DATA[data], *(mean_std(found[data, budget]) for budget in BUDGETS), mean_std(means[data])] for data in DATA]
@@ -51,14 +51,17 @@ def main() -> None:
     text = [
         "# Differential privacy of single ratings",
         "",
-        "Test RMSE of preset private, ten parties, mean ± standard deviation over seeds 0-4. ε at δ = 1e-6 is for one rating of one user at one",
-        "party, there or not, over the whole training of 40 rounds ([docs/privacy.md](../docs/privacy.md)); z is the noise multiplier.",
+        "Test RMSE of preset private, ten parties, mean ± standard deviation over seeds 0-4. ε at δ = 1e-6 is for one rating of",
+        "one user at one party, there or not, over the whole training of 40 rounds ([docs/privacy.md](../docs/privacy.md)); z is the",
+        "noise multiplier.",
         "",
         markdown(header, rows),
         "![RMSE by epsilon](privacy.png)",
         "",
-        f"Made by `benchmarks/privacy_numbers.py`; one training is `verfedgnn train --preset private --epsilon E --parties 10 --seed S --data D`. "
-        f"Commit {commits}, {first['environment']['device']}, torch {first['environment']['torch']}; every record is in `privacy/cells.jsonl`.",
+        "Made by `benchmarks/privacy_numbers.py`; one training is",
+        "`verfedgnn train --preset private --epsilon E --parties 10 --seed S --data D`.",
+        f"Commit {commits}, {first['environment']['device']}, torch {first['environment']['torch']}; the records are in",
+        "`privacy/cells.jsonl`.",
         "",
     ]
     (RESULTS / "privacy.md").write_text("\n".join(text))
