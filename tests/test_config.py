@@ -11,7 +11,7 @@ from verfedgnn.config import build_config, fields, load_config, parse_settings, 
 
 
 def test_presets_are_complete_and_distinct() -> None:
-    assert presets() == ["best", "paper", "ranking"]
+    assert presets() == ["best", "paper", "private", "ranking"]
     paper = Config.preset("paper", model="gat")
     assert (paper.model.gnn, paper.model.dim, paper.model.layers) == ("gat", 6, 2)
     assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange.ratio) == (0.05, 3.0, 0.5, 5.0)
@@ -49,7 +49,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["zzz=3"], "--help"),
         (["dim=0"], "model.dim: Input should be greater than or equal to 1"),
         (["dim=big"], "model.dim"),
-        (["mechanism=magic"], "'ternary', 'laplace' or 'none'"),
+        (["mechanism=magic"], "'ternary', 'laplace', 'skellam' or 'none'"),
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),
         (["lr=inf"], "finite"),
