@@ -183,6 +183,28 @@ def test_preset_best_with_kills(tmp_path: Path, small_parties: list[vf.PartyData
     assert_same(federated, local(small_parties, config))
 
 
+PRIVATE: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "unprotected": ["noise"]}
+
+
+def test_preset_private_equals_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Integers with noise, under masks that cancel: the same sums."""
+    config = vf.Config.preset("private").with_values(PRIVATE)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    assert_same(federated, local(small_parties, config))
+
+
+@pytest.mark.parametrize("who", [SERVER, "party"])
+def test_preset_private_with_kills(tmp_path: Path, small_parties: list[vf.PartyData], who: str) -> None:
+    """A trip begun anew has noise of its own, so the bits differ; the training ends all the same, with one model for all."""
+    config = vf.Config.preset("private").with_values(PRIVATE)
+    federated = trial(tmp_path, small_parties, config)
+    name = SERVER if who == SERVER else small_parties[1].name
+    federated.run({name: killed_at(15 if who == SERVER else 5)})
+    assert len({run.metrics["public"] for run in federated.runs.values()}) == 1
+    assert all(run.metrics["rounds"] == 9 for run in federated.runs.values())
+
+
 def test_both_killed(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     federated = trial(tmp_path, small_parties)
     federated.run({SERVER: killed_at(12), small_parties[0].name: killed_at(4), small_parties[2].name: killed_at(6)})
