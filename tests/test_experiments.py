@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import active_children
@@ -190,6 +191,39 @@ def test_a_killed_worker_is_an_error_in_words(table: str, tmp_path: Path) -> Non
     with pytest.raises(vf.RunError, match=r"a training was killed.*1 of 2 are done"):
         run_cells(cells, tmp_path, jobs=2, watch=kill_the_other)
     assert list(Records(tmp_path).found) == [cells[0].key()]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc to see who is still there")
+def test_workers_do_not_outlive_a_killed_parent(table: str, tmp_path: Path) -> None:
+    words = f"compare --data {table} --methods fedsage --seeds 1 --parties 3 --set epochs=1000000 --set batch=400 --jobs 1"
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "verfedgnn", *words.split(), "--out", str(tmp_path / "c")], stderr=subprocess.DEVNULL
+    )
+    children: list[int] = []
+    for _ in range(600):
+        children = _children(parent.pid)
+        if len(children) >= 2:  # the worker, and what tracks the shared memory
+            break
+        time.sleep(0.1)
+    time.sleep(3)
+    parent.kill()
+    parent.wait()
+    for _ in range(300):
+        if not any(_runs(child) for child in children):
+            return
+        time.sleep(0.1)
+    pytest.fail("a worker goes on without its parent")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
 
 
 def test_without_a_test_part_there_is_no_rmse(table: str, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,15 @@ def _begin(progress: Any, halt: Any, threads: int) -> None:
     _shared = (progress, halt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     torch.set_num_threads(threads)
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+
+
+def _leave_with_the_parent() -> None:
+    """A parent that was killed can ask for nothing any more."""
+    parent = parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        os._exit(1)
 
 
 def _work(cell: Cell, place: int, device: str) -> Record:
