@@ -4,4 +4,8 @@
 
 Fake users are planted at a target party, each rating one item; what the exchange or the gradients show of them is compared with
 what they show of honest users. `mount` mounts every attack of a method on a finished run.
+
+    tap -> recovery | stacking | rounds | ridge | collusion | curious | membership | sketch
+
+are attacks the paper does not try, on messages as they were sent; `stronger` mounts them.
 """
