@@ -18,13 +18,8 @@ import torch
 from torch import Tensor
 
 from verfedgnn.attacks.separation import Separation, separate
+from verfedgnn.evaluation.metrics import squared_errors
 from verfedgnn.prepare import Prepared
-from verfedgnn.protocol.loss import Pairs
-
-
-def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
-    """(h_u . h_v - r)^2 of rated pairs (n,)."""
-    return ((users[pairs.user.long()] * items[pairs.item.long()]).sum(1) - pairs.rating).double().square()
 
 
 @dataclass(frozen=True)

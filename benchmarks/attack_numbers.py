@@ -1,0 +1,133 @@
+"""What the stronger attacks reach on ML-100K, next to guesses, and what each defence costs. Writes results/attacks.md.
+
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/attack_numbers.py [--data ml-100k]
+
+Ten parties, GCN, seeds 0-2. Finished parts are kept in results/attacks/stronger.json and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import verfedgnn as vf
+from verfedgnn.attacks.membership import membership
+from verfedgnn.attacks.stronger import attack_gradients, attack_sums
+from verfedgnn.experiments.cell import commit
+from verfedgnn.experiments.tables import markdown, mean_std
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+SEEDS = range(3)
+NOISED = {"exchange.mode": "noised", "exchange.row_clip": 1.0}
+SUMS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "best, masked": ("best", {}, 320),
+    "best, noised 0.05": ("best", {**NOISED, "exchange.noise": 0.05}, 320),
+    "best, noised 0.2": ("best", {**NOISED, "exchange.noise": 0.2}, 320),
+    "paper, projected": ("paper", {}, 300),
+}
+GRADIENTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "paper, ternary": ("paper", {}, 100),
+    "paper, ternary, masked": ("paper", {"masking": True}, 100),
+    "best, masked": ("best", {}, 100),
+    "private, epsilon 4": ("private", {}, 40),
+}
+MODELS = {"paper": ("paper", {}), "best": ("best", {}), "private": ("private", {})}
+SHOWN = ("party, fakes, all exchanges", "colluders, fakes, all exchanges", "colluders, insider, omp", "party, insider, omp")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="ml-100k")
+    data = parser.parse_args().data
+    path = RESULTS / "attacks" / "stronger.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def once(name: str, work: Callable[[], Any]) -> Any:
+        if name not in found:
+            found[name] = work()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(found, indent=1) + "\n")
+            print(name, flush=True)
+        return found[name]
+
+    def each(name: str, work: Callable[[list[vf.PartyData], int], Any]) -> list[Any]:
+        return [
+            once(f"{data}/{name}/{seed}", lambda s=seed: work(vf.read_parties(data, parties=10, seed=s), s)) for seed in SEEDS
+        ]
+
+    def config(preset: str, values: dict[str, Any], seed: int) -> vf.Config:
+        return vf.Config.preset(preset).with_values({"training.gate": False, **values, "seed": seed})
+
+    found["commit"] = found.get("commit") or commit()
+    sums, rmse = {}, {}
+    for name, (preset, values, rounds) in SUMS.items():
+        sums[name] = each(
+            f"sums/{name}", lambda p, s, c=(preset, values), r=rounds: attack_sums(p, config(*c, s), rounds=r, seed=s)
+        )
+        rmse[name] = each(f"rmse/{name}", lambda p, s, c=(preset, values): vf.train(p, config(*c, s)).metrics["test"]["rmse"])
+    gradients = {
+        name: each(
+            f"gradients/{name}", lambda p, s, c=(preset, values), r=rounds: attack_gradients(p, config(*c, s), rounds=r, seed=s)
+        )
+        for name, (preset, values, rounds) in GRADIENTS.items()
+    }
+    members = {
+        name: each(f"membership/{name}", lambda p, s, c=chosen: member(p, config(*c, s))) for name, chosen in MODELS.items()
+    }
+    write(data, found, sums, rmse, gradients, members)
+
+
+def member(parties: list[vf.PartyData], config: vf.Config) -> dict[str, float]:
+    run = vf.train(parties, config)
+    models = [(m.users, m.items) for m in run.models]
+    told = membership(run.prepared(), models, torch.Generator().manual_seed(0)).trained
+    return {"auc": told.auc, "advantage": told.advantage}
+
+
+def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any, members: Any) -> None:
+    rows = []
+    for name, records in sums.items():
+        row = [name]
+        for attack in SHOWN:
+            known = [r[attack] for r in records if attack in r]
+            row.append(f"{mean_std((r['f1'] for r in known), 2)} (guess {mean_std((r['guess']['f1'] for r in known), 2)})")
+        rows.append([*row, mean_std(rmse[name])])
+    header = ["exchange", "one party with fake accounts", "all but one, with fake accounts", "all but one, insider, OMP"]
+    header += ["one party, insider, OMP", "test RMSE"]
+    grads = []
+    for name, records in gradients.items():
+        last = [list(r["rounds"].values())[-1] for r in records]
+        rounds = list(records[0]["rounds"])[-1]
+        grads.append([name, rounds, *(mean_std((r.get(key) for r in last), 2) for key in ("any", "guess", "degree"))])
+    told = [
+        [name, mean_std((r["auc"] for r in rs), 3), mean_std((r["advantage"] for r in rs), 3)] for name, rs in members.items()
+    ]
+    text = [
+        "# Stronger attacks",
+        "",
+        f"{data}, ten parties, GCN, mean ± standard deviation over seeds 0-2. Made by `benchmarks/attack_numbers.py` (commit",
+        f"{found['commit']}); the records are in `attacks/stronger.json`. Who mounts what, and what it needs, is in the",
+        "modules of `src/verfedgnn/attacks/`.",
+        "",
+        "**Who has which item**: F1 of the claimed items of 500 users at one party, next to guessing as many popular ones.",
+        "",
+        markdown(header, rows),
+        "**Who has any rating at a party**, read by the coordinator from user gradients over so many rounds: AUC, that of",
+        "knowing how many ratings a user has in all, and the rank correlation with the number of ratings there.",
+        "",
+        markdown(["gradients", "rounds", "AUC", "AUC of the guess", "correlation"], grads),
+        "**Which ratings trained the model**, from the final model: AUC of telling training from test ratings by their error,",
+        "and the best advantage (true less false positives).",
+        "",
+        markdown(["preset", "AUC", "advantage"], told),
+    ]
+    (RESULTS / "attacks.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
