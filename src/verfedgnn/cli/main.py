@@ -10,6 +10,7 @@ from rich.markup import escape
 
 import verfedgnn
 from verfedgnn.cli import federation
+from verfedgnn.cli.attack import attack
 from verfedgnn.cli.compare import compare
 from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
@@ -50,6 +51,7 @@ app.command()(recommend)
 app.command()(tune)
 app.command(rich_help_panel="Experiments")(compare)
 app.command(rich_help_panel="Experiments")(paper)
+app.command(rich_help_panel="Experiments")(attack)
 app.add_typer(federation.app, rich_help_panel="Across organisations")
 for command in (coordinator, party, align, status):
     app.command(rich_help_panel="Across organisations")(command)

@@ -1,0 +1,106 @@
+"""`verfedgnn attack`: what a participant, or an outsider, could learn from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from verfedgnn.attacks.membership import membership
+from verfedgnn.attacks.stronger import attack_gradients, attack_sums
+from verfedgnn.cli.show import error_console
+from verfedgnn.errors import ConfigError
+from verfedgnn.run import Run, write_json
+from verfedgnn.runtime.checkpoint import writing
+
+
+def attack(
+    run: Annotated[Path, typer.Argument(help="A run folder that holds all parties, as `train --out` writes it.")],
+    who: Annotated[str, typer.Option("--as", help="party:NAME, coordinator, or outsider (with the final model).")] = "outsider",
+    target: Annotated[
+        str | None, typer.Option(help="party:...: whose users' items are looked for; unset: the next party.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that are listened to.", min=1)] = 300,
+    victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
+    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
+) -> None:
+    """Mount attacks on a run and say what they found, next to what anybody could guess.
+
+    A run folder holds no messages, so for a party and for the coordinator the training is run again, with the same settings and
+    data, and listened to.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    loaded = Run.load(run)
+    names = [party.name for party in loaded.parties]
+    if len(names) < 2:
+        raise ConfigError("an attack needs the parties of a whole federation; this run holds one")
+    console = error_console()
+    if who == "outsider":
+        found, table = _outsider(loaded)
+    elif who == "coordinator":
+        console.print(f"listening to {rounds:,} rounds")
+        found, table = _coordinator(loaded, rounds)
+    else:
+        attacker = _place(who.removeprefix("party:"), names)
+        victim = (attacker + 1) % len(names) if target is None else _place(target, names)
+        if victim == attacker:
+            raise ConfigError("a party knows its own users' items; give another party as --target")
+        console.print(f"{names[attacker]} opens fake accounts at {names[victim]} and listens to {rounds:,} rounds", markup=False)
+        found, table = _party(loaded, attacker, victim, rounds, victims)
+    path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
+    with writing(path.parent):
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, found)
+    Console().print(table)
+    Console().print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+def _place(name: str, names: list[str]) -> int:
+    if name in names:
+        return names.index(name)
+    raise ConfigError(
+        f"there is no party '{name}' in this run; there are: {', '.join(names)} (--as party:NAME), coordinator, outsider"
+    )
+
+
+def _outsider(run: Run) -> tuple[dict[str, Any], Table]:
+    models = [(m.users, m.items) for m in run.models]
+    told = membership(run.prepared(), models, torch.Generator().manual_seed(run.config.seed))
+    table = Table(
+        "which ratings", "AUC", "advantage", title="Membership: told from test ratings by their error", title_justify="left"
+    )
+    for name, part in (("training", told.trained), ("validation (a control)", told.control)):
+        table.add_row(name, f"{part.auc:.3f} ± {part.auc_error:.3f}", f"{part.advantage:.3f} ± {part.advantage_error:.3f}")
+    table.caption = "AUC 0.5: a coin. Advantage: true less false positives at the best threshold."
+    return {"training": told.trained.to_dict(), "validation": told.control.to_dict()}, table
+
+
+def _coordinator(run: Run, rounds: int) -> tuple[dict[str, Any], Table]:
+    found = attack_gradients(run.parties, run.config, rounds=rounds, seed=run.config.seed)
+    table = Table("rounds", "AUC", "AUC of the guess", "correlation with how many", title_justify="left")
+    table.title = "Who has a rating at which party, from user gradients"
+    for number, row in found["rounds"].items():
+        table.add_row(number, *(f"{row[key]:.3f}" if key in row else "-" for key in ("any", "guess", "degree")))
+    table.caption = "guess: by how many ratings a user has at all parties together"
+    return found, table
+
+
+def _party(run: Run, attacker: int, target: int, rounds: int, victims: int) -> tuple[dict[str, Any], Table]:
+    config = run.config
+    if config.exchange.mode == "none":
+        raise ConfigError("nothing is exchanged in this run, so a party sees no sums to attack; try --as coordinator or outsider")
+    options = {"attacker": attacker, "target": target, "victims": victims}
+    found = attack_sums(run.parties, config, rounds=rounds, seed=config.seed, **options)
+    table = Table("attack", "precision", "recall", "F1", "F1 of the guess", title_justify="left")
+    table.title = f"Which items users have at {escape(run.parties[target].name)}, from summed neighbourhoods"
+    for name, row in found.items():
+        figures = [f"{row[key]:.3f}" for key in ("precision", "recall", "f1")]
+        table.add_row(name, *figures, f"{row['guess']['f1']:.3f}", style="bold" if row["f1"] > row["guess"]["f1"] else None)
+    table.caption = "colluders: all other parties together. insider: item embeddings known. guess: as many popular items."
+    return found, table
