@@ -216,7 +216,7 @@ class Config(Section):
     split: SplitConfig = SplitConfig()
     """Training, validation and test parts."""
     masking: bool = False
-    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums; needs ternary gradients."""
+    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums; needs ternary or Skellam ones."""
     unprotected: tuple[Literal["projection", "clip", "degrees", "noise", "sums"], ...] = ()
     """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off), noise
     (of a federation drawn from the shared seed, to repeat a run of one machine to the bit), sums (masked ones over
@@ -319,7 +319,7 @@ def _problem(config: Config) -> str | None:
     if exchange.bits == 64 and exchange.mode != "exact":
         return f"exchange.bits = 64 belongs to exchange.mode = exact, not {exchange.mode}; use 16 or 32"
     if config.masking and gradients.mechanism not in ("ternary", "skellam"):
-        return f"masking needs integers, and {gradients.mechanism} gradients are not; use ternary or masking=false"
+        return f"masking needs integers, and {gradients.mechanism} gradients are not; use ternary, skellam or masking=false"
     if abs(sum(config.split.fractions) - 1) > 1e-6 or min(config.split.fractions) < 0:
         return f"split.fractions = {list(config.split.fractions)} must be shares that add up to 1"
     return None

@@ -57,8 +57,8 @@ def compare(
     table.title = f"Comparison on {', '.join(given)} (test part)"
     for row in comparison_rows(records):
         shown = dict(zip(HEADER, row, strict=True))
-        sent = size(int(shown["bytes a party and round"].replace(",", "")))
-        table.add_row(shown["method"], shown["model"], shown["RMSE"], shown["NDCG@20"], sent, shown["seconds"])
+        sent, seconds = size(shown["bytes a party and round"]), str(shown["seconds"])
+        table.add_row(shown["method"], shown["model"], shown["RMSE"], shown["NDCG@20"], sent, seconds)
     console.print(table)
     header, rows = declarations(in_order(names))
     traits = Table(*header, title="What the methods declare", title_justify="left")

@@ -211,7 +211,7 @@ def _masked(config: Config, preset: str, file: Path | None, overrides: dict[str,
     if "masking" in decided:
         return config, ""
     if config.gradients.mechanism not in ("ternary", "skellam"):
-        return config, f": it needs ternary gradients, and these are {config.gradients.mechanism}"
+        return config, f": it needs ternary or Skellam gradients, and these are {config.gradients.mechanism}"
     return config.with_values({"masking": True}), ""
 
 

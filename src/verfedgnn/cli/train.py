@@ -14,7 +14,7 @@ from rich.console import Console
 
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.show import RoundProgress, activity_table, error_console, lift_table, run_table
-from verfedgnn.config import Config, build_config, fields, parse_settings, presets
+from verfedgnn.config import build_config, fields, parse_settings, presets
 from verfedgnn.data import PartyData, read_parties
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import ConfigError
@@ -124,9 +124,9 @@ def train(
     with progress, halt:
         watch: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": device, "stack": not one_by_one}
         if resume is not None:
-            settled = [data, preset, model, parties, by, seed, out, set_, epsilon, delta, config, columns, duplicates, encoding]
-            settled.append(delimiter)
-            if any(value is not None for value in settled) or overwrite:
+            of_data = [data, parties, by, columns, duplicates, encoding, delimiter]
+            of_training = [preset, model, seed, out, set_, epsilon, delta, config]
+            if any(value is not None for value in of_data + of_training) or overwrite:
                 raise ConfigError("--resume takes data and settings from the run; leave out all options that set them")
             run = resume_run(resume, **watch)
             folder: Path | None = resume
@@ -137,8 +137,10 @@ def train(
             if seed is not None:
                 overrides["seed"] = seed
             chosen = build_config(preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides)
-            if epsilon is not None or delta is not None:
-                chosen = with_budget(chosen, epsilon, delta)
+            if delta is not None and epsilon is None:
+                raise ConfigError("--delta belongs to a budget; give its --epsilon, too")
+            if epsilon is not None:
+                chosen = within(chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta)
             if lift and chosen.training.ranks:
                 raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
             options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
@@ -161,13 +163,6 @@ def train(
                     write_json(folder / "metrics.json", run.metrics)
                 draw_lift(run.metrics["lift"], folder / "lift.png")
     _report(run, folder, as_json=as_json, quiet=quiet)
-
-
-def with_budget(config: Config, epsilon: float | None, delta: float | None) -> Config:
-    """The configuration with the noise that a budget asks for."""
-    if epsilon is None or epsilon <= 0 or not 0 < (delta if delta is not None else 1e-6) < 1:
-        raise ConfigError("a budget is an --epsilon above 0 and a --delta between 0 and 1 (unset: 1e-6)")
-    return within(config, wanted=epsilon, delta=1e-6 if delta is None else delta)
 
 
 def _lift(run: Run, folder: Path | None, **options: Any) -> dict[str, Any]:

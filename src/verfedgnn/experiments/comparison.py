@@ -30,8 +30,8 @@ def comparison_cells(
     return cells
 
 
-def comparison_rows(records: Mapping[Cell, Record]) -> list[list[str]]:
-    """A row for each method and GNN: means and standard deviations over seeds."""
+def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
+    """A row for each method and GNN: means and standard deviations over seeds as text, bytes and seconds as numbers."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for cell, record in records.items():
         groups.setdefault((cell.method, cell.gnn), []).append(record)
@@ -40,11 +40,12 @@ def comparison_rows(records: Mapping[Cell, Record]) -> list[list[str]]:
     for name, gnn in sorted(groups, key=lambda group: places.index(group[0])):
         group, chosen = groups[name, gnn], method(name)
         judged = [mean_std(r["test"][figure] for r in group) for figure in ("rmse", "mae", "ndcg@20")]
-        spent = [statistics.mean(r["bytes"]["per_party_per_round"] for r in group)]
-        spent.append(statistics.mean(r["bytes"]["up"] + r["bytes"]["down"] for r in group))
-        seconds = f"{statistics.mean(r['seconds'] for r in group):.0f}"
-        model = gnn.upper() if chosen.by_gnn else ""
-        rows.append([chosen.title, model, *judged, *(f"{value:,.0f}" for value in spent), seconds, chosen.declares.protects])
+        spent = [
+            round(statistics.mean(r["bytes"]["per_party_per_round"] for r in group)),
+            round(statistics.mean(r["bytes"]["up"] + r["bytes"]["down"] for r in group)),
+            round(statistics.mean(r["seconds"] for r in group)),
+        ]
+        rows.append([chosen.title, gnn.upper() if chosen.by_gnn else "", *judged, *spent, chosen.declares.protects])
     return rows
 
 
@@ -55,6 +56,7 @@ def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
     commits = sorted({str(record["commit"]) for record in records.values()})
     devices = sorted({record["environment"]["device"] for record in records.values()})
     methods = in_order(cell.method for cell in records)
+    rows = [[f"{value:,}" if isinstance(value, int) else value for value in row] for row in comparison_rows(records)]
     return "\n".join(
         [
             f"# Comparison on {', '.join(first['data'])}",
@@ -63,7 +65,7 @@ def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
             f"judged on the test part; {first['parties']} parties. Bytes: RoundStart and RoundReply of the ledger; "
             "central methods hand over every rating once. Seconds: training, the data being read.",
             "",
-            markdown(HEADER, comparison_rows(records)),
+            markdown(HEADER, rows),
             "What the methods declare (the paper's Table 1):",
             "",
             markdown(*declarations(methods)),

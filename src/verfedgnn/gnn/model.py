@@ -24,7 +24,7 @@ OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
     "messages": {cls.name: cls for cls in (MessageGCN, MessageGAT, MessageGGNN)},
 }
-"""By form and GNN; factors have none."""
+"""By form and GNN; factors have none, and never call theirs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Model:
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config, self.users = config, users
         self.generator = Generator(config.dim, config.layers) if config.generator else None
-        self.operator = OPERATORS[config.form if config.form in OPERATORS else "propagation"][config.gnn](
+        self.operator = OPERATORS.get(config.form, OPERATORS["propagation"])[config.gnn](
             dim=config.dim,
             layers=config.layers,
             activation=config.activation,

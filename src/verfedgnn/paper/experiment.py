@@ -32,7 +32,7 @@ class Scope:
 
     @classmethod
     def quick(cls) -> Scope:
-        """Minutes on two cores: ML-100K for ML-1M, one seed, half the epochs, the ends and middles of figures."""
+        """Minutes on two cores: ML-100K for ML-1M, one seed, half the epochs, three points of a figure's axis."""
         return cls(("ml-100k", "book-crossing"), 1, 1, coarse=True)
 
     def cell(self, data: str, method: str, gnn: str, seed: int, settings: Mapping[str, Any] | None = None) -> Cell:
