@@ -299,7 +299,7 @@ def test_masking_is_on_unless_somebody_decided(command: Command) -> None:
     command("init", "a", *start, "--set", "masking=false")
     command("init", "b", *start, "--config", "mine.toml", "--model", "ggnn")
     lines = command("init", "c", *start, "--set", "mechanism=laplace")
-    assert "masking is off: it needs ternary gradients, and these are laplace" in lines[0]
+    assert "masking is off: it needs ternary or Skellam gradients, and these are laplace" in lines[0]
     assert not any(load_agreement(Path(name)).config.masking for name in "abc")
     assert load_agreement(Path("b")).config.model.gnn == "ggnn"
     command("init", "d", *start, "--preset", "best", "--alignment", "none", "--min-parties", "3")
