@@ -15,7 +15,8 @@ import verfedgnn as vf
 from helpers import federation, same
 from verfedgnn import split_items
 from verfedgnn.data import pool_parties
-from verfedgnn.privacy.noise import clip_rows, epsilon, exchange_epsilon, skellam, skellam_rdp
+from verfedgnn.privacy.events import Release, epsilon
+from verfedgnn.privacy.noise import clip_rows, noised_sum, skellam
 from verfedgnn.protocol.codec import from_fixed, to_fixed
 from verfedgnn.protocol.exchange import Received, Sent
 from verfedgnn.protocol.messages import RoundReply, RoundStart
@@ -161,13 +162,11 @@ def test_rows_are_clipped_and_short_ones_left_alone(seed: int) -> None:
 
 def test_epsilon_of_large_noise_is_the_gaussian_mechanisms() -> None:
     """With a large variance Skellam is Gaussian: rho = l2^2 / (2 sigma^2), epsilon about rho + 2 sqrt(rho log 1/delta)."""
-    assert skellam_rdp(4.0, 1e8, 1e3, 1e3) == pytest.approx(4 * 1e6 / 2e8, rel=1e-4)
-    found = exchange_epsilon(noise=1.0, clip=1.0, columns=16, releases=4, unit=1 << 20, delta=1e-6)
+    event = noised_sum(noise=1.0, clip=1.0, columns=16, unit=1 << 20)
+    found = epsilon([Release("sums", 4, event)], 1e-6)
     rho = 4 / 2
     assert 0.8 * (rho + 2 * math.sqrt(rho * math.log(1e6))) < found <= rho + 2 * math.sqrt(rho * math.log(1e6))
-    assert epsilon({2.0: 0.0}, 1.0) == 0.0
-    more = exchange_epsilon(noise=1.0, clip=1.0, columns=16, releases=40, unit=1 << 20, delta=1e-6)
-    assert more > found
+    assert epsilon([Release("sums", 40, event)], 1e-6) > found
 
 
 @pytest.mark.parametrize("mode", ["projected", "masked", "noised", "exact", "none"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import federation, same
 from verfedgnn.graph import party_graph
-from verfedgnn.privacy.noise import ORDERS, epsilon
+from verfedgnn.privacy.events import Release, epsilon, gaussian
 from verfedgnn.privacy.rating_dp import noised_items, noised_validation, rating_epsilon, released, sensitivity, unit, within
 from verfedgnn.protocol.loss import Batch, Pairs
 from verfedgnn.protocol.messages import Hello, RoundReply
@@ -104,8 +104,8 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
 def test_epsilon_is_that_of_gaussian_noise_to_rounding() -> None:
     """Fine integers: the Skellam bound comes near alpha / (2 z^2), and users and items make twice that."""
     config = private(noise_multiplier=10.0)
-    gaussian = epsilon({alpha: 40 * 2 * alpha / (2 * 10.0**2) for alpha in ORDERS}, 1e-6)
-    assert gaussian <= rating_epsilon(config, rounds=40, validations=0, delta=1e-6) <= 1.02 * gaussian
+    normal = epsilon([Release("gradients", 80, gaussian(10.0))], 1e-6)
+    assert normal <= rating_epsilon(config, rounds=40, validations=0, delta=1e-6) <= 1.02 * normal
 
 
 def test_epsilon_grows_with_rounds_and_falls_with_noise() -> None:

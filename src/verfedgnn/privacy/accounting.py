@@ -1,15 +1,19 @@
-"""What a run's releases guarantee, per release and composed, and what they do not."""
+"""What a run's releases guarantee, one by one and composed, and what they do not."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from verfedgnn.config import FRACTION_BITS, Config
-from verfedgnn.privacy.noise import exchange_epsilon
-from verfedgnn.privacy.rating_dp import rating_epsilon
+from verfedgnn.privacy import events
+from verfedgnn.privacy.events import Release
+from verfedgnn.privacy.noise import noised_sum
+from verfedgnn.privacy.rating_dp import rating_epsilon, training_releases, validation_releases
 
 SIMULATED = "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
 SECRET = "each party's own: noise and batches derive from a secret that never leaves it"
+WORTHLESS = 0.5
+"""A delta from which on nothing worth the name is promised."""
 
 
 def privacy_report(
@@ -21,16 +25,44 @@ def privacy_report(
     whether 2q <= N + 1 in every block; `validations` how often parties reported their validation error; `randomness` where
     their noise came from.
     """
+    sent = _gradient_releases(config, releases), _sum_releases(config, exchanges), _validation_releases(config, validations)
     return {
-        "gradients": _gradients(config, releases, validations),
-        "neighbourhoods": _neighbourhoods(config, users, rows, protected, exchanges),
+        "gradients": _gradients(config, sent[0], releases, validations),
+        "neighbourhoods": _neighbourhoods(config, sent[1], users, rows, protected, exchanges),
         "validation": _validation(config, validations),
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": randomness,
+        "events": [release.to_dict() for part in sent for release in part],
     }
 
 
-def _gradients(config: Config, releases: int, validations: int) -> dict[str, Any]:
+def _gradient_releases(config: Config, count: int) -> list[Release]:
+    settings = config.gradients
+    if settings.mechanism == "skellam":
+        return training_releases(config, count)
+    event = {"ternary": events.ternary(settings.r), "laplace": events.laplace(settings.epsilon)}.get(settings.mechanism)
+    return [Release("gradients", count, event)]
+
+
+def _sum_releases(config: Config, count: int) -> list[Release]:
+    exchange = config.exchange
+    if exchange.mode == "none":
+        return []
+    if exchange.mode != "noised":
+        return [Release("neighbourhoods", count)]
+    assert exchange.row_clip is not None
+    columns = config.model.dim + (not config.model.estimators)
+    event = noised_sum(noise=exchange.noise, clip=exchange.row_clip, columns=columns, unit=1 << FRACTION_BITS[exchange.bits])
+    return [Release("neighbourhoods", config.model.layers * count, event)]  # a row for every layer
+
+
+def _validation_releases(config: Config, count: int) -> list[Release]:
+    return (
+        validation_releases(config, count) if config.gradients.mechanism == "skellam" else [Release("validation errors", count)]
+    )
+
+
+def _gradients(config: Config, sent: list[Release], releases: int, validations: int) -> dict[str, Any]:
     settings = config.gradients
     report: dict[str, Any] = {"mechanism": settings.mechanism, "clip": settings.clip, "releases": releases}
     if settings.mechanism == "skellam":
@@ -39,21 +71,25 @@ def _gradients(config: Config, releases: int, validations: int) -> dict[str, Any
         return report | {"guarantee": "none: the coordinator receives each party's gradients as they are"}
     report["neighbouring"] = "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
     if settings.mechanism == "laplace":
-        epsilon = settings.epsilon
+        pure = settings.epsilon * releases
         return report | {
-            "per_round": {"epsilon": epsilon, "delta": 0.0},
-            "composed": {"epsilon": epsilon * releases, "delta": 0.0},
-            "guarantee": f"epsilon = {epsilon:g} per release, at worst {epsilon * releases:g} over the run",
+            "per_round": {"epsilon": settings.epsilon, "delta": 0.0},
+            "composed": _smaller(pure, events.epsilon(sent, settings.delta), settings.delta),
+            "guarantee": f"epsilon = {settings.epsilon:g} per release, at worst {pure:g} over the run",
         }
-    delta = min(1.0, 1 / settings.r)
-    composed = min(1.0, releases * delta)
-    meaning = "no guarantee over the whole run" if composed >= 1 else f"delta {composed:.3g} over the whole run"
+    delta, composed = min(1.0, 1 / settings.r), events.total_variation(sent)
+    meaning = "no guarantee" if composed >= WORTHLESS else f"delta {composed:.3g}"
     return report | {
         "r": settings.r,
         "per_round": {"epsilon": 0.0, "delta": delta},
         "composed": {"epsilon": 0.0, "delta": composed},
-        "guarantee": f"(0, {delta:.3g})-DP per release; composed over {releases:,} releases: {meaning}",
+        "guarantee": f"(0, {delta:.3g})-DP per release; composed over {releases:,} releases: {meaning} over the whole run",
     }
+
+
+def _smaller(pure: float, composed: float, delta: float) -> dict[str, float]:
+    """Sums of epsilons need no delta, but grow faster than what composes with one."""
+    return {"epsilon": pure, "delta": 0.0} if pure <= composed else {"epsilon": composed, "delta": delta}
 
 
 def _single_ratings(config: Config, releases: int, validations: int) -> dict[str, Any]:
@@ -78,11 +114,13 @@ def _validation(config: Config, validations: int) -> dict[str, Any]:
     return {"mechanism": "none", "releases": validations, "guarantee": guarantee}
 
 
-def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, sent: int) -> dict[str, Any]:
+def _neighbourhoods(
+    config: Config, sent: list[Release], users: int, rows: int, protected: bool, exchanges: int
+) -> dict[str, Any]:
     exchange = config.exchange
     if exchange.mode == "none":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
-    report: dict[str, Any] = {"mechanism": exchange.mode, "releases": sent}
+    report: dict[str, Any] = {"mechanism": exchange.mode, "releases": exchanges}
     if exchange.mode == "projected":
         return report | _projected(config, users, rows, protected)
     if exchange.mode == "exact":
@@ -92,20 +130,16 @@ def _neighbourhoods(config: Config, users: int, rows: int, protected: bool, sent
         if "sums" in config.unprotected:
             seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
         return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
-    assert exchange.row_clip is not None
     delta = config.gradients.delta
-    unit, columns = 1 << FRACTION_BITS[exchange.bits], config.model.dim + (not config.model.estimators)
-    one, whole = (
-        exchange_epsilon(noise=exchange.noise, clip=exchange.row_clip, columns=columns, releases=count, unit=unit, delta=delta)
-        for count in (config.model.layers, config.model.layers * sent)  # a row for every layer
-    )
+    one = events.epsilon([Release("one", config.model.layers, release.event) for release in sent], delta)
+    whole = events.epsilon(sent, delta)
     return report | {
         "noise": exchange.noise,
         "row_clip": exchange.row_clip,
         "neighbouring": "two matrices of one party that differ in one user's row, by at most row_clip in l2 (a row there or not)",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
-        "guarantee": f"{seen}; epsilon {one:.3g} at delta {delta:g} per release for one user's row, {whole:.3g} over {sent:,}",
+        "guarantee": f"{seen}; epsilon {one:.3g} at delta {delta:g} per release for a user's row, {whole:.3g} over {exchanges:,}",
     }
 
 

@@ -25,7 +25,9 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError
-from verfedgnn.privacy.noise import ORDERS, epsilon, skellam, skellam_rdp
+from verfedgnn.privacy import events
+from verfedgnn.privacy.events import Release
+from verfedgnn.privacy.noise import skellam
 
 STEPS = 512.0
 """About how many integers one standard deviation of the noise spans; finer ones would only cost bytes."""
@@ -75,18 +77,26 @@ def noised_validation(squared: Tensor, scale: tuple[float, float], config: Confi
     return max(0.0, total), count
 
 
-def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
-    """Epsilon at `delta` for one rating over a training: the larger of what training and validation ratings have."""
+def training_releases(config: Config, rounds: int) -> list[Release]:
+    """What a rating of the training part takes part in."""
     z = config.gradients.noise_multiplier
     columns = config.model.dim + config.model.biases
     scale = unit(config)
     l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
-    variance = (z * sensitivity(config) * scale) ** 2
-    trained, validated = {}, {}
-    for alpha in ORDERS:
-        users, items = skellam_rdp(alpha, variance, l2, math.sqrt(columns) * l2), alpha / (2 * z * z)
-        trained[alpha], validated[alpha] = rounds * (users + items), validations * 2 * alpha / (2 * z * z)
-    return max(epsilon(trained, delta), epsilon(validated, delta))
+    users = events.skellam((z * sensitivity(config) * scale) ** 2, l2, math.sqrt(columns) * l2)
+    return [Release("user gradients", rounds, users), Release("item gradients", rounds, events.gaussian(z))]
+
+
+def validation_releases(config: Config, validations: int) -> list[Release]:
+    """What a rating of the validation part takes part in."""
+    event = events.gaussian(config.gradients.noise_multiplier)
+    return [Release("validation errors", validations, event), Release("validation counts", validations, event)]
+
+
+def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
+    """Epsilon at `delta` for one rating over a training: the larger of what training and validation ratings have."""
+    parts = training_releases(config, rounds), validation_releases(config, validations)
+    return max(events.epsilon(part, delta) for part in parts)
 
 
 def within(config: Config, *, wanted: float, delta: float) -> Config:
