@@ -11,6 +11,7 @@ from rich.markup import escape
 import verfedgnn
 from verfedgnn.cli import federation
 from verfedgnn.cli.attack import attack
+from verfedgnn.cli.audit import audit
 from verfedgnn.cli.compare import compare
 from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
@@ -52,6 +53,7 @@ app.command()(tune)
 app.command(rich_help_panel="Experiments")(compare)
 app.command(rich_help_panel="Experiments")(paper)
 app.command(rich_help_panel="Experiments")(attack)
+app.command(rich_help_panel="Experiments")(audit)
 app.add_typer(federation.app, rich_help_panel="Across organisations")
 for command in (coordinator, party, align, status):
     app.command(rich_help_panel="Across organisations")(command)

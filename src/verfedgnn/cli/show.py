@@ -22,8 +22,8 @@ def error_console() -> Console:
 class RoundProgress:
     """A bar with the round, the validation RMSE (last and best), the bytes so far and the time left."""
 
-    def __init__(self, *, hidden: bool) -> None:
-        console = error_console()
+    def __init__(self, *, hidden: bool, unit: str = "rounds") -> None:
+        console, self.unit = error_console(), unit
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -69,7 +69,7 @@ class RoundProgress:
         tenth = 10 * done // total
         if self.plain is not None and (tenth > self.printed or done == total):
             self.printed = tenth
-            self.plain.print(f"{label}: {done}/{total} rounds  {note}".rstrip())
+            self.plain.print(f"{label}: {done}/{total} {self.unit}  {note}".rstrip())
 
 
 class CellProgress:
