@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from verfedgnn import ProtocolError
 from verfedgnn.errors import DivergedError
 from verfedgnn.protocol import alignment_messages as align
-from verfedgnn.protocol.codec import from_fixed, pack, to_fixed, unpack
+from verfedgnn.protocol.codec import from_fixed, to_fixed, wrapped
+from verfedgnn.protocol.compact import grow, shrink
 from verfedgnn.protocol.messages import (
     Finish,
     Finished,
@@ -166,22 +167,54 @@ def test_errors_repeat_no_content() -> None:
         assert secret not in str(caught.value)
 
 
-@given(bound=st.integers(1, 40_000), seed=st.integers(0, 999), size=st.integers(0, 40))
-def test_packed_integers_come_back(bound: int, seed: int, size: int) -> None:
-    values = np.random.default_rng(seed).integers(-bound, bound + 1, size)
-    data = pack(values, bound)
-    np.testing.assert_array_equal(unpack(data, bound, size), values)
-    if bound == 1:
-        assert len(data) == -(-size // 5), "five ternary digits a byte"
+@given(
+    kind=st.sampled_from(["int8", "uint8", "int16", "int32", "int64"]),
+    reach=st.integers(1, 2**40),
+    share=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    seed=st.integers(0, 999),
+    shape=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+)
+def test_packed_integers_come_back(kind: str, reach: int, share: float, seed: int, shape: list[int]) -> None:
+    rng, info = np.random.default_rng(seed), np.iinfo(kind)
+    values = rng.integers(max(info.min, -reach), min(info.max, reach), shape, dtype=kind, endpoint=True)
+    values[rng.random(shape) >= share] = 0
+    found = grow(shrink(values), values.nbytes)
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
 
 
-def test_packed_integers_out_of_bounds_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="base 3"):
-        unpack(np.array([243], np.uint8), 1, 5)
-    with pytest.raises(ProtocolError, match="outside"):
-        unpack(np.array([100], np.int8).view(np.uint8), 10, 1)
-    with pytest.raises(ProtocolError, match="expected"):
-        unpack(np.zeros(3, np.uint8), 1, 5)
+def test_packed_integers_take_what_they_need() -> None:
+    rng = np.random.default_rng(1)
+    signs = np.where(rng.random(100_000) < 0.01, rng.choice([-1, 1], 100_000), 0).astype(np.int8)
+    entropy = -(0.99 * np.log2(0.99) + 0.01 * np.log2(0.005))
+    assert len(shrink(signs)) < 2 * entropy * 100_000 / 8
+    masked = rng.integers(-16, 16, 100_000).astype(np.int8)
+    assert len(shrink(masked)) < 5 / 8 * 100_000 + 50
+    assert len(shrink(rng.integers(-2048, 2048, 100_000).astype(np.int16))) < 12 / 8 * 100_000 + 50
+
+
+@given(st.binary(max_size=60), st.integers(0, 50), st.integers(0, 255))
+def test_packed_integers_that_are_none_are_refused(noise: bytes, place: int, byte: int) -> None:
+    """Noise, and good ones with a byte changed: an error, or other integers of no more than the bytes allowed."""
+    for good in (np.arange(-9, 9, dtype=np.int16), np.eye(9, dtype=np.int8)):
+        data = shrink(good)
+        data[place % len(data)] = byte
+        for bad in (data, np.frombuffer(noise, np.uint8)):
+            with contextlib.suppress(ProtocolError):
+                assert grow(bad, 1000).nbytes <= 1000
+
+
+def test_a_small_message_cannot_grow_beyond_what_is_allowed() -> None:
+    data = encode(RoundReply(round=1, trip=0, gradient=np.zeros(1 << 20, np.int8)))
+    assert len(data) < 1000
+    with pytest.raises(ProtocolError, match="packed integers"):
+        decode(data, 1 << 19)
+
+
+@given(st.lists(st.integers(-40, 40), min_size=1, max_size=20), st.integers(3, 8))
+def test_residues_are_those_nearest_to_zero(values: list[int], bits: int) -> None:
+    found = wrapped(np.array(values, np.int8), bits).tolist()
+    assert all(-(2 ** (bits - 1)) <= r < 2 ** (bits - 1) and (r - v) % 2**bits == 0 for r, v in zip(found, values, strict=True))
 
 
 @given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=20))

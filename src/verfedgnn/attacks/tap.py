@@ -21,7 +21,7 @@ from verfedgnn.data import PartyData, check_parties
 from verfedgnn.errors import ConfigError
 from verfedgnn.graph import Graph
 from verfedgnn.prepare import Prepared, prepare
-from verfedgnn.protocol.codec import from_fixed, unpack
+from verfedgnn.protocol.codec import from_fixed
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.exchange import Sent
 from verfedgnn.protocol.messages import RoundReply, RoundStart
@@ -194,8 +194,6 @@ class Tapped:
         arrays = {name: reply.gradient for name, reply in trip.replies.items() if reply.gradient is not None}
         if self.config.masking:
             known = {TOGETHER: summed(list(arrays.values()), self.config, model, len(self.parties))}
-        elif self.config.gradients.mechanism == "ternary":
-            known = {name: unpack(values.view(np.uint8), 1, model.size) for name, values in arrays.items()}
         else:
             known = {name: np.asarray(values) for name, values in arrays.items()}
         return {name: self.of_users(torch.from_numpy(np.array(values, np.float32))) for name, values in known.items()}

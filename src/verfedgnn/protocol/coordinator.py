@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
-from verfedgnn.protocol.codec import pack, unpack
 from verfedgnn.protocol.exchange import exchanging, fewest, fixed_form
 from verfedgnn.protocol.joining import refusal
 from verfedgnn.protocol.membership import Membership
@@ -268,8 +267,9 @@ class Coordinator:
             size, kind = self.gradient_form
             if reply.gradient.shape != (size,) or reply.gradient.dtype != kind:
                 raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
-            if kind == np.uint8:  # what is no gradient is refused here, where it is known whose it is
-                unpack(reply.gradient.view(np.uint8), 1, self.model.size)
+            ternary = self.config.gradients.mechanism == "ternary" and not self.config.masking
+            if ternary and not ((reply.gradient >= -1) & (reply.gradient <= 1)).all():  # refused while it is known whose it is
+                raise ProtocolError(f"{name}: a gradient with values that are not ternary")
         if reply.neighbourhoods is not None:
             shape, found = reply.neighbourhoods.shape, reply.neighbourhoods.dtype
             if shape != self.neighbourhood_shape or found != fixed_form(self.config):
@@ -339,9 +339,8 @@ class Coordinator:
         return error
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
-        row = pack(summed, len(self.names)) if self.config.gradients.mechanism == "ternary" else summed
         self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round)
-        self.log.append(_Update(self.round, parties, row))
+        self.log.append(_Update(self.round, parties, summed))
 
     def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
         try:

@@ -31,7 +31,7 @@ from verfedgnn.privacy.projection import Identity, Projection
 from verfedgnn.privacy.rating_dp import noised_items, noised_validation
 from verfedgnn.privacy.rating_dp import released as released_integers
 from verfedgnn.protocol.backward import Released, others_gradient
-from verfedgnn.protocol.codec import pack, unpack, whole
+from verfedgnn.protocol.codec import sum_bits, whole, wrapped
 from verfedgnn.protocol.exchange import Received, Sent, fixed_form, make_projection, outgoing
 from verfedgnn.protocol.loss import Batch
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
@@ -391,9 +391,7 @@ class Party:
 
     def _sum_of(self, row: NDArray[Any]) -> Tensor:
         """A summed gradient as it came."""
-        ternary = self.config.gradients.mechanism == "ternary"
-        values = unpack(row, len(self.all_items), self.model.size) if ternary else row
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        return torch.from_numpy(np.ascontiguousarray(row)).to(self.device)
 
     def _noise_source(self, purpose: int, message: RoundStart, values: Tensor) -> np.random.Generator:
         about = [purpose, message.round]
@@ -415,8 +413,9 @@ class Party:
         if self.config.exchange.backward:
             self.released = Released(message.round, torch.from_numpy(released[: self.model.user_size]).to(self.device))
         if self.config.masking:
-            return self._masked(released.astype(whole(len(self.all_items))), message, GRADIENT)
-        return pack(released, 1) if self.config.gradients.mechanism == "ternary" else released
+            parties = len(self.all_items)
+            return wrapped(self._masked(released.astype(whole(parties)), message, GRADIENT), sum_bits(parties))
+        return released
 
     def _masked(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
         if self.masker is None or not self.terms.masks:

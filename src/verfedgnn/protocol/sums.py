@@ -12,7 +12,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import projected_rows
-from verfedgnn.protocol.codec import packed_size, unpack, whole
+from verfedgnn.protocol.codec import sum_bits, whole, wrapped
 
 
 class SumError(ProtocolError):
@@ -26,7 +26,7 @@ def gradient_form(config: Config, model: Model, parties: int) -> tuple[int, type
     if config.masking:
         return model.size, whole(parties)
     if config.gradients.mechanism == "ternary":
-        return packed_size(model.size, 1), np.uint8
+        return model.size, np.int8
     return model.size, np.float32
 
 
@@ -42,7 +42,7 @@ def summed(gradients: Sequence[NDArray[Any]], config: Config, model: Model, part
 
     `SumError` if masked ones add up to more than so many ternary values can.
     """
-    size, kind = gradient_form(config, model, parties)
+    size, _ = gradient_form(config, model, parties)
     if config.gradients.mechanism == "skellam":
         whole_sum = np.zeros(size, np.int32)
         for noised in gradients:
@@ -53,14 +53,11 @@ def summed(gradients: Sequence[NDArray[Any]], config: Config, model: Model, part
         for values in gradients:
             total += values
         return total
-    if not config.masking:
-        signs = np.zeros(model.size, np.int32)
-        for packed in gradients:
-            signs += unpack(packed, 1, model.size)
-        return signs
-    total = np.zeros(size, kind)
-    for masked in gradients:
-        total += masked
-    if np.abs(total.astype(np.int32)).max(initial=0) > len(gradients):
-        raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
-    return total.astype(np.int32)
+    signs = np.zeros(size, whole(parties))
+    for values in gradients:
+        signs += values
+    if config.masking:
+        signs = wrapped(signs, sum_bits(parties))
+        if max(int(signs.max(initial=0)), -int(signs.min(initial=0))) > len(gradients):
+            raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
+    return signs

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.codec import packed_size
+from verfedgnn.protocol.codec import whole
 from verfedgnn.protocol.exchange import exchanging, fewest
 from verfedgnn.protocol.messages import RoundStart, Welcome
 
@@ -97,9 +99,8 @@ def check_start(message: RoundStart, config: Config, model: Model, parties: int,
         if not len(message.update_parties):
             raise ProtocolError(f"round {number} brings updates of nobody")
         mechanism = config.gradients.mechanism
-        kind = "uint8" if mechanism == "ternary" else "int32" if mechanism == "skellam" else "float32"
-        length = packed_size(model.size, parties) if mechanism == "ternary" else model.size
-        if message.updates.shape != (len(message.update_parties), length) or message.updates.dtype != kind:
+        kind = {"ternary": whole(parties), "skellam": np.int32}.get(mechanism, np.float32)
+        if message.updates.shape != (len(message.update_parties), model.size) or message.updates.dtype != kind:
             raise ProtocolError(
                 f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
             )

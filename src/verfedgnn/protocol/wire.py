@@ -1,4 +1,4 @@
-"""How a message becomes bytes: a fixed header, a small JSON part, raw arrays (safetensors).
+"""How a message becomes bytes: a fixed header, a small JSON part, arrays (safetensors), integers among them packed.
 
     magic 4 | version 2 | kind 1 | - 1 | length of the JSON part 4 | length of the arrays 8 | JSON | arrays
 
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, create_model
 
 from verfedgnn.errors import ProtocolError
+from verfedgnn.protocol.compact import grow, shrink
 
 MAGIC = b"VFGN"
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<4sHBxIQ")
 MAX_JSON, MAX_TABLE = 1 << 20, 1 << 16
 """Bytes of the JSON part, and of the table of contents in front of the arrays."""
@@ -51,19 +52,28 @@ class Message(BaseModel):
 
 
 _ALLOWED = {"any": ("uint8", "int8", "int16", "int32", "float32"), "float32": ("float32",), "fixed": ("int16", "int32", "int64")}
+_PACKED = "uint8"
+"""What packed integers travel as; `compact` says which they are."""
 
 
 def encode(message: Message) -> bytes:
     """The message as bytes."""
     arrays = {name: getattr(message, name) for name in message.arrays}
-    present = {name: np.ascontiguousarray(value) for name, value in arrays.items() if value is not None}
+    present = {name: _packed(value) for name, value in arrays.items() if value is not None}
     text = message.model_dump_json(exclude=set(message.arrays)).encode()
     body = safetensors.numpy.save(present) if present else b""
     return HEADER.pack(MAGIC, VERSION, message.kind, len(text), len(body)) + text + body
 
 
+def _packed(value: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(value) if value.dtype.kind == "f" else shrink(value)
+
+
 def decode(data: bytes, max_size: int = MAX_SIZE) -> Message:
-    """The message behind `data`, or a ProtocolError that says what is wrong without repeating any of it."""
+    """The message behind `data`, or a ProtocolError that says what is wrong without repeating any of it.
+
+    Neither the message nor any array that is unpacked from it may be larger than `max_size`.
+    """
     if len(data) < HEADER.size:
         raise ProtocolError(f"a message of {len(data)} bytes is shorter than its header")
     magic, version, kind, text_size, body_size = HEADER.unpack_from(data)
@@ -77,7 +87,7 @@ def decode(data: bytes, max_size: int = MAX_SIZE) -> Message:
         raise ProtocolError(f"message lengths do not fit: {text_size} + {body_size} bytes announced, {len(data)} received")
     cls = KINDS[kind]
     text = bytes(data[HEADER.size : HEADER.size + text_size])
-    arrays = _arrays(cls, bytes(data[HEADER.size + text_size :])) if body_size else {}
+    arrays = _arrays(cls, bytes(data[HEADER.size + text_size :]), max_size) if body_size else {}
     missing = [name for name in cls.arrays if cls.model_fields[name].is_required() and name not in arrays]
     if missing:
         raise ProtocolError(f"{cls.__name__}: array '{missing[0]}' is missing")
@@ -90,7 +100,7 @@ def decode(data: bytes, max_size: int = MAX_SIZE) -> Message:
         raise ProtocolError(f"{cls.__name__}: field '{known}': {first['type']}") from None
 
 
-def _arrays(cls: type[Message], body: bytes) -> dict[str, NDArray[Any]]:
+def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any]]:
     if int.from_bytes(body[:8], "little") > MAX_TABLE:
         raise ProtocolError(f"{cls.__name__}: unreadable arrays (their table of contents is too large)")
     try:
@@ -99,6 +109,8 @@ def _arrays(cls: type[Message], body: bytes) -> dict[str, NDArray[Any]]:
         raise ProtocolError(f"{cls.__name__}: unreadable arrays ({type(error).__name__})") from None
     for name, value in arrays.items():
         allowed = _ALLOWED.get(cls.arrays.get(name, ""), ())
+        if value.dtype == _PACKED and value.ndim == 1 and name in cls.arrays:
+            value = arrays[name] = grow(value, most)
         if str(value.dtype) not in allowed:
             raise ProtocolError(f"{cls.__name__}: unexpected array or type ({value.dtype})")
         if value.dtype.kind == "f" and not np.isfinite(value).all():

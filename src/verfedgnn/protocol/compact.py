@@ -1,0 +1,120 @@
+r"""Integers in few bytes, exactly: whichever of two forms is the smaller for the values at hand.
+
+    planes   n values of b bits each: whole bytes first, then a bit plane for each bit that is left; what masks leave is this
+    sparse   a bitmap of what is not 0, then signs, or the values themselves; entropy-coded (Zstandard), since few are not 0
+
+In front of either: form, type, number of dimensions, shape, bits, how many values are not 0. A reader knows from these how much
+there will be before it unpacks anything.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from verfedgnn.errors import ProtocolError
+
+KINDS = ("int8", "uint8", "int16", "int32", "int64")
+PLANES, SPARSE = 0, 1
+SPARSEST = 0.4
+"""Share of values other than 0 from which on a bitmap does not pay."""
+DIMENSIONS = 4
+_HEAD = struct.Struct("<BBBBQ")
+_ZSTD = "zstd"
+
+Integers = NDArray[np.integer[Any]]
+Raw = NDArray[np.uint8]
+
+
+def shrink(values: Integers) -> Raw:
+    """An integer array as bytes."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    count = int(np.count_nonzero(flat))
+    if count < SPARSEST * flat.size:
+        signs = int(flat.min()) >= -1 and int(flat.max()) <= 1
+        form, bits, body = SPARSE, 1 if signs else 8 * flat.itemsize, _sparse(flat, signs)
+    else:
+        form, bits = PLANES, _bits(flat)
+        body = np.concatenate(list(_planes(flat, bits))) if flat.size else np.zeros(0, np.uint8)
+    head = _HEAD.pack(form, KINDS.index(str(flat.dtype)), values.ndim, bits, count)
+    shape = struct.pack(f"<{values.ndim}Q", *values.shape)
+    return np.concatenate([np.frombuffer(head + shape, np.uint8), body])
+
+
+def grow(data: Raw, most: int) -> Integers:
+    """The array behind `shrink`, of at most `most` bytes; anything else is refused."""
+    try:
+        form, kind, dimensions, bits, count = _HEAD.unpack_from(data.data)
+        shape = struct.unpack_from(f"<{dimensions}Q", data.data, _HEAD.size)
+        if kind >= len(KINDS) or not 1 <= dimensions <= DIMENSIONS or form not in (PLANES, SPARSE):
+            raise ValueError
+        dtype, size = np.dtype(KINDS[kind]), math.prod(shape)
+        if size * dtype.itemsize > most or count > size or not 1 <= bits <= 8 * dtype.itemsize:
+            raise ValueError
+        body = data[_HEAD.size + 8 * dimensions :]
+        flat = _dense(body, dtype, size, bits, count) if form == SPARSE else _joined(body, dtype, size, bits)
+        if np.count_nonzero(flat) != count:
+            raise ValueError
+        return flat.reshape(shape)
+    except (ValueError, OverflowError, struct.error, OSError, pa.ArrowException):
+        raise ProtocolError("unreadable packed integers") from None
+
+
+def _bits(flat: Integers) -> int:
+    """The least number of bits in which all values fit, as two's complement."""
+    if not flat.size or flat.dtype == np.uint8:
+        return 8 * flat.itemsize
+    return min(8 * flat.itemsize, 1 + max(int(flat.max()), -1 - int(flat.min())).bit_length())
+
+
+def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
+    columns = flat.view(f"u{flat.itemsize}").astype(f"<u{flat.itemsize}", copy=False).view(np.uint8).reshape(-1, flat.itemsize)
+    for byte in range(bits // 8):
+        yield np.ascontiguousarray(columns[:, byte])
+    if bits % 8:
+        rest = columns[:, bits // 8]
+        for place in range(bits % 8):
+            yield np.packbits(rest & np.uint8(1 << place))
+
+
+def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
+    whole, rest, plane = bits // 8, bits % 8, -(-size // 8)
+    if body.size != whole * size + rest * plane:
+        raise ValueError
+    columns = np.zeros((size, dtype.itemsize), np.uint8)
+    for byte in range(whole):
+        columns[:, byte] = body[byte * size : (byte + 1) * size]
+    for place in range(rest):
+        start = whole * size + place * plane
+        columns[:, whole] |= np.unpackbits(body[start : start + plane], count=size) << np.uint8(place)
+    values: Integers = columns.view(f"<u{dtype.itemsize}").reshape(-1).view(f"<i{dtype.itemsize}")
+    if bits < 8 * dtype.itemsize:
+        shift = 8 * dtype.itemsize - bits
+        values = (values << shift) >> shift  # brings the sign back
+    return values.astype(dtype, copy=False) if dtype.kind == "i" else values.view(dtype)
+
+
+def _sparse(flat: Integers, signs: bool) -> Raw:
+    present = flat != 0
+    some = flat[present]
+    values = np.packbits(some > 0) if signs else some.astype(f"<{flat.dtype.str[1:]}", copy=False).view(np.uint8)
+    packed = pa.Codec(_ZSTD, compression_level=1).compress(np.concatenate([np.packbits(present), values]).tobytes(), asbytes=True)
+    return np.frombuffer(packed, np.uint8)
+
+
+def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
+    bitmap, width = -(-size // 8), -(-count // 8) if bits == 1 else count * dtype.itemsize
+    raw = np.frombuffer(pa.Codec(_ZSTD).decompress(body.tobytes(), bitmap + width, asbytes=True), np.uint8)
+    present = np.unpackbits(raw[:bitmap], count=size).view(bool)
+    flat: Integers = np.zeros(size, dtype)
+    if bits == 1:
+        flat[present] = 2 * np.unpackbits(raw[bitmap:], count=count).astype(np.int8) - 1
+    else:
+        flat[present] = raw[bitmap:].view(f"<{dtype.str[1:]}")
+    return flat
