@@ -25,6 +25,7 @@ from verfedgnn.prepare import prepare
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.messages import Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
 from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.sums import fixed_type
 from verfedgnn.runtime.transport import Event
 
 EXAMPLES = 4000
@@ -101,8 +102,8 @@ def test_the_coordinator_survives_anything(tmp_path_factory: pytest.TempPathFact
     reply = RoundReply(
         round=1,
         trip=0,
-        gradient=np.zeros(coordinator.gradient_form[0], coordinator.gradient_form[1]),
-        neighbourhoods=np.zeros(coordinator.neighbourhood_shape, np.int32),
+        gradient=np.zeros(coordinator.part.model.size, coordinator.gradient_type),
+        neighbourhoods=np.zeros(coordinator.neighbourhood_shape, fixed_type(coordinator.config)),
     )
     refused = 0
 

@@ -19,9 +19,9 @@ from verfedgnn.errors import ConfigError
 
 Gnn = Literal["gcn", "gat", "ggnn"]
 
-FRACTION_BITS = {16: 10, 32: 20, 64: 32}
-"""Neighbourhoods travel as int32 multiples of 2^-20, whose sum may reach +-2048, as int16 multiples of 2^-10 (+-32), or, exact
-ones, as int64 multiples of 2^-32 (+-2 billion)."""
+FRACTION_BITS = {12: 8, 16: 10, 32: 20, 64: 32}
+"""Neighbourhoods travel as multiples of 2^-20 (32 bits, sums may reach +-2048), of 2^-10 (16 bits, +-32), of 2^-8 (12 bits, +-8)
+or, exact ones, of 2^-32 (64 bits, +-2 billion)."""
 
 
 class Section(BaseModel):
@@ -87,9 +87,9 @@ class ExchangeConfig(Section):
     """Exchange-only round trips before each training round; K of them make the exchange synchronous (exact)."""
     every: int = Field(1, ge=1, le=65535)
     """Rounds between two exchanges; in between the last sums are used again."""
-    bits: Literal[16, 32, 64] = 32
-    """Bits of a number on the wire: 32 with 20 of them behind the point, 16 with 10, or 64 with 32 (mode exact only, where
-    degrees and attention may be large)."""
+    bits: Literal[12, 16, 32, 64] = 32
+    """Bits of a number on the wire: 32 with 20 of them behind the point, 16 with 10, 12 with 8, or 64 with 32 (mode exact only,
+    where degrees and attention may be large)."""
     backward: bool = False
     """Train messages on the others' losses, too: the summed protected user gradients stand for the gradient with respect to
     neighbourhoods, so nothing more is sent."""
@@ -126,6 +126,8 @@ class GradientConfig(Section):
 class TrainingConfig(Section):
     """Rounds, steps and when to stop."""
 
+    user_blocks: int = Field(1, ge=1, le=100_000)
+    """Parts into which users are cut; a round works on one of them, by turns, and sends nothing about the others."""
     optimizer: Literal["adagrad", "sgd"] = "adagrad"
     """The rule for public and private steps (paper: Adagrad)."""
     lr: float = Field(0.05, gt=0)
@@ -314,8 +316,8 @@ def _problem(config: Config) -> str | None:
         return "model.own_messages = false leaves GAT's attention nothing to learn from; use gcn or ggnn"
     if not config.model.own_messages and (config.model.form != "messages" or not config.model.estimators):
         return "model.own_messages = false needs model.form = messages and model.estimators"
-    if exchange.bits == 16 and not config.model.estimators:
-        return "exchange.bits = 16 has no room for exact degrees; use 32, or 64"
+    if exchange.bits < 32 and not config.model.estimators:
+        return f"exchange.bits = {exchange.bits} has no room for exact degrees; use 32, or 64"
     if exchange.bits == 64 and exchange.mode != "exact":
         return f"exchange.bits = 64 belongs to exchange.mode = exact, not {exchange.mode}; use 16 or 32"
     if config.masking and gradients.mechanism not in ("ternary", "skellam"):
@@ -332,7 +334,8 @@ def _skellam_problem(config: Config) -> str | None:
         "masking = true (only sums are protected)": config.masking,
         "model.form = factors (a message depends on all of a user's ratings)": model.form == "factors" and not model.residual,
         "model.bound and training.error_clip (they bound what a rating moves)": model.bound and training.error_clip,
-        "training.batch = 0 and participation = 1 (every rating in every round)": not training.batch
+        "training.batch = 0, user_blocks = 1 and participation = 1 (every rating in every round)": not training.batch
+        and training.user_blocks == 1
         and training.participation == 1,
         "l2_rating = 0 (it weighs by how many ratings there are)": not training.l2_rating,
         "rescales of 1": config.gradients.rescale_users == 1 and not config.gradients.rescale_by_ratings,

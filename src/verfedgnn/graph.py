@@ -159,6 +159,16 @@ def party_graph(
     )
 
 
+def users_of(graph: Graph, users: slice) -> Graph:
+    """The graph (S = 1) of some users only; items keep their numbers and the degrees they have in the whole."""
+    pointers, columns = (part.cpu().numpy() for part in graph.by_user)
+    first, last = pointers[users.start], pointers[users.stop]
+    count = users.stop - users.start
+    user = np.repeat(np.arange(count), np.diff(pointers[users.start : users.stop + 1]))
+    part = party_graph(user, columns[first:last], users=count, items=graph.items)
+    return replace(graph_to(part, graph.order.device), item_degree=graph.item_degree, ratio=graph.ratio)
+
+
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:
     """Several parties' graphs (each S = 1) as one block-diagonal graph; items are padded to the largest party."""
     if len(graphs) == 1:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.errors import ProtocolError
-from verfedgnn.protocol.codec import from_fixed
+from verfedgnn.protocol.codec import from_fixed, wrapped
 from verfedgnn.protocol.exchange import Sent
 from verfedgnn.protocol.messages import RoundStart
 
@@ -67,5 +67,5 @@ def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:
         raise ProtocolError("colluders subtract what they put into this very sum; these parts are of another one")
     left: NDArray[np.integer[Any]] = start.neighbourhoods
     for sent in own:
-        left = left - sent.values  # modulo 2^bits
-    return torch.from_numpy(from_fixed(left, bits))
+        left = left - sent.values
+    return torch.from_numpy(from_fixed(wrapped(left, bits), bits))

@@ -21,7 +21,7 @@ from verfedgnn.data import PartyData, check_parties
 from verfedgnn.errors import ConfigError
 from verfedgnn.graph import Graph
 from verfedgnn.prepare import Prepared, prepare
-from verfedgnn.protocol.codec import from_fixed
+from verfedgnn.protocol.codec import from_fixed, wrapped
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.exchange import Sent
 from verfedgnn.protocol.messages import RoundReply, RoundStart
@@ -168,8 +168,8 @@ class Tapped:
     def exchange(self) -> Exchange:
         """Rounds until a sum of neighbourhoods is handed out."""
         for _ in range(2 * self.config.exchange.every + 1):
-            sent = [party.sent for party in self.parties if party.sent is not None]
-            knows = [party.exchanged for party in self.parties if party.sent is not None]
+            sent = [party.sent[0] for party in self.parties if party.sent]
+            knows = [party.exchanged for party in self.parties if party.sent]
             start = next(iter(self.round().starts.values()))
             made = len(sent) == len(self.parties) and all(each.trip == start.neighbourhood_trip for each in sent)
             if start.neighbourhoods is not None and made:
@@ -182,7 +182,7 @@ class Tapped:
         arrays = {name: reply.neighbourhoods for name, reply in trip.replies.items() if reply.neighbourhoods is not None}
         if self.config.masking and arrays:
             first = next(iter(arrays.values()))
-            arrays = {TOGETHER: np.add.reduce(list(arrays.values()), dtype=first.dtype)}  # modulo 2^bits: masks cancel
+            arrays = {TOGETHER: wrapped(np.add.reduce(list(arrays.values()), dtype=first.dtype), bits)}  # masks cancel
         return {name: torch.from_numpy(from_fixed(values, bits)) for name, values in arrays.items()}
 
     def sent_gradients(self, trip: Trip) -> dict[str, Tensor]:
@@ -190,10 +190,9 @@ class Tapped:
 
         Ternary ones are signs, or sums of signs.
         """
-        model = self.coordinator.model
         arrays = {name: reply.gradient for name, reply in trip.replies.items() if reply.gradient is not None}
         if self.config.masking:
-            known = {TOGETHER: summed(list(arrays.values()), self.config, model, len(self.parties))}
+            known = {TOGETHER: summed(list(arrays.values()), self.config, len(self.parties))}
         else:
             known = {name: np.asarray(values) for name, values in arrays.items()}
         return {name: self.of_users(torch.from_numpy(np.array(values, np.float32))) for name, values in known.items()}

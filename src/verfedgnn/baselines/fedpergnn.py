@@ -21,7 +21,6 @@ from verfedgnn.prepare import split
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import RoundStart
 from verfedgnn.protocol.party import Party
-from verfedgnn.protocol.sums import neighbourhood_shape
 
 ID_BYTES, INDEX_BYTES, NUMBER_BYTES = 16, 4, 4
 """An encrypted user id; the number of an anonymous item, or of a row; a coordinate of an embedding."""
@@ -119,17 +118,17 @@ def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def count_messages(ledger: Ledger, parties: Sequence[PartyData], config: Config, rounds: int, rows: Mapping[str, int]) -> None:
     """What FedPerGNN sends, in the place of what stood for it here.
 
-    Edges once and item embeddings every round for sums of neighbourhoods; `rows` of user gradients, with whose they are, for all.
+    Edges once and item embeddings every round, `rows` of user gradients with whose they are, and shared weights; everybody's
+    items but one's own, and the summed gradient.
     """
     model = Model(config.model, parties[0].ratings.n_users)
-    sums = config.exchange.bits // 8 * int(np.prod(neighbourhood_shape(config, model)))
+    weights = NUMBER_BYTES * (model.size - model.user_size)
     items = [party.ratings.n_items for party in parties]
     edges = [_edges(party, config) for party in parties]
     for party, own_items, own_edges in zip(parties, items, edges, strict=True):
         name, row = party.name, NUMBER_BYTES * config.model.dim
-        ledger.bytes["RoundReply", "up", name] += rounds * (own_items * row - sums - model.users * row)
-        ledger.bytes["RoundReply", "up", name] += rows[name] * (row + INDEX_BYTES)
-        ledger.bytes["RoundStart", "down", name] += (rounds - 1) * ((sum(items) - own_items) * row - sums)
+        ledger.bytes["RoundReply", "up", name] = rounds * (own_items * row + weights) + rows[name] * (row + INDEX_BYTES)
+        ledger.bytes["RoundStart", "down", name] = (rounds - 1) * ((sum(items) - own_items) * row + NUMBER_BYTES * model.size)
         ledger.record("GraphExpansion", "up", name, own_edges * ID_BYTES)
         expanded = party.ratings.n_users * ID_BYTES + (sum(edges) - own_edges) * INDEX_BYTES
         ledger.record("GraphExpansion", "down", name, expanded)

@@ -82,6 +82,8 @@ class Model:
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         if config.biases:
             self.shapes["user_bias"] = (users, 1)
+        self.per_user = tuple(self.shapes)
+        """Names of the public parameters that belong to users."""
         self.user_size = sum(math.prod(shape) for shape in self.shapes.values())
         """How many public parameters belong to users; they come first."""
         if config.form == "propagation":
@@ -111,6 +113,10 @@ class Model:
         parts = torch.split(flat, sizes, -1)
         lead = flat.shape[:-1]
         return {name: part.view(*lead, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def flat(self, views: Mapping[str, Tensor]) -> Tensor:
+        """One flat vector (size,) of public parameters by name."""
+        return torch.cat([views[name].reshape(-1) for name in self.shapes])
 
     def initial_public(self, seed: int, typical: float) -> Tensor:
         """Public parameters before the first round, from a seed; `typical` (see `typical_rating`) is public."""

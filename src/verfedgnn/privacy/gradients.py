@@ -43,11 +43,12 @@ class Rescale:
     weights: float
 
     @classmethod
-    def of(cls, config: Config, users: int, parties: int, ratings: int) -> Rescale:
+    def of(cls, config: Config, users: float, parties: int, ratings: float) -> Rescale:
         """As configured: plain factors, or over the root of how many ratings a coordinate of a party's gradient sums over."""
         gradients, batch = config.gradients, config.training.batch
         if not gradients.rescale_by_ratings:
             return cls(gradients.rescale_users, gradients.rescale_weights)
+        users, ratings = users / config.training.user_blocks, ratings / config.training.user_blocks  # of a round
         summed = max(1, min(batch, ratings) if batch else ratings) / parties
         return cls(gradients.rescale_users / math.sqrt(summed / users), gradients.rescale_weights / math.sqrt(summed))
 

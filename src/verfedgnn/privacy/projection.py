@@ -9,6 +9,7 @@ Theorem 1 by itself and costs O(N B) instead of O(N q). B >= N is the paper's Ph
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,6 +67,19 @@ class Projection:
         self._cache: list[tuple[Tile, Tensor]] | None = [] if values <= cache_values else None
         self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
 
+    def part(self, users: slice, rows: slice) -> Projection:
+        """The same Phi for some users alone, who are whole blocks of it."""
+        part = copy.copy(self)
+        part.users, part.rows = users.stop - users.start, rows.stop - rows.start
+        part.tiles = [
+            Tile(_moved(tile.rows, rows.start), _moved(tile.columns, users.start), tile.index)
+            for tile in self.tiles
+            if users.start <= tile.columns.start < users.stop
+        ]
+        part._cache = None if self._cache is None else []
+        part._scale = None if self._scale is None else self._scale[users]
+        return part
+
     def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
         """1 / (1 + (m+1)/q) of each user's block (N, 1): among multiples of Phi^T Y the one of least expected error."""
         scale = np.empty((self.users, 1), np.float32)
@@ -116,6 +130,10 @@ class Identity:
     def __init__(self, users: int) -> None:
         self.users = self.rows = users
 
+    def part(self, users: slice, rows: slice) -> Identity:
+        """The same for some users alone."""
+        return Identity(users.stop - users.start)
+
     def project(self, x: Tensor) -> Tensor:
         """X."""
         return x
@@ -123,6 +141,10 @@ class Identity:
     def reconstruct(self, y: Tensor) -> Tensor:
         """Y."""
         return y
+
+
+def _moved(place: slice, by: int) -> slice:
+    return slice(place.start - by, place.stop - by)
 
 
 def blocks(users: int, block: int) -> list[tuple[int, int]]:

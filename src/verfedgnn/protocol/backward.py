@@ -25,7 +25,7 @@ from verfedgnn.protocol.state import State, tensor
 
 @dataclass(frozen=True)
 class Released:
-    """A party's protected gradient of user parameters as it left, and its round."""
+    """A party's protected gradient of user parameters as it left, or what it read out of everybody's; and of which round."""
 
     round: int
     values: Tensor
@@ -50,11 +50,11 @@ def others_gradient(
     replica: Replica,
     round: int,
 ) -> Tensor | None:
-    """G (N, D) from the summed protected gradients of `parties` in `round`, scaled to all others.
+    """G (N, D) of the round's users from the summed protected gradients of `parties` in `round`, scaled to all others.
 
     None if one's own part of the sum is forgotten.
     """
-    model = replica.model
+    model = replica.rotation.of(round).model
     values = total[: model.user_size]
     if index in parties:
         if own is None or own.round != round:

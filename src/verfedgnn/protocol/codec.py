@@ -6,6 +6,7 @@ subtracts its own part of a sum without a trace of rounding.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from verfedgnn.errors import DivergedError
 
 
 def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArray[np.integer[Any]]:
-    """Real numbers as multiples of 2^-20 (32 bits), 2^-10 (16 bits) or 2^-32 (64 bits), with room for the sum over `parties`.
+    """Real numbers as multiples of 2^-20 (32 bits), 2^-10 (16), 2^-8 (12) or 2^-32 (64), with room for the sum over `parties`.
 
-    What is beyond the reach is an error; with 16 bits, whose reach is +-32 over all parties, it is cut off.
+    What is beyond the reach is an error; with 16 or 12 bits, whose reach is +-32 or +-8 over all parties, it is cut off.
     """
-    scaled = np.rint(values.astype(np.float64) * (1 << FRACTION_BITS[bits]))
+    scaled = values * np.float32(1 << FRACTION_BITS[bits]) if bits <= 16 else values * np.float64(1 << FRACTION_BITS[bits])
+    np.rint(scaled, out=scaled)
     limit = (2 ** (bits - 1) - 1) // max(1, parties)
-    if bits == 16 and np.isfinite(scaled).all():
+    if bits <= 16 and math.isfinite(float(scaled.sum())):
         return np.clip(scaled, -limit, limit).astype(np.int16)
     if not (np.abs(scaled) <= limit).all():
         raise DivergedError(
@@ -48,7 +50,14 @@ def sum_bits(parties: int) -> int:
     return (2 * parties).bit_length()
 
 
+def residues(values: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Integers modulo 2^bits, from 0 on: the form of what is masked. Unsigned ones are never taken for plain small numbers."""
+    unsigned = values.view(f"u{values.dtype.itemsize}")
+    rest: NDArray[Any] = unsigned & unsigned.dtype.type((1 << bits) - 1)
+    return rest
+
+
 def wrapped(values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """The residues of integers modulo 2^bits nearest to 0."""
-    shift = 8 * values.dtype.itemsize - bits
-    return (values << shift) >> shift if shift > 0 else values
+    """The residues of integers modulo 2^bits nearest to 0, signed."""
+    signed, shift = values.view(f"i{values.dtype.itemsize}"), 8 * values.dtype.itemsize - bits
+    return (signed << shift) >> shift if shift > 0 else signed

@@ -1,6 +1,7 @@
 r"""Integers in few bytes, exactly: whichever of two forms is the smaller for the values at hand.
 
     planes   n values of b bits each: whole bytes first, then a bit plane for each bit that is left; what masks leave is this
+             (unsigned integers, always)
     sparse   a bitmap of what is not 0, then signs, or the values themselves; entropy-coded (Zstandard), since few are not 0
 
 In front of either: form, type, number of dimensions, shape, bits, how many values are not 0. A reader knows from these how much
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.errors import ProtocolError
 
-KINDS = ("int8", "uint8", "int16", "int32", "int64")
+TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 PLANES, SPARSE = 0, 1
 SPARSEST = 0.4
 """Share of values other than 0 from which on a bitmap does not pay."""
@@ -36,13 +37,13 @@ def shrink(values: Integers) -> Raw:
     """An integer array as bytes."""
     flat = np.ascontiguousarray(values).reshape(-1)
     count = int(np.count_nonzero(flat))
-    if count < SPARSEST * flat.size:
+    if flat.dtype.kind == "i" and count < SPARSEST * flat.size:
         signs = int(flat.min()) >= -1 and int(flat.max()) <= 1
         form, bits, body = SPARSE, 1 if signs else 8 * flat.itemsize, _sparse(flat, signs)
     else:
         form, bits = PLANES, _bits(flat)
         body = np.concatenate(list(_planes(flat, bits))) if flat.size else np.zeros(0, np.uint8)
-    head = _HEAD.pack(form, KINDS.index(str(flat.dtype)), values.ndim, bits, count)
+    head = _HEAD.pack(form, TYPES.index(str(flat.dtype)), values.ndim, bits, count)
     shape = struct.pack(f"<{values.ndim}Q", *values.shape)
     return np.concatenate([np.frombuffer(head + shape, np.uint8), body])
 
@@ -52,9 +53,9 @@ def grow(data: Raw, most: int) -> Integers:
     try:
         form, kind, dimensions, bits, count = _HEAD.unpack_from(data.data)
         shape = struct.unpack_from(f"<{dimensions}Q", data.data, _HEAD.size)
-        if kind >= len(KINDS) or not 1 <= dimensions <= DIMENSIONS or form not in (PLANES, SPARSE):
+        if kind >= len(TYPES) or not 1 <= dimensions <= DIMENSIONS or form not in (PLANES, SPARSE):
             raise ValueError
-        dtype, size = np.dtype(KINDS[kind]), math.prod(shape)
+        dtype, size = np.dtype(TYPES[kind]), math.prod(shape)
         if size * dtype.itemsize > most or count > size or not 1 <= bits <= 8 * dtype.itemsize:
             raise ValueError
         body = data[_HEAD.size + 8 * dimensions :]
@@ -67,9 +68,11 @@ def grow(data: Raw, most: int) -> Integers:
 
 
 def _bits(flat: Integers) -> int:
-    """The least number of bits in which all values fit, as two's complement."""
-    if not flat.size or flat.dtype == np.uint8:
-        return 8 * flat.itemsize
+    """The least number of bits in which all values fit, signed ones as two's complement."""
+    if not flat.size:
+        return 1
+    if flat.dtype.kind == "u":
+        return max(1, int(flat.max()).bit_length())
     return min(8 * flat.itemsize, 1 + max(int(flat.max()), -1 - int(flat.min())).bit_length())
 
 
@@ -93,11 +96,9 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
     for place in range(rest):
         start = whole * size + place * plane
         columns[:, whole] |= np.unpackbits(body[start : start + plane], count=size) << np.uint8(place)
-    values: Integers = columns.view(f"<u{dtype.itemsize}").reshape(-1).view(f"<i{dtype.itemsize}")
-    if bits < 8 * dtype.itemsize:
-        shift = 8 * dtype.itemsize - bits
-        values = (values << shift) >> shift  # brings the sign back
-    return values.astype(dtype, copy=False) if dtype.kind == "i" else values.view(dtype)
+    values: Integers = columns.view(dtype.newbyteorder("<")).reshape(-1).astype(dtype, copy=False)
+    shift = 8 * dtype.itemsize - bits
+    return (values << shift) >> shift if dtype.kind == "i" and shift else values  # brings the sign back
 
 
 def _sparse(flat: Integers, signs: bool) -> Raw:

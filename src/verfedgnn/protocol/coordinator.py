@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
-from verfedgnn.protocol.exchange import exchanging, fewest, fixed_form
+from verfedgnn.protocol.exchange import exchanging, fewest
 from verfedgnn.protocol.joining import refusal
 from verfedgnn.protocol.membership import Membership
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import Replica
+from verfedgnn.protocol.rotation import Part
 from verfedgnn.protocol.state import State, tensor
-from verfedgnn.protocol.sums import SumError, gradient_form, neighbourhood_shape, summed
+from verfedgnn.protocol.sums import SumError, fixed_type, gradient_type, neighbourhood_shape, summed, summed_neighbourhoods
 
 UPDATE_LOG = 8
-"""Rounds whose updates are kept for parties that sat them out; with packed integers, more would outweigh a full copy."""
+"""Rounds whose updates are kept for parties that sat them out, for each part of the users; more would outweigh a full copy."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,13 @@ class Coordinator:
         self.began = False
         """Whether all parties have joined once; the replica is there from then on."""
         self.round, self.trip, self.attempt = 0, 0, 0
-        self.neighbourhoods: _Sum | None = None
-        self.log: deque[_Update] = deque(maxlen=UPDATE_LOG)
+        self.neighbourhoods: dict[int, _Sum] = {}
+        """The last sum of each part of the users."""
+        self.log: deque[_Update] = deque(maxlen=UPDATE_LOG * config.training.user_blocks)
         self.seen: dict[str, int] = {}
         """Round of the public parameters each party has."""
-        self.told: dict[str, tuple[int, int] | None] = {}
-        """Round and trip of the summed neighbourhoods each party has."""
+        self.told: dict[str, dict[int, tuple[int, int]]] = {}
+        """Round and trip of the summed neighbourhoods each party has, by part of the users."""
         self.errors: dict[str, tuple[float, int]] = {}
         """Each party's last validation: squared error and count."""
         self.digests: dict[int, str] = {}
@@ -137,7 +139,7 @@ class Coordinator:
 
     def welcome(self, name: str) -> Welcome:
         """The answer to a Hello, once all have joined: a full copy of the public parameters."""
-        self.seen[name], self.told[name] = self.replica.round, None
+        self.seen[name], self.told[name] = self.replica.round, {}
         self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
@@ -201,7 +203,7 @@ class Coordinator:
             name, works = self.names[index], index in self.drawn
             if not works and not evaluate:
                 continue
-            key = (self.seen[name], self.told.get(name), works, self.members.knowledge(name))
+            key = (self.seen[name], self.told[name].get(self.part.index), works, self.members.knowledge(name))
             if key not in starts:
                 starts[key] = self._start(name, works, refresh=refresh, evaluate=evaluate)
             self._keys(name)  # it is told, by a message shared with others
@@ -228,8 +230,8 @@ class Coordinator:
         # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
         full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
         updates = last if full else missed
-        shared = self.neighbourhoods
-        if shared is not None and self.told.get(name) == shared.trip:
+        shared = self.neighbourhoods.get(self.part.index)
+        if shared is not None and self.told[name].get(self.part.index) == shared.trip:
             shared = None
         return RoundStart(
             round=self.round,
@@ -242,7 +244,7 @@ class Coordinator:
             best_round=self.best_round,
             updates_from=updates[0].round if updates else seen + 1,
             update_parties=[update.parties for update in updates],
-            updates=np.stack([update.row for update in updates]) if updates else None,
+            updates=np.concatenate([update.row for update in updates]) if updates else None,
             neighbourhood_parties=[] if shared is None else shared.parties,
             neighbourhood_trip=(0, 0) if shared is None else shared.trip,
             neighbourhoods=None if shared is None else shared.total,
@@ -264,15 +266,14 @@ class Coordinator:
         if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
             raise ProtocolError(f"{name}: the reply does not hold what was asked for")
         if reply.gradient is not None:
-            size, kind = self.gradient_form
-            if reply.gradient.shape != (size,) or reply.gradient.dtype != kind:
+            if reply.gradient.shape != (self.part.model.size,) or reply.gradient.dtype != self.gradient_type:
                 raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
             ternary = self.config.gradients.mechanism == "ternary" and not self.config.masking
             if ternary and not ((reply.gradient >= -1) & (reply.gradient <= 1)).all():  # refused while it is known whose it is
                 raise ProtocolError(f"{name}: a gradient with values that are not ternary")
         if reply.neighbourhoods is not None:
             shape, found = reply.neighbourhoods.shape, reply.neighbourhoods.dtype
-            if shape != self.neighbourhood_shape or found != fixed_form(self.config):
+            if shape != self.neighbourhood_shape or found != fixed_type(self.config):
                 raise ProtocolError(f"{name}: neighbourhoods of shape {shape} and type {found}")
         if start.evaluate:
             if reply.error is None or reply.count is None:
@@ -281,20 +282,25 @@ class Coordinator:
                 raise ProtocolError(f"{name}: its public parameters differ from the coordinator's; it must rejoin")
         self.seen[name] = self.replica.round
         if start.neighbourhoods is not None:
-            self.told[name] = start.neighbourhood_trip
+            self.told[name][self.part.index] = start.neighbourhood_trip
         self.replies[name] = reply
         self.members.back(name)
         return True
 
     @property
-    def gradient_form(self) -> tuple[int, type[np.generic]]:
-        """Length and type of a protected gradient as it travels."""
-        return gradient_form(self.config, self.model, len(self.names))
+    def part(self) -> Part:
+        """The users that the round is about."""
+        return self.replica.rotation.of(self.round)
+
+    @property
+    def gradient_type(self) -> np.dtype[Any]:
+        """The type of a protected gradient as it travels."""
+        return gradient_type(self.config, len(self.names))
 
     @property
     def neighbourhood_shape(self) -> tuple[int, int, int]:
-        """(K, q, C) of an exchanged neighbourhood."""
-        return neighbourhood_shape(self.config, self.model)
+        """(K, q, C) of the round's neighbourhoods."""
+        return neighbourhood_shape(self.config, self.part)
 
     def close(self) -> Closed:
         """Add up, step the public parameters, judge the validation.
@@ -306,10 +312,8 @@ class Coordinator:
         summed = self._summed([values for _, values in gradients]) if gradients else None
         shared = [(i, reply.neighbourhoods) for i, reply in replies if reply.neighbourhoods is not None]
         if shared:
-            total = np.zeros(self.neighbourhood_shape, fixed_form(self.config))
-            for _, values in shared:
-                total += values
-            self.neighbourhoods = _Sum([i for i, _ in shared], (self.round, self.trip), total)
+            total = summed_neighbourhoods([values for _, values in shared], self.config)
+            self.neighbourhoods[self.part.index] = _Sum([i for i, _ in shared], (self.round, self.trip), total)
         evaluated = any(start.evaluate for start in self.open_parties.values())
         self.open_parties = {}
         if self.trip > 0:
@@ -344,7 +348,7 @@ class Coordinator:
 
     def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
         try:
-            return summed(gradients, self.config, self.model, len(self.names))
+            return summed(gradients, self.config, len(self.names))
         except SumError:
             self.spoilt = True
             raise
@@ -360,17 +364,15 @@ class Coordinator:
             "training": self.training,
             "round": self.round,
             "seen": self.seen,
-            "told": self.told,
+            "told": {name: list(trips.items()) for name, trips in self.told.items()},
             "hellos": [self.members.hellos[name].model_dump_json(exclude={"mask_key", "mask_signature"}) for name in self.names],
             "errors": self.errors,
             "digests": list(self.digests.items()),
             "best": [self.best_error if self.best_round else None, self.best_round, self.since_best],
             "updates": [[update.round, update.parties] for update in self.log],
-            "neighbourhoods": None,
+            "neighbourhoods": [[part, known.parties, *known.trip] for part, known in self.neighbourhoods.items()],
         }
-        if self.neighbourhoods is not None:
-            state.values["neighbourhoods"] = [self.neighbourhoods.parties, *self.neighbourhoods.trip]
-            state.arrays["neighbourhoods"] = self.neighbourhoods.total
+        state.arrays |= {f"neighbourhoods.{part}": known.total for part, known in self.neighbourhoods.items()}
         return state
 
     def restore(self, state: State) -> None:
@@ -384,15 +386,14 @@ class Coordinator:
         self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
         self.best_parameters = tensor(state.arrays["best"], self.device)
         self.seen = dict(values["seen"])
-        self.told = {name: None if trip is None else (trip[0], trip[1]) for name, trip in values["told"].items()}
+        self.told = {name: {part: (trip[0], trip[1]) for part, trip in trips} for name, trips in values["told"].items()}
         self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         self.digests = dict(values["digests"])
         error, self.best_round, self.since_best = values["best"]
         self.best_error = math.inf if error is None else error
         self.log.extend(_Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"]))
-        if values["neighbourhoods"] is not None:
-            parties, round, trip = values["neighbourhoods"]
-            self.neighbourhoods = _Sum(parties, (round, trip), state.arrays["neighbourhoods"])
+        for part, parties, round, trip in values["neighbourhoods"]:
+            self.neighbourhoods[part] = _Sum(parties, (round, trip), state.arrays[f"neighbourhoods.{part}"])
 
     def finish(self) -> Finish:
         """The last message."""

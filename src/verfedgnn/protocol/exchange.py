@@ -15,14 +15,15 @@ from verfedgnn.config import FRACTION_BITS, Config
 from verfedgnn.errors import ConfigError
 from verfedgnn.privacy.noise import clip_rows, skellam
 from verfedgnn.privacy.projection import Identity, Projection
-from verfedgnn.protocol.codec import from_fixed, to_fixed
+from verfedgnn.protocol.codec import from_fixed, to_fixed, wrapped
 from verfedgnn.protocol.messages import RoundStart
+from verfedgnn.protocol.rotation import passes
 from verfedgnn.protocol.state import State, tensor
 
 
 def exchanging(config: Config, round: int, trip: int) -> bool:
     """Whether neighbourhoods are exchanged in a trip of a round."""
-    return config.exchange.mode != "none" and (trip > 0 or (round - 1) % config.exchange.every == 0)
+    return config.exchange.mode != "none" and (trip > 0 or passes(config, round) % config.exchange.every == 0)
 
 
 def fewest(config: Config, parties: int) -> int:
@@ -59,12 +60,6 @@ def make_projection(config: Config, users: int, device: torch.device | str) -> P
     return projection
 
 
-def fixed_form(config: Config) -> type[np.signedinteger[Any]]:
-    """The integers in which neighbourhoods travel."""
-    kinds: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
-    return kinds[config.exchange.bits]
-
-
 def outgoing(x: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator) -> NDArray[np.integer[Any]]:
     """A party's neighbourhoods (K, q, C) as they leave it, before masks: clipped and noised if so configured, in fixed point.
 
@@ -93,7 +88,7 @@ class Sent:
         state.arrays[name] = self.values
 
     @classmethod
-    def get(cls, state: State, name: str) -> Sent | None:
+    def get(cls, state: State, name: str, device: torch.device) -> Sent | None:
         """What `put` put, if it did."""
         trip = state.values.get(name)
         return None if trip is None else cls((trip[0], trip[1]), state.arrays[name])
@@ -129,7 +124,7 @@ class Received:
             if own is None or own.trip != message.neighbourhood_trip:
                 # Sent before this party lost its memory: what it knew before will do until the next sum.
                 return cls(told.hexdigest(), None if last is None else last.others)
-            total = total - own.values  # modulo 2^bits, as masks and noise are
+            total = wrapped(total - own.values, bits)  # modulo 2^bits, as masks and noise are
         return cls(told.hexdigest(), torch.from_numpy(from_fixed(total, bits)).to(device).mul_(scale))
 
     def put(self, state: State, name: str) -> None:

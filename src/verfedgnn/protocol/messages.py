@@ -125,13 +125,13 @@ class RoundStart(Message):
     update_parties: list[list[int]]
     """For each update, whose gradients it sums."""
     updates: Bytes | Floats | None = None
-    """Summed protected gradients, one row per update: packed integers, or float32 without quantization."""
+    """Summed protected gradients of the parts of users that the updates were about, one after the other."""
     neighbourhood_parties: list[int]
     """Whose neighbourhoods the sum below holds; none without a sum."""
     neighbourhood_trip: tuple[int, int] = (0, 0)
     """Round and trip in which they were sent."""
     neighbourhoods: Fixed | None = None
-    """Sum of neighbourhoods (K, q, C), fixed point, unless the party has it already."""
+    """Sum of neighbourhoods (K, q, C) of the round's users, fixed point, unless the party has it already."""
     parameters: Floats | None = None
     """A full copy in place of updates, for a party that missed many."""
     accumulator: Floats | None = None
@@ -150,9 +150,9 @@ class RoundReply(Message):
     trip: int = Field(ge=0, le=16)
     attempt: int = Field(0, ge=0)
     gradient: Bytes | Floats | None = None
-    """Ternary gradient of the public parameters, packed, or masked with a whole integer each; float32 without quantization."""
+    """Protected gradient of the public parameters that the round is about: signs, residues if masked, or real numbers."""
     neighbourhoods: Fixed | None = None
-    """Own neighbourhoods (K, q, C), projected or masked, fixed point."""
+    """Own neighbourhoods (K, q, C) of the round's users, projected or masked, fixed point."""
     error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
     """When asked: squared errors, summed over the party's validation ratings; or 1 - NDCG@20, summed over its users."""
     count: int | None = Field(None, ge=0, le=_MOST)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,23 +24,28 @@ from verfedgnn.config import Config
 from verfedgnn.errors import DivergedError, ProtocolError
 from verfedgnn.evaluation.metrics import squared_errors
 from verfedgnn.gnn.model import Model, neighbour_from, typical_rating
-from verfedgnn.graph import Graph, graph_to, party_graph
+from verfedgnn.graph import Graph, graph_to, party_graph, users_of
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.privacy.projection import Identity, Projection
 from verfedgnn.privacy.rating_dp import noised_items, noised_validation
 from verfedgnn.privacy.rating_dp import released as released_integers
 from verfedgnn.protocol.backward import Released, others_gradient
-from verfedgnn.protocol.codec import sum_bits, whole, wrapped
-from verfedgnn.protocol.exchange import Received, Sent, fixed_form, make_projection, outgoing
-from verfedgnn.protocol.loss import Batch
+from verfedgnn.protocol.codec import residues, sum_bits, whole
+from verfedgnn.protocol.exchange import Received, Sent, make_projection, outgoing
+from verfedgnn.protocol.loss import Batch, Pairs
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.private import Private
 from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
+from verfedgnn.protocol.rotation import Part, passes
 from verfedgnn.protocol.state import EvaluatedModel, State, tensor
 from verfedgnn.protocol.step import Outcome, Work, compute
+from verfedgnn.protocol.sums import neighbourhood_shape
 from verfedgnn.protocol.targets import PartyInput, Targets
 from verfedgnn.protocol.terms import LOCAL, Terms, check_start, check_welcome
+
+Kept = TypeVar("Kept", Sent, Received, Released)
+"""What a party remembers of one part of the users."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ class _Before:
     round: int
     trip: int
     private: Private
-    sent: Sent | None
-    released: Released | None
+    sent: dict[int, Sent]
+    released: dict[int, Released]
 
 
 class Party:
@@ -67,12 +72,15 @@ class Party:
         self.targets = Targets.of(data, config)
         start = self.model.initial_private(self._rng(0), data.items, typical_rating(data.scale))
         self.private = Private.initial(start, self.device, averaged=config.training.average > 0)
-        self.sent: Sent | None = None
+        # By part of the users:
+        self.sent: dict[int, Sent] = {}
         """Own neighbourhoods as last sent."""
-        self.received: Received | None = None
+        self.received: dict[int, Received] = {}
         """The last sum of everybody's."""
-        self.released: Released | None = None
+        self.released: dict[int, Released] = {}
         """Own protected gradient of users as last sent, with a backward exchange."""
+        self.pulls: dict[int, Released] = {}
+        """What the others' part of the last update says about neighbourhoods, with a backward exchange."""
         self.candidate: EvaluatedModel | None = None
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
@@ -94,7 +102,9 @@ class Party:
         """Hash of what was told before the last trip."""
         self._before: list[_Before] = []
         """Of the current round, a state for each trip so far."""
-        self._batch: tuple[int, Batch] | None = None
+        self._batches: dict[int, tuple[int, Batch]] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._projections: dict[int, Projection | Identity] = {}
         self.replica: Replica
         self.projection: Projection | Identity | None
         self.graph: Graph | None = None
@@ -183,14 +193,49 @@ class Party:
         )
         return graph_to(graph, self.device)
 
+    # -- the users of a round ------------------------------------------------------------------------------------------------
+
+    @property
+    def by_parts(self) -> bool:
+        """Whether a round is computed for its users alone; propagation needs the whole graph, whoever a round is about."""
+        return self.config.training.user_blocks > 1 and self.config.model.form != "propagation"
+
+    def graph_of(self, part: Part | None) -> Graph:
+        """The graph of all users, or of some."""
+        assert self.graph is not None
+        if part is None or part.whole:
+            return self.graph
+        if part.index not in self._graphs:
+            self._graphs[part.index] = users_of(self.graph, part.users)
+        return self._graphs[part.index]
+
+    def projection_of(self, part: Part) -> Projection | Identity | None:
+        """The projection of some users."""
+        if part.whole or self.projection is None:
+            return self.projection
+        if part.index not in self._projections:
+            self._projections[part.index] = self.projection.part(part.users, part.rows)
+        return self._projections[part.index]
+
+    def _others(self, part: Part | None) -> Tensor | None:
+        """What is known of the others' neighbourhoods (K, q, C), of all users or of some."""
+        if part is not None:
+            found = self.received.get(part.index)
+            return None if found is None else found.others
+        parts = self.replica.rotation.parts
+        known = [None if (found := self.received.get(p.index)) is None else found.others for p in parts]
+        if all(others is None for others in known):
+            return None
+        shapes = [neighbourhood_shape(self.config, p) for p in parts]
+        return torch.cat([torch.zeros(s, device=self.device) if o is None else o for o, s in zip(known, shapes, strict=True)], 1)
+
     def handle(self, message: Message) -> RoundReply | Finished:
         """One message in, one out."""
         if isinstance(message, Finish):
             return self.finish(message)
         if not isinstance(message, RoundStart):
             raise ProtocolError(f"{self.data.name}: a {type(message).__name__} makes no sense here")
-        assert self.graph is not None
-        (reply,) = replies([self], [message], self.graph)
+        (reply,) = replies([self], [message], self.graph_of)
         return reply
 
     def begin(self, message: RoundStart) -> Work:
@@ -198,7 +243,7 @@ class Party:
         trip = (message.round, -message.trip, message.attempt)
         if trip <= self._last:
             raise ProtocolError(f"{self.data.name}: round {message.round} is started a second time")
-        check_start(message, self.config, self.model, len(self.all_items), self.index, self.terms.smallest)
+        check_start(message, self.config, self.replica.rotation, len(self.all_items), self.index, self.terms.smallest)
         self._last = trip
         self._meet(message)
         self._keep(message.best_round)
@@ -206,28 +251,29 @@ class Party:
         self._go_back_or_remember(message)
         pull = self._pull(message)
         self._receive(message)
+        part = self.replica.rotation.of(message.round) if self.by_parts else None
         return Work(
-            private=self.private.parameters,
-            others=self.received.others if self.received is not None else None,
+            private=self.private.of_users(None if part is None else part.users),
+            others=self._others(part),
             batch=self.batch(message.round) if message.train else None,
-            evaluate=message.evaluate and not self.private.averaged,
+            evaluate=message.evaluate and not self.private.averaged and part is None,
             exchange=message.exchange,
             pull=pull if message.train else None,
         )
 
     def judged(self) -> Work:
         """What a validation of the averaged parameters needs."""
-        others = self.received.others if self.received is not None else None
-        return Work(private=self.private.averages, others=others, evaluate=True)
+        return Work(private=self.private.averages, others=self._others(None), evaluate=True)
 
     def _go_back_or_remember(self, message: RoundStart) -> None:
         """A trip begun anew starts from where its first attempt did."""
         self._before = [before for before in self._before if before.round == message.round and before.trip >= message.trip]
         if self._before and self._before[-1].trip == message.trip:
             before = self._before[-1]
-            self.private, self.sent, self.released = before.private.clone(), before.sent, before.released
+            self.private, self.sent, self.released = before.private.clone(), dict(before.sent), dict(before.released)
         else:
-            self._before.append(_Before(message.round, message.trip, self.private.clone(), self.sent, self.released))
+            memory = self.private.clone(), dict(self.sent), dict(self.released)
+            self._before.append(_Before(message.round, message.trip, *memory))
 
     def end(self, message: RoundStart, outcome: Outcome, judged: Outcome) -> RoundReply:
         """Step the private parameters and say what may be said; `judged` is of the parameters that are validated."""
@@ -247,7 +293,8 @@ class Party:
         if outcome.public_gradient is not None and outcome.private_gradients is not None:
             if not math.isfinite(float(outcome.public_gradient.sum())):
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
-            training, gradients = self.config.training, outcome.private_gradients
+            part = self.replica.rotation.of(message.round)
+            training, gradients = self.config.training, self.private.all_users(outcome.private_gradients, part.users)
             if self.noised:
                 gradients = noised_items(gradients, self.config, self._rng(7, message.round))
             items = gradients["items"] + (2 * training.l2 / sum(self.all_items)) * self.private.parameters["items"]
@@ -294,7 +341,7 @@ class Party:
         for n, before in enumerate(self._before):
             before.private.put(state, f"before.{n}")
             _put(state, {f"before.{n}.sent": before.sent, f"before.{n}.released": before.released})
-        _put(state, {"sent": self.sent, "received": self.received, "released": self.released})
+        _put(state, {"sent": self.sent, "received": self.received, "released": self.released, "pulls": self.pulls})
         return state
 
     def restore(self, state: State, models: State) -> None:
@@ -302,15 +349,19 @@ class Party:
         values = state.values
         self.private = self.private.get(state, "private")
         self.candidate, self.best = models.get_model("candidate", self.device), models.get_model("best", self.device)
-        self.sent, self.received = Sent.get(state, "sent"), Received.get(state, "received", self.device)
-        self.released = Released.get(state, "released", self.device)
+        self.sent, self.received = self._got(state, "sent", Sent), self._got(state, "received", Received)
+        self.released, self.pulls = self._got(state, "released", Released), self._got(state, "pulls", Released)
         self.training = values["training"]
         self.checked = None if values["checked"] is None else (values["checked"][0], values["checked"][1])
         self._before = []
         for n, (round, trip) in enumerate(values["before"]):
             private = self.private.get(state, f"before.{n}")
-            sent, released = Sent.get(state, f"before.{n}.sent"), Released.get(state, f"before.{n}.released", self.device)
+            sent, released = self._got(state, f"before.{n}.sent", Sent), self._got(state, f"before.{n}.released", Released)
             self._before.append(_Before(round, trip, private, sent, released))
+
+    def _got(self, state: State, name: str, kind: type[Kept]) -> dict[int, Kept]:
+        found = {part: kind.get(state, f"{name}.{part}", self.device) for part in range(self.config.training.user_blocks)}
+        return {part: memory for part, memory in found.items() if memory is not None}
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
@@ -320,26 +371,38 @@ class Party:
     def _trains_on_edges(self) -> bool:
         """Whether a round trains on all ratings, and every rating is an edge."""
         every = self.config.model.form != "propagation" and self.config.model.threshold == "all"
-        return self.replica.rounds_per_epoch == 1 and every and not self.targets.ranks
+        return self.replica.passes_per_epoch == 1 and every and not self.targets.ranks
 
     def batch(self, round: int) -> Batch:
-        """The party's share of the round's batch: a slice of this epoch's own shuffle."""
-        train, per_epoch = self.targets.train, self.replica.rounds_per_epoch
-        epoch, slot = divmod(round - 1, per_epoch)
-        whole = epoch if per_epoch > 1 else 0
-        if self._batch is None or self._batch[0] != whole:
-            if per_epoch > 1:
-                train = train.take(torch.from_numpy(self._rng(1, epoch).permutation(len(train))).to(self.device))
-            self._batch = (whole, Batch(train, self.data.users, self.data.items, edges=self._trains_on_edges))
-        batch = self._batch[1]
+        """The party's share of the round's batch: a slice of this epoch's own shuffle of its users' ratings."""
+        part, per_epoch = self.replica.rotation.of(round), self.replica.passes_per_epoch
+        epoch, slot = divmod(passes(self.config, round), per_epoch)
+        shuffle = epoch if per_epoch > 1 else 0
+        if part.index not in self._batches or self._batches[part.index][0] != shuffle:
+            self._batches[part.index] = (shuffle, self._ratings(part, epoch if per_epoch > 1 else None))
+        batch = self._batches[part.index][1]
         if per_epoch > 1:
-            start, stop = slot * len(train) // per_epoch, (slot + 1) * len(train) // per_epoch
-            batch = Batch(batch.pairs.take(slice(start, stop)), batch.users, batch.items, 1 / per_epoch)
+            start, stop = slot * len(batch.pairs) // per_epoch, (slot + 1) * len(batch.pairs) // per_epoch
+            pairs = batch.pairs.take(slice(start, stop))
+            batch = Batch(pairs, batch.users, batch.items, 1 / self.replica.rounds_per_epoch)
         wanted = self.config.training.negatives
         if self.config.training.ranks and 0 < wanted < self.data.items:
             drawn = self._rng(4, round).choice(self.data.items, wanted, replace=False)
             batch = replace(batch, candidates=torch.from_numpy(drawn).to(self.device))
         return batch
+
+    def _ratings(self, part: Part, epoch: int | None) -> Batch:
+        """All training ratings of some users, shuffled for an epoch if there is one."""
+        pairs, users = self.targets.train, self.data.users
+        if not part.whole:
+            inside = (pairs.user >= part.users.start) & (pairs.user < part.users.stop)
+            pairs = pairs.take(torch.nonzero(inside).squeeze(1))
+        if epoch is not None:
+            about = [1, epoch, *([] if part.whole else [part.index])]
+            pairs = pairs.take(torch.from_numpy(self._rng(*about).permutation(len(pairs))).to(self.device))
+        if self.by_parts:
+            pairs, users = Pairs(pairs.user - part.users.start, pairs.item, pairs.rating), part.model.users
+        return Batch(pairs, users, self.data.items, 1 / self.replica.rounds_per_epoch, edges=self._trains_on_edges)
 
     def _update(self, message: RoundStart) -> None:
         if self._announced is not None and self._announced[0] < message.round:
@@ -348,50 +411,60 @@ class Party:
             if self.replica.round < message.round - 1:
                 self.replica.load(message.parameters, message.accumulator, message.average, message.round - 1)
         elif message.updates is not None:
-            for offset, (parties, row) in enumerate(zip(message.update_parties, message.updates, strict=True)):
-                number = message.updates_from + offset
+            for number, parties, row in self._updates(message):
                 if number <= self.replica.round:
                     continue
                 if number != self.replica.round + 1:
                     break
-                self.replica.apply(self._sum_of(row), parties, number)
+                self.replica.apply(torch.from_numpy(row).to(self.device), parties, number)
         if self.replica.round != message.round - 1:
             raise ProtocolError(
                 f"{self.data.name}: the coordinator starts round {message.round} but the public parameters here are of round "
                 f"{self.replica.round}; rejoin to get a full copy"
             )
 
+    def _updates(self, message: RoundStart) -> list[tuple[int, list[int], NDArray[Any]]]:
+        """The updates of a message: round, whose gradients, and their sum."""
+        if message.updates is None:
+            return []
+        rounds = range(message.updates_from, message.updates_from + len(message.update_parties))
+        ends = np.cumsum([self.replica.rotation.of(number).model.size for number in rounds])[:-1]
+        return list(zip(rounds, message.update_parties, np.split(message.updates, ends), strict=True))
+
     def _receive(self, message: RoundStart) -> None:
         """Take the others' part out of a sum of neighbourhoods, scaled by Sec. 4.6 to all others."""
         if message.neighbourhoods is None or self.projection is None:
             return
-        expected = (self.model.config.layers, self.projection.rows, self.model.operator.columns)
-        kind = fixed_form(self.config)
-        if message.neighbourhoods.shape != expected or message.neighbourhoods.dtype != kind:
+        part = self.replica.rotation.of(message.round)
+        expected = neighbourhood_shape(self.config, part)
+        if message.neighbourhoods.shape != expected or message.neighbourhoods.dtype.kind != "i":
             raise ProtocolError(f"{self.data.name}: neighbourhoods of shape {message.neighbourhoods.shape}, not {expected}")
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
-        self.received = Received.read(
-            message, self.index, self.sent, scale, self.config.exchange.bits, self.device, self.received
-        )
+        own, last, bits = self.sent.get(part.index), self.received.get(part.index), self.config.exchange.bits
+        self.received[part.index] = Received.read(message, self.index, own, scale, bits, self.device, last)
 
     def _outgoing(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
         rng = self._noise_source(5, message, x)
         values = outgoing(x, self.config, parties=len(self.all_items), active=len(message.active), rng=rng)
-        self.sent = Sent((message.round, message.trip), values)
-        return self._masked(values, message, NEIGHBOURHOOD)
+        self.sent[self.replica.rotation.of(message.round).index] = Sent((message.round, message.trip), values)
+        if not self.config.masking:
+            return values
+        return residues(self._masked(values, message, NEIGHBOURHOOD), self.config.exchange.bits)
 
     def _pull(self, message: RoundStart) -> Tensor | None:
-        """The gradient of the others' losses with respect to neighbourhoods, out of the last round's update."""
-        if not self.config.exchange.backward or self.projection is None or message.updates is None:
+        """The gradient of the others' losses with respect to neighbourhoods, out of the last update of the same users."""
+        if not self.config.exchange.backward or self.projection is None:
             return None
-        last, parties = message.updates[-1], message.update_parties[-1]
-        if message.updates_from + len(message.update_parties) != message.round:
-            return None
-        return others_gradient(self._sum_of(last), parties, self.index, self.released, self.replica, message.round - 1)
-
-    def _sum_of(self, row: NDArray[Any]) -> Tensor:
-        """A summed gradient as it came."""
-        return torch.from_numpy(np.ascontiguousarray(row)).to(self.device)
+        rotation = self.replica.rotation
+        newest = {rotation.of(number).index: (number, parties, row) for number, parties, row in self._updates(message)}
+        for part, (number, parties, row) in newest.items():
+            own, total = self.released.get(part), torch.from_numpy(row).to(self.device)
+            found = others_gradient(total, parties, self.index, own, self.replica, number)
+            self.pulls.pop(part, None)
+            if found is not None:
+                self.pulls[part] = Released(number, found)
+        pull = self.pulls.get(rotation.of(message.round).index)
+        return None if pull is None or pull.round != rotation.before(message.round) else pull.values
 
     def _noise_source(self, purpose: int, message: RoundStart, values: Tensor) -> np.random.Generator:
         about = [purpose, message.round]
@@ -406,15 +479,17 @@ class Party:
         rng = self._noise_source(2, message, gradient)
         if self.noised:
             count = {"parties": len(self.all_items), "active": len(message.active)}
-            return self._masked(released_integers(gradient, self.config, rng=rng, **count), message, GRADIENT)
+            return residues(self._masked(released_integers(gradient, self.config, rng=rng, **count), message, GRADIENT), 32)
         generator = torch.Generator(self.device)
         generator.manual_seed(int(rng.integers(2**63)))
-        released = protect(gradient, self.config.gradients, self.replica.rescale, self.model.user_size, generator).cpu().numpy()
+        part = self.replica.rotation.of(message.round)
+        size = part.model.user_size
+        released = protect(gradient, self.config.gradients, self.replica.rescale, size, generator).cpu().numpy()
         if self.config.exchange.backward:
-            self.released = Released(message.round, torch.from_numpy(released[: self.model.user_size]).to(self.device))
+            self.released[part.index] = Released(message.round, torch.from_numpy(released[:size]).to(self.device))
         if self.config.masking:
             parties = len(self.all_items)
-            return wrapped(self._masked(released.astype(whole(parties)), message, GRADIENT), sum_bits(parties))
+            return residues(self._masked(released.astype(whole(parties)), message, GRADIENT), sum_bits(parties))
         return released
 
     def _masked(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
@@ -429,26 +504,48 @@ class Party:
         """Hash of what every active party has been told before this trip."""
         told = hashlib.sha256(repr((message.active, self.all_items, self.replica.ratings, self.replica.digest())).encode())
         if self.config.exchange.backward and message.updates is not None:
-            told.update(message.updates[-1].tobytes())
-        told.update(repr((message.train, message.exchange, "" if self.received is None else self.received.digest)).encode())
+            told.update(self._updates(message)[-1][2].tobytes())
+        last = self.received.get(self.replica.rotation.of(message.round).index)
+        told.update(repr((message.train, message.exchange, "" if last is None else last.digest)).encode())
         return told.digest()
 
 
-def _put(state: State, memories: dict[str, Sent | Received | Released | None]) -> None:
-    for name, memory in memories.items():
-        if memory is not None:
-            memory.put(state, name)
+def _put(state: State, memories: Mapping[str, Mapping[int, Sent | Received | Released]]) -> None:
+    for name, by_part in memories.items():
+        for part, memory in by_part.items():
+            memory.put(state, f"{name}.{part}")
 
 
-def replies(parties: Sequence[Party], messages: Sequence[RoundStart], graph: Graph) -> list[RoundReply]:
-    """One trip of parties that are computed together; `graph` is theirs, stacked. A party by itself is a stack of one."""
+def replies(parties: Sequence[Party], messages: Sequence[RoundStart], graph: Callable[[Part | None], Graph]) -> list[RoundReply]:
+    """One trip of parties that are computed together; `graph` gives theirs, stacked, of all users or of some.
+
+    A party by itself is a stack of one.
+    """
     first = parties[0]
     works = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
+    replica, part = first.replica, first.replica.rotation.of(messages[0].round)
 
-    def run(public: Tensor, works: Sequence[Work]) -> list[Outcome]:
-        return compute(first.model, graph, public, first.projection, works, first.config.training)
+    def run(public: Tensor, works: Sequence[Work], some: Part | None) -> list[Outcome]:
+        model, projection = (first.model, first.projection) if some is None else (some.model, first.projection_of(some))
+        return compute(model, graph(some), public, projection, works, first.config.training)
 
-    outcomes = judged = run(first.replica.parameters, works)
-    if first.private.averaged and any(message.evaluate for message in messages):
-        judged = run(first.replica.served, [party.judged() for party in parties])
+    if first.by_parts:
+        outcomes = judged = run(part.cut(first.model, replica.parameters), works, part)
+    else:
+        outcomes = judged = run(replica.parameters, works, None)
+        outcomes = [_of_part(outcome, part, first.model) for outcome in outcomes]
+    if (first.private.averaged or first.by_parts) and any(message.evaluate for message in messages):
+        judged = run(replica.served, [party.judged() for party in parties], None)
     return [p.end(start, out, seen) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]
+
+
+def _of_part(outcome: Outcome, part: Part, model: Model) -> Outcome:
+    """What concerns the users of a round, where all were computed."""
+    if part.whole:
+        return outcome
+    gradient, sums = outcome.public_gradient, outcome.neighbourhoods
+    return replace(
+        outcome,
+        public_gradient=None if gradient is None else part.cut(model, gradient),
+        neighbourhoods=None if sums is None else sums[:, part.rows],
+    )

@@ -43,6 +43,21 @@ class Private:
         )
         return Private(parameters, accumulators, averages if self.averaged else parameters)
 
+    def of_users(self, users: slice | None) -> dict[str, Tensor]:
+        """The parameters, what is kept per user for some users only."""
+        if users is None:
+            return self.parameters
+        return {name: value[users] if name.startswith("own_") else value for name, value in self.parameters.items()}
+
+    def all_users(self, gradients: Mapping[str, Tensor], users: slice) -> dict[str, Tensor]:
+        """Gradients of `of_users(users)` as gradients of all users: 0 for the others."""
+        found = dict(gradients)
+        for name, value in gradients.items():
+            if name.startswith("own_") and value.shape != self.parameters[name].shape:
+                found[name] = torch.zeros_like(self.parameters[name])
+                found[name][users] = value
+        return found
+
     def step(self, gradients: Mapping[str, Tensor], config: TrainingConfig, round: int, bound: float | None = None) -> None:
         """One step, in place; with a `bound`, item embeddings stay within it."""
         for name, gradient in gradients.items():

@@ -18,6 +18,7 @@ from verfedgnn.privacy.gradients import Rescale, recover
 from verfedgnn.privacy.noise import clip_rows
 from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.optimizer import average, step
+from verfedgnn.protocol.rotation import Rotation, passes
 
 
 class Replica:
@@ -38,7 +39,9 @@ class Replica:
         self.average = parameters.clone() if config.training.average else None
         """Running average of the parameters, where one is kept."""
         self.ratings = ratings
+        self.rotation = Rotation(config, model)
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
+        self.passes_per_epoch = self.rounds_per_epoch // config.training.user_blocks
         self.rescale = Rescale.of(config, model.users, len(items), ratings)
         self._digest: tuple[int, str] | None = None
 
@@ -88,22 +91,27 @@ class Replica:
             return
         if round != self.round + 1:
             raise AssertionError(f"update of round {round} on a replica of round {self.round}")
-        size, training = self.model.user_size, self.config.training
+        part, training = self.rotation.of(round), self.config.training
         scale = participation_scale(self.items, parties)
         if self.config.gradients.mechanism == "skellam":
             gradient = total.to(torch.float32) * (scale / unit(self.config))
         else:
-            gradient = recover(total, self.config.gradients, self.rescale, size, scale)
-        now, change = self.model.views(self.parameters), self.model.views(gradient)
-        change["users"] += (2 * (training.l2 / self.model.users + training.l2_row / self.rounds_per_epoch)) * now["users"]
+            gradient = recover(total, self.config.gradients, self.rescale, part.model.user_size, scale)
+        now, sums = part.of(self.model, self.parameters), part.of(self.model, self.accumulator)
+        change = part.model.views(gradient)
+        change["users"] += (2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch)) * now["users"]
         if "user_bias" in now:
-            change["user_bias"] += (2 * training.l2_user_bias / self.rounds_per_epoch) * now["user_bias"]
-        for part, factor in ((slice(None, size), 1.0), (slice(size, None), training.lr_weights)):
-            step(self.parameters[part], self.accumulator[part], gradient[part], training.optimizer, training.lr * factor)
+            change["user_bias"] += (2 * training.l2_user_bias / self.passes_per_epoch) * now["user_bias"]
+        for name, values in now.items():
+            lr = training.lr * (1.0 if name in self.model.per_user else training.lr_weights)
+            step(values, sums[name], change[name], training.optimizer, lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
         if self.average is not None:
-            average(self.average, self.parameters, training.average, round)
+            for name, mean in part.of(self.model, self.average).items():
+                own = name in self.model.per_user  # its turn comes once a pass
+                decay = training.average**training.user_blocks if own else training.average
+                average(mean, now[name], decay, passes(self.config, round) + 1 if own else round)
         self.round = round
 
     def digest(self) -> str:
@@ -115,8 +123,9 @@ class Replica:
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
-    """How many rounds go once through so many training ratings."""
-    return max(1, math.ceil(ratings / training.batch)) if training.batch else 1
+    """How many rounds go once through so many training ratings: some passes over all parts of the users."""
+    share = ratings / training.user_blocks
+    return training.user_blocks * (max(1, math.ceil(share / training.batch)) if training.batch else 1)
 
 
 def parameters_digest(parameters: Tensor) -> str:

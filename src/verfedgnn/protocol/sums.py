@@ -1,4 +1,4 @@
-"""What travels up and how it adds up: the form of protected gradients and neighbourhoods, and the sum of gradients."""
+"""What travels up and how it adds up: the forms of protected gradients and neighbourhoods, and their sums."""
 
 from __future__ import annotations
 
@@ -10,54 +10,58 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
-from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import projected_rows
 from verfedgnn.protocol.codec import sum_bits, whole, wrapped
+from verfedgnn.protocol.rotation import Part
 
 
 class SumError(ProtocolError):
     """Masked values that do not cancel; nobody can tell from them whose are wrong."""
 
 
-def gradient_form(config: Config, model: Model, parties: int) -> tuple[int, type[np.generic]]:
-    """Length and type of a protected gradient as it travels."""
-    if config.gradients.mechanism == "skellam":
-        return model.size, np.int32
-    if config.masking:
-        return model.size, whole(parties)
-    if config.gradients.mechanism == "ternary":
-        return model.size, np.int8
-    return model.size, np.float32
+def gradient_type(config: Config, parties: int) -> np.dtype[Any]:
+    """The type of a protected gradient as it travels: residues if masked, signs, or real numbers."""
+    kind = np.dtype(
+        {"ternary": whole(parties) if config.masking else np.int8, "skellam": np.int32}.get(
+            config.gradients.mechanism, np.float32
+        )
+    )
+    return np.dtype(f"u{kind.itemsize}") if config.masking else kind
 
 
-def neighbourhood_shape(config: Config, model: Model) -> tuple[int, int, int]:
-    """(K, q, C) of an exchanged neighbourhood."""
-    exchange, users = config.exchange, model.users
-    rows = projected_rows(users, exchange.ratio, exchange.block) if exchange.mode == "projected" else users
-    return config.model.layers, rows, model.operator.columns
+def update_type(config: Config, parties: int) -> np.dtype[Any]:
+    """The type of a sum of protected gradients."""
+    return np.dtype({"ternary": whole(parties), "skellam": np.int32}.get(config.gradients.mechanism, np.float32))
 
 
-def summed(gradients: Sequence[NDArray[Any]], config: Config, model: Model, parties: int) -> NDArray[Any]:
+def fixed_type(config: Config) -> np.dtype[Any]:
+    """The type of neighbourhoods as they travel: residues if masked."""
+    width = max(2, config.exchange.bits // 8)
+    return np.dtype(f"{'u' if config.masking else 'i'}{width}")
+
+
+def neighbourhood_shape(config: Config, part: Part) -> tuple[int, int, int]:
+    """(K, q, C) of an exchanged neighbourhood of some users."""
+    return config.model.layers, part.rows.stop - part.rows.start, part.model.operator.columns
+
+
+def summed_neighbourhoods(shared: Sequence[NDArray[Any]], config: Config) -> NDArray[Any]:
+    """The sum of neighbourhoods (K, q, C), as plain integers."""
+    total = np.zeros_like(shared[0])
+    for values in shared:
+        total += values  # modulo 2^bits, as masks and noise are
+    return wrapped(total, config.exchange.bits)
+
+
+def summed(gradients: Sequence[NDArray[Any]], config: Config, parties: int) -> NDArray[Any]:
     """The sum of protected gradients, in the order of the parties; of masked ones only this is ever known.
 
     `SumError` if masked ones add up to more than so many ternary values can.
     """
-    size, _ = gradient_form(config, model, parties)
-    if config.gradients.mechanism == "skellam":
-        whole_sum = np.zeros(size, np.int32)
-        for noised in gradients:
-            whole_sum += noised  # modulo 2^32, as masks are
-        return whole_sum
-    if config.gradients.mechanism != "ternary":
-        total = np.zeros(size, np.float32)
-        for values in gradients:
-            total += values
-        return total
-    signs = np.zeros(size, whole(parties))
+    total = np.zeros(gradients[0].shape, gradient_type(config, parties) if config.masking else update_type(config, parties))
     for values in gradients:
-        signs += values
+        total += values  # masked ones modulo 2^bits
     if config.masking:
-        signs = wrapped(signs, sum_bits(parties))
-        if max(int(signs.max(initial=0)), -int(signs.min(initial=0))) > len(gradients):
-            raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
-    return signs
+        total = wrapped(total, 32 if config.gradients.mechanism == "skellam" else sum_bits(parties))
+    if config.gradients.mechanism == "ternary" and max(int(total.max(initial=0)), -int(total.min(initial=0))) > len(gradients):
+        raise SumError("the masked values of this trip do not add up to gradients: a party sent something else")
+    return total

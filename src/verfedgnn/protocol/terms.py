@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from verfedgnn.config import Config
 from verfedgnn.errors import ProtocolError
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.codec import whole
 from verfedgnn.protocol.exchange import exchanging, fewest
 from verfedgnn.protocol.messages import RoundStart, Welcome
+from verfedgnn.protocol.rotation import Rotation
+from verfedgnn.protocol.sums import update_type
 
 
 class Vouching(Protocol):
@@ -73,9 +72,9 @@ def check_welcome(
         raise ProtocolError("the coordinator runs another training than the one of this party's checkpoint")
 
 
-def check_start(message: RoundStart, config: Config, model: Model, parties: int, index: int, smallest: int) -> None:
+def check_start(message: RoundStart, config: Config, rotation: Rotation, parties: int, index: int, smallest: int) -> None:
     """Raise `ProtocolError` unless a round can be worked on as asked; `index` is this party's place among `parties`."""
-    active, size, number = message.active, (model.size,), message.round
+    active, size, number = message.active, (rotation.model.size,), message.round
     if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
         raise ProtocolError(f"round {number} names parties that do not exist")
     if message.train or message.exchange:
@@ -96,11 +95,11 @@ def check_start(message: RoundStart, config: Config, model: Model, parties: int,
     if any(not group or not set(group) <= everybody for group in (*message.update_parties, message.neighbourhood_parties or [0])):
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
     if message.updates is not None:
-        if not len(message.update_parties):
+        if not len(message.update_parties) or message.updates_from < 1:
             raise ProtocolError(f"round {number} brings updates of nobody")
-        mechanism = config.gradients.mechanism
-        kind = {"ternary": whole(parties), "skellam": np.int32}.get(mechanism, np.float32)
-        if message.updates.shape != (len(message.update_parties), model.size) or message.updates.dtype != kind:
+        first = message.updates_from
+        length = sum(rotation.of(r).model.size for r in range(first, first + len(message.update_parties)))
+        if message.updates.shape != (length,) or message.updates.dtype != update_type(config, parties):
             raise ProtocolError(
                 f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
             )

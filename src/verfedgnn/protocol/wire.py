@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, create_model
 
 from verfedgnn.errors import ProtocolError
-from verfedgnn.protocol.compact import grow, shrink
+from verfedgnn.protocol.compact import TYPES, grow, shrink
 
 MAGIC = b"VFGN"
 VERSION = 4
@@ -51,7 +51,7 @@ class Message(BaseModel):
         KINDS[cls.kind] = cls
 
 
-_ALLOWED = {"any": ("uint8", "int8", "int16", "int32", "float32"), "float32": ("float32",), "fixed": ("int16", "int32", "int64")}
+_ALLOWED = {"any": (*TYPES, "float32"), "float32": ("float32",), "fixed": TYPES}
 _PACKED = "uint8"
 """What packed integers travel as; `compact` says which they are."""
 
@@ -111,6 +111,8 @@ def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any
         allowed = _ALLOWED.get(cls.arrays.get(name, ""), ())
         if value.dtype == _PACKED and value.ndim == 1 and name in cls.arrays:
             value = arrays[name] = grow(value, most)
+        elif value.dtype != np.float32:
+            allowed = ()
         if str(value.dtype) not in allowed:
             raise ProtocolError(f"{cls.__name__}: unexpected array or type ({value.dtype})")
         if value.dtype.kind == "f" and not np.isfinite(value).all():

@@ -7,6 +7,7 @@ stacked, so that a round is a few large products; `stack=False` runs them one by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from verfedgnn.graph import Graph, stack_graphs
 from verfedgnn.protocol.coordinator import Closed, Coordinator
@@ -15,6 +16,7 @@ from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
 from verfedgnn.protocol.party import Party, replies
 from verfedgnn.protocol.replica import Replica
+from verfedgnn.protocol.rotation import Part
 
 
 class LocalRuntime:
@@ -23,7 +25,7 @@ class LocalRuntime:
     def __init__(self, coordinator: Coordinator, parties: Sequence[Party], *, stack: bool = True) -> None:
         self.coordinator, self.ledger, self.stack = coordinator, Ledger(), stack
         self.parties = {party.data.name: party for party in parties}
-        self._stacked: tuple[tuple[str, ...], Graph] | None = None
+        self._stacked: tuple[tuple[str, ...], dict[int | None, Graph]] = ((), {})
         self._join()
 
     def _join(self) -> None:
@@ -64,13 +66,15 @@ class LocalRuntime:
             answers = {name: self.parties[name].handle(start) for name, start in messages.items()}
             return {name: answer for name, answer in answers.items() if isinstance(answer, RoundReply)}
         parties = [self.parties[name] for name in messages]
-        return dict(zip(messages, replies(parties, list(messages.values()), self._graph(tuple(messages))), strict=True))
+        return dict(zip(messages, replies(parties, list(messages.values()), partial(self._graph, tuple(messages))), strict=True))
 
-    def _graph(self, names: tuple[str, ...]) -> Graph:
-        if self._stacked is None or self._stacked[0] != names:
-            graphs = [self.parties[name].graph for name in names]
-            self._stacked = (names, stack_graphs([graph for graph in graphs if graph is not None]))
-        return self._stacked[1]
+    def _graph(self, names: tuple[str, ...], part: Part | None) -> Graph:
+        if self._stacked[0] != names:
+            self._stacked = (names, {})
+        known, index = self._stacked[1], None if part is None else part.index
+        if index not in known:
+            known[index] = stack_graphs([self.parties[name].graph_of(part) for name in names])
+        return known[index]
 
     def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Coordinator to parties; a message that goes to many is encoded and decoded once and counted for each."""
