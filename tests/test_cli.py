@@ -217,3 +217,23 @@ def test_help_is_readable(command: Command) -> None:
     for words in ("--data", "--preset", "--lift", "gradients.r", "exchange.ratio"):
         assert words in out
     assert command("--version")[0] == 0
+
+
+def test_data_synth_writes_what_train_reads(command: Command, tmp_path: Path) -> None:
+    table = tmp_path / "yelp.parquet"
+    synth = ("data", "synth", "--like", "yelp", "--scale-down", 2000, "--out", table)
+    code, out, err = command(*synth)
+    assert code == 0, err
+    assert "3,495 ratings by 994 users on 75 items" in out
+    code, _, err = command("train", "--data", table, "--parties", 10, *QUICK)
+    assert code == 0, err
+    assert "10 parties, 994 common users, 75 items, 3,495 ratings" in err
+    code, _, err = command(*synth)
+    assert code == 2
+    assert "--overwrite" in err
+    assert command(*synth, "--overwrite", "--ratings", 4000)[0] == 0
+    for wrong in (("--like", "yelq"), ("--ratings", 10), ("--out", tmp_path / "no" / "folder.parquet")):
+        code, _, err = command(*synth, "--overwrite", *wrong)
+        assert code == 2
+        assert ": " in err
+    assert [path.name for path in tmp_path.iterdir()] == ["yelp.parquet"]

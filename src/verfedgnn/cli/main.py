@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import verfedgnn
-from verfedgnn.cli import federation
+from verfedgnn.cli import data, federation
 from verfedgnn.cli.attack import attack
 from verfedgnn.cli.audit import audit
 from verfedgnn.cli.compare import compare
@@ -50,6 +50,7 @@ app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(tune)
+app.add_typer(data.app)
 app.command(rich_help_panel="Experiments")(compare)
 app.command(rich_help_panel="Experiments")(paper)
 app.command(rich_help_panel="Experiments")(attack)

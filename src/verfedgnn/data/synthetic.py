@@ -3,8 +3,10 @@
     rating = centre + user bias + item bias + <taste of the user, traits of the item> + noise,   rounded to whole stars
 
 A user's taste is one vector for all categories: what someone rates at one organisation tells about them at the others.
-Items are long-tailed (Zipf), users' activity is log-normal.
+Items are long-tailed (Zipf), users' activity is log-normal. `data/shapes.py` makes larger tables from the same parts, on disk.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,46 @@ _ZIPF = 0.7
 _ACTIVITY = 0.7
 _USER_BIAS, _ITEM_BIAS, _SIGNAL = 0.35, 0.4, 0.85
 _START, _SPAN = 1_577_836_800, 3 * 365 * 86_400
+
+Index = NDArray[np.integer]
+"""Rows of users or items, one per rating."""
+
+
+@dataclass(frozen=True)
+class Tastes:
+    """What decides a rating besides chance, drawn at random."""
+
+    taste: NDArray[np.float32]
+    """(N, dim)."""
+    traits: NDArray[np.float32]
+    """(M, dim)."""
+    user_bias: NDArray[np.float32]
+    item_bias: NDArray[np.float32]
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, users: int, items: int, dim: int) -> "Tastes":
+        """Of so many users and items, all independent."""
+        return cls(
+            rng.standard_normal((users, dim), np.float32),
+            rng.standard_normal((items, dim), np.float32),
+            _USER_BIAS * rng.standard_normal(users, np.float32),
+            _ITEM_BIAS * rng.standard_normal(items, np.float32),
+        )
+
+    def stars(
+        self, rng: np.random.Generator, user: Index, item: Index, noise: float, scale: tuple[float, float] = (1, 5)
+    ) -> NDArray[np.float32]:
+        """The ratings of these pairs, rounded; `noise` is the standard deviation of what nobody can predict."""
+        dim = self.taste.shape[1]
+        match = np.zeros(len(user), np.float32)
+        for k in range(dim):
+            match += self.taste[user, k] * self.traits[item, k]
+        # The scale of 1 to 5 is the unit of the constants above.
+        unit = (scale[1] - scale[0]) / 4
+        star = 3.6 + self.user_bias[user] + self.item_bias[item] + _SIGNAL / np.sqrt(dim) * match
+        star += noise * rng.standard_normal(len(user), np.float32)
+        rating: NDArray[np.float32] = np.clip(scale[0] + unit * np.rint(star - 1), *scale).astype(np.float32)
+        return rating
 
 
 def synthetic_ratings(
@@ -46,18 +88,7 @@ def synthetic_ratings(
         )
     rng = np.random.default_rng(seed)
     user, item = _who_rates_what(rng, users, items, ratings)
-    taste = rng.standard_normal((users, dim), np.float32)
-    traits = rng.standard_normal((items, dim), np.float32)
-    user_bias = _USER_BIAS * rng.standard_normal(users, np.float32)
-    item_bias = _ITEM_BIAS * rng.standard_normal(items, np.float32)
-    match = np.zeros(len(user), np.float32)
-    for k in range(dim):
-        match += taste[user, k] * traits[item, k]
-    # The scale of 1 to 5 is the unit of the constants above.
-    unit = (scale[1] - scale[0]) / 4
-    star = 3.6 + user_bias[user] + item_bias[item] + _SIGNAL / np.sqrt(dim) * match
-    star += noise * rng.standard_normal(len(user), np.float32)
-    rating = np.clip(scale[0] + unit * np.rint(star - 1), *scale)
+    rating = Tastes.drawn(rng, users, items, dim).stars(rng, user, item, noise, scale)
     ids, titles, category = _catalogue(rng, items, categories)
     # The ids are distinct by construction: coding 10 million of them anew would take longer than all the rest.
     order = np.argsort(ids)
@@ -66,10 +97,10 @@ def synthetic_ratings(
     return Ratings(
         user=user.astype(np.int32),
         item=code[item],
-        rating=rating.astype(np.float32),
+        rating=rating,
         user_ids=_numbered("u", np.arange(users)),
         item_ids=ids[order],
-        time=_START + rng.integers(0, _SPAN, len(user)),
+        time=times(rng, len(user)),
         titles=titles[order],
         columns={"category": category[order]},
         scale=(float(scale[0]), float(scale[1])),
@@ -85,9 +116,20 @@ def _who_rates_what(
     most = max(FEWEST, items // 2)
     count = np.clip(np.rint(activity * (ratings / activity.sum())), FEWEST, most).astype(np.int64)
     popularity = (1 + rng.permutation(items)) ** -_ZIPF
+    keys = fill(rng, np.empty(0, np.int64), count, popularity)
+    unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
+    keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
+    keys = rng.permutation(keys)
+    return keys // items, keys % items
+
+
+def fill(
+    rng: np.random.Generator, keys: NDArray[np.int64], count: NDArray[np.int64], popularity: NDArray[np.floating]
+) -> NDArray[np.int64]:
+    """`keys` (user x M + item) and so many more that every user has `count` different items, drawn by popularity; sorted."""
+    users, items = len(count), len(popularity)
     cumulative = np.cumsum(popularity) / popularity.sum()
-    keys = np.empty(0, np.int64)
-    lacking = count
+    lacking = count - np.bincount(keys // items, minlength=users)
     tries = 0
     while lacking.any():
         who = np.repeat(np.arange(users), lacking)
@@ -100,10 +142,12 @@ def _who_rates_what(
         keys = _distinct(np.concatenate([keys, who * items + drawn]))
         lacking = count - np.bincount(keys // items, minlength=users)
         tries += 1
-    unseen = np.flatnonzero(np.bincount(keys % items, minlength=items) == 0)
-    keys = np.concatenate([keys, rng.integers(0, users, len(unseen)) * items + unseen])
-    keys = rng.permutation(keys)
-    return keys // items, keys % items
+    return keys
+
+
+def times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """When ratings were given: seconds since 1970, over three years."""
+    return _START + rng.integers(0, _SPAN, count)
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
