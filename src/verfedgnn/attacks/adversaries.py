@@ -56,15 +56,18 @@ def plant(
     target: int,
     share: float,
     rng: np.random.Generator,
+    copies: int = 1,
 ) -> Planted:
     """The same parties with p_ad M_p new users, each rating one of so many items of the target with the top of its scale.
+
+    With `copies`, so many times that many: all items once, then all again.
 
     They are appended to everybody's users, since users are aligned before training; nobody but the target has a rating of theirs.
     """
     if not 0 <= target < len(parties):
         raise DataError(f"there is no party {target} among {len(parties)}: name the target by its place, from 0 on")
     table = parties[target].ratings
-    items = rng.permutation(table.n_items)[: adversaries(table.n_items, share)]
+    items = np.tile(rng.permutation(table.n_items)[: adversaries(table.n_items, share)], copies)
     users = np.arange(len(items)) + table.n_users
     user_ids = np.concatenate([table.user_ids, _new_ids(table.user_ids, len(items))])
     planted, planted_parts = [], []

@@ -61,6 +61,20 @@ def auc(score: Tensor, truth: Tensor) -> tuple[float, float]:
     return float(above.mean()), math.sqrt(variance)
 
 
+def auc_within(score: Tensor, yes: Tensor, no: Tensor) -> float | None:
+    """The area under the curve within each column of scores (V, M), `yes` against `no` (V, M), over all pairs of one column.
+
+    What is the same for a whole column, such as an item's popularity, has no part in it. None where no column has both.
+    """
+    area, pairs = 0.0, 0
+    for column, one, other in zip(score.T, yes.T, no.T, strict=True):
+        count = int(one.sum()) * int(other.sum())
+        if count:
+            some = one | other
+            area, pairs = area + count * auc(column[some], one[some])[0], pairs + count
+    return area / pairs if pairs else None
+
+
 def ranks(values: Tensor) -> Tensor:
     """Ranks from 1 on (n,); equal values share the mean of theirs."""
     _, place, count = torch.unique(values, return_inverse=True, return_counts=True)

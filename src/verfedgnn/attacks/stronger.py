@@ -9,6 +9,7 @@ Every figure comes with what it is worth: the guess by popularity, or an AUC who
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.attacks.adversaries import plant
-from verfedgnn.attacks.collusion import honest_sum
+from verfedgnn.attacks.collusion import Exposure, honest_sum
 from verfedgnn.attacks.curious import read_trip
 from verfedgnn.attacks.mount import choose_victims
+from verfedgnn.attacks.noisy import in_modes, likeliest, log_odds, smoothed, spread_of_others, time_modes
 from verfedgnn.attacks.recovery import Recovered, equal_size, largest, nnls, omp, polish
 from verfedgnn.attacks.ridge import dense, ridge
 from verfedgnn.attacks.rounds import Average, cosines
 from verfedgnn.attacks.scores import claimed, misplaced, popular, score
-from verfedgnn.attacks.separation import rank_correlation, separate
+from verfedgnn.attacks.separation import auc, auc_within, rank_correlation, separate
 from verfedgnn.attacks.stacking import stacked, unmix, unmix_sums, users_of_items
 from verfedgnn.attacks.subset import SCALES, best_subsets
 from verfedgnn.attacks.tap import TOGETHER, Exchange, Tapped, tapped
@@ -54,36 +56,71 @@ def judged(claims: Tensor, truth: Tensor, popularity: Tensor) -> dict[str, Any]:
     }
 
 
+def ranked(odds: Tensor, truth: Tensor, held: Tensor, popularity: Tensor) -> dict[str, float | None]:
+    """What odds (V, M) are worth without any claim, as AUCs: `all` of all victims and items, `guess` that of popularity alone,
+    `score` that of odds without it.
+
+    `within` compares users of the same item, where popularity says nothing. `held` does so for those who rated it in training
+    and those whose rating of it was held out: tastes fit both, so that 1/2 means that tastes are all that shows.
+    """
+    known = popularity.clamp(min=1).double().log().expand_as(odds)
+    figures = {
+        "all": auc(odds.flatten(), truth.flatten())[0],
+        "guess": auc(known.flatten(), truth.flatten())[0],
+        "score": auc((odds - known).flatten(), truth.flatten())[0],
+        "within": auc_within(odds, truth, ~truth),
+        "held": auc_within(odds, truth, held & ~truth),
+    }
+    return {name: None if value is None else short(value) for name, value in figures.items()}
+
+
 def attack_sums(
     parties: Sequence[PartyData],
     config: Config,
     *,
     rounds: int,
     share: float = 1.0,
+    copies: int = 1,
     attacker: int = 0,
     target: int = 1,
     victims: int = 500,
     seed: int = 0,
 ) -> dict[str, dict[str, Any]]:
-    """All attacks on sums of neighbourhoods over so many rounds, with fake accounts for `share` of the target's items.
+    """All attacks on sums of neighbourhoods over so many rounds, with `copies` fake accounts for each of `share` of the items.
 
     By name "who, how": who is `colluders` (all parties but the target) or `party` (the attacker alone). Insiders know the atoms
-    of one exchange; `fakes` read them off their own rows, of one exchange or of all.
+    of one exchange, or for noised sums of all; `fakes` read them off their own rows, of one exchange or of all.
     """
     rng = np.random.default_rng([seed, 7])
     parts = [split(party.ratings, config.split, config.seed) for party in parties]
-    planted = plant(parties, parts, target=target, share=share, rng=rng)
+    planted = plant(parties, parts, target=target, share=share, rng=rng, copies=copies)
     federation = tapped(planted.parties, config, parts=planted.parts)
     exchanges: list[Exchange] = []
     while federation.coordinator.round < rounds:
         exchanges.append(federation.exchange())
     truth = federation.parties[target].neighbours[: planted.honest]
     chosen = torch.from_numpy(choose_victims(truth, victims, rng))
-    view = _View(
-        federation, exchanges, target, attacker, torch.from_numpy(planted.users), torch.from_numpy(planted.items), chosen
-    )
+    fakes, items = torch.from_numpy(planted.users), torch.from_numpy(planted.items)
+    view = _View(federation, exchanges, target, attacker, fakes, items, chosen, copies)
     popularity = truth.sum(0)
-    return {name: judged(attack(), truth[chosen], popularity) for name, attack in _attacks(view).items()}
+    found = {name: judged(attack(), truth[chosen], popularity) for name, attack in _attacks(view).items()}
+    if config.exchange.mode == "noised":
+        held = _held_out(federation, target)[chosen]
+        for who, how in itertools.product(("colluders", "party"), ("insider", "fakes")):
+            odds = view.odds(who, how, popularity / len(truth))
+            found[f"{who}, {how}, noise expected"] = {
+                **judged(likeliest(odds), truth[chosen], popularity),
+                "auc": ranked(odds, truth[chosen], held, popularity),
+            }
+    return found
+
+
+def _held_out(federation: Tapped, party: int) -> Tensor:
+    """Which items (N, M) users have ratings of that are not in training."""
+    held = torch.zeros_like(federation.parties[party].neighbours)
+    for pairs in (federation.prepared[party].valid, federation.prepared[party].test):
+        held[pairs.user.long(), pairs.item.long()] = True
+    return held
 
 
 class _View:
@@ -98,9 +135,13 @@ class _View:
         fakes: Tensor,
         items: Tensor,
         victims: Tensor,
+        copies: int,
     ) -> None:
         self.federation, self.exchanges, self.target, self.attacker = federation, exchanges, target, attacker
         self.fakes, self.items, self.victims = fakes, items, victims
+        self.once = len(items) // copies
+        """The first so many fakes have all items once."""
+        self.honest = len(federation.parties[target].neighbours) - len(fakes)
         exchange = federation.config.exchange
         self.noise = 2.0 ** -FRACTION_BITS[exchange.bits] / math.sqrt(12)
         """Standard deviation of the rounding to fixed point."""
@@ -136,6 +177,34 @@ class _View:
         start = sum(len(atoms[i]) for i, p in enumerate(inside) if p < self.target)
         return torch.cat(atoms), start, start + self.federation.parties[self.target].data.items
 
+    def odds(self, who: str, how: str, share: Tensor) -> Tensor:
+        """Log odds (V, M) from noised sums of all exchanges, by `insider` or `fakes`; `share` (M,) of users have an item."""
+        config, parties = self.federation.config.exchange, self.federation.parties
+        me, target, share = parties[self.attacker], parties[self.target], share.double()
+        exposure = Exposure(len(parties), len(parties) - 1 if who == "colluders" else 1)
+        variance = config.noise**2 * exposure.noise_left + exposure.summed * self.noise**2
+        own = torch.stack([me.atoms(each.knows[self.attacker]) for each in self.exchanges], 1)
+        modes = time_modes(own)
+        own = in_modes(own, modes)
+        rows = in_modes(torch.stack([self.first_layer(self.rows(each, who)) for each in self.exchanges], 1), modes)
+        spread = variance * torch.eye(rows.shape[1], dtype=rows.dtype)
+        items = self.items[: self.once]
+        if how == "insider":
+            items = torch.arange(len(share))
+            atoms = in_modes(torch.stack([target.atoms(each.knows[self.target]) for each in self.exchanges], 1), modes)
+        else:
+            place = torch.arange(len(self.fakes)) % self.once
+            atoms, wrong = smoothed(rows[self.fakes], place, own, rows.shape[1] // modes.shape[1], variance)
+            spread = spread + torch.diag(wrong)
+        rows = rows[: self.honest]
+        if who == "party":
+            mine = in_modes(torch.stack([me.neighbourhood(each.knows[self.attacker]) for each in self.exchanges], 1), modes)
+            spread = spread + spread_of_others(mine[: self.honest], rows, exposure.summed - 1, variance)
+            rows = rows - rows.mean(0) + share[items] @ atoms * share.sum().clamp(min=1).rsqrt()
+        odds = share.clamp(1e-4, 0.9).logit().repeat(len(self.victims), 1)
+        odds[:, items] = log_odds(rows[self.victims], atoms, spread, share[items])
+        return odds
+
     def unprojected(self) -> Tensor:
         """Claims (V, M) of colluders who know the target's atoms in every exchange, from its projected first layer."""
         assert self.phi is not None
@@ -147,7 +216,7 @@ class _View:
     def of_fakes(self, weights: Tensor) -> Tensor:
         """Claims (V, M) from weights of the fakes' items (V, A)."""
         claims = torch.zeros(len(weights), self.federation.parties[self.target].data.items, dtype=torch.bool)
-        claims[:, self.items] = largest(weights, equal_size(weights))
+        claims[:, self.items[: self.once]] = largest(weights, equal_size(weights))
         return claims
 
 
@@ -193,7 +262,7 @@ def _attacks(view: _View) -> dict[str, Callable[[], Tensor]]:
     def over_rounds(who: str, solve: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
         def attack() -> Tensor:
             seen = view.series(who)
-            return view.of_fakes(solve(seen[rows], seen[view.fakes], seen[: len(seen) - len(view.fakes)]))
+            return view.of_fakes(solve(seen[rows], seen[view.fakes[: view.once]], seen[: view.honest]))
 
         return attack
 
