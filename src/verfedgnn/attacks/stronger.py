@@ -85,12 +85,16 @@ def attack_sums(
     target: int = 1,
     victims: int = 500,
     seed: int = 0,
+    method: str = "",
 ) -> dict[str, dict[str, Any]]:
     """All attacks on sums of neighbourhoods over so many rounds, with `copies` fake accounts for each of `share` of the items.
 
     By name "who, how": who is `colluders` (all parties but the target) or `party` (the attacker alone). Insiders know the atoms
-    of one exchange, or for noised sums of all; `fakes` read them off their own rows, of one exchange or of all.
+    of one exchange, or for noised sums of all; `fakes` read them off their own rows, of one exchange or of all. With a `method`,
+    only those with it in their names. Users all have their turn in every round, also where a training takes them in parts: rows
+    of one round are easier to compare than rows of several.
     """
+    config = config.with_values({"training.user_blocks": 1})
     rng = np.random.default_rng([seed, 7])
     parts = [split(party.ratings, config.split, config.seed) for party in parties]
     planted = plant(parties, parts, target=target, share=share, rng=rng, copies=copies)
@@ -103,15 +107,20 @@ def attack_sums(
     fakes, items = torch.from_numpy(planted.users), torch.from_numpy(planted.items)
     view = _View(federation, exchanges, target, attacker, fakes, items, chosen, copies)
     popularity = truth.sum(0)
-    found = {name: judged(attack(), truth[chosen], popularity) for name, attack in _attacks(view).items()}
+    attacks = _attacks(view)
+    found = {name: judged(attack(), truth[chosen], popularity) for name, attack in attacks.items() if method in name}
     if config.exchange.mode == "noised":
         held = _held_out(federation, target)[chosen]
         for who, how in itertools.product(("colluders", "party"), ("insider", "fakes")):
+            if method not in f"{who}, {how}, noise expected":
+                continue
             odds = view.odds(who, how, popularity / len(truth))
             found[f"{who}, {how}, noise expected"] = {
                 **judged(likeliest(odds), truth[chosen], popularity),
                 "auc": ranked(odds, truth[chosen], held, popularity),
             }
+    if not found:
+        raise ConfigError(f"no attack here is called '{method}'; there are: {'; '.join(attacks)}")
     return found
 
 
@@ -284,7 +293,7 @@ def attack_gradients(
     tend to show: who rates much has ratings everywhere.
     """
     generator = torch.Generator().manual_seed(seed)
-    federation = tapped(parties, config)
+    federation = tapped(parties, config.with_values({"training.user_blocks": 1}))
     averages: dict[str, Average] = {}
     true: list[Tensor] = []
     single: list[dict[str, float]] = []

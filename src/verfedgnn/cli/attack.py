@@ -21,10 +21,13 @@ from verfedgnn.runtime.checkpoint import writing
 
 def attack(
     run: Annotated[Path, typer.Argument(help="A run folder that holds all parties, as `train --out` writes it.")],
-    who: Annotated[str, typer.Option("--as", help="party:NAME, coordinator, or outsider (with the final model).")] = "outsider",
+    who: Annotated[
+        str, typer.Option("--as", help="party:NAME (or its number, from 0), coordinator, or outsider (with the final model).")
+    ] = "outsider",
     target: Annotated[
         str | None, typer.Option(help="party:...: whose users' items are looked for; unset: the next party.")
     ] = None,
+    method: Annotated[str, typer.Option(help="party:...: only attacks with this in their names, such as fakes or omp.")] = "",
     rounds: Annotated[int, typer.Option(help="Rounds that are listened to.", min=1)] = 300,
     victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
     threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
@@ -52,7 +55,7 @@ def attack(
         if victim == attacker:
             raise ConfigError("a party knows its own users' items; give another party as --target")
         console.print(f"{names[attacker]} opens fake accounts at {names[victim]} and listens to {rounds:,} rounds", markup=False)
-        found, table = _party(loaded, attacker, victim, rounds, victims)
+        found, table = _party(loaded, attacker, victim, rounds, victims, method)
     path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
     with writing(path.parent):
         path.parent.mkdir(exist_ok=True)
@@ -64,6 +67,8 @@ def attack(
 def _place(name: str, names: list[str]) -> int:
     if name in names:
         return names.index(name)
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
     raise ConfigError(
         f"there is no party '{name}' in this run; there are: {', '.join(names)} (--as party:NAME), coordinator, outsider"
     )
@@ -91,12 +96,12 @@ def _coordinator(run: Run, rounds: int) -> tuple[dict[str, Any], Table]:
     return found, table
 
 
-def _party(run: Run, attacker: int, target: int, rounds: int, victims: int) -> tuple[dict[str, Any], Table]:
+def _party(run: Run, attacker: int, target: int, rounds: int, victims: int, method: str) -> tuple[dict[str, Any], Table]:
     config = run.config
     if config.exchange.mode == "none":
         raise ConfigError("nothing is exchanged in this run, so a party sees no sums to attack; try --as coordinator or outsider")
     options = {"attacker": attacker, "target": target, "victims": victims}
-    found = attack_sums(run.parties, config, rounds=rounds, seed=config.seed, **options)
+    found = attack_sums(run.parties, config, rounds=rounds, seed=config.seed, method=method, **options)
     table = Table("attack", "precision", "recall", "F1", "F1 of the guess", title_justify="left")
     table.title = f"Which items users have at {escape(run.parties[target].name)}, from summed neighbourhoods"
     for name, row in found.items():

@@ -216,8 +216,8 @@ def _changes(document: Document, audit: Audit) -> None:
 
 HOW = {
     "masks": "`--set masking=true`: the coordinator sees sums only; the result is the same to the bit.",
-    "noise on the sums": "`--set exchange.mode=noised --set exchange.noise=0.05 --set exchange.row_clip=1`: against fake "
-    "accounts; not a guarantee worth its epsilon.",
+    "noise on the sums": "`--set exchange.mode=noised --set exchange.noise=0.05 --set exchange.row_clip=1`: blurs what "
+    "one exchange shows; who keeps many averages it out.",
     "no exchange": "`--set exchange.mode=none`: only masked gradients leave a party.",
     "preset private": "`--preset private --epsilon 4`: differential privacy of every single rating over the whole training.",
 }
