@@ -27,8 +27,8 @@ from torch import Tensor
 MODES = 16
 """Modes in time that are kept: of 93 exchanges of ML-100K they hold 98 % of the squares of another party's messages."""
 SEEN = 0.25
-"""Weight of rows' own covariance in `spread_of_others`: a thousand rows say little about hundreds of columns. Of 0, 1/4, 1/2 and
-1, tried on ML-100K, seed 0, it found most."""
+"""Weight of rows' own covariance in `spread_of_others`: a thousand rows say little about hundreds of columns. A compromise: on
+ML-100K, seed 0, noise 0.05, with 0 one party's odds had higher AUCs and an insider's claims were worse, with 1/2 the reverse."""
 STEPS = 10
 """Steps of expectation propagation."""
 SOFT = 6
