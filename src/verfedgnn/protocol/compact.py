@@ -95,7 +95,9 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
         columns[:, byte] = body[byte * size : (byte + 1) * size]
     for place in range(rest):
         start = whole * size + place * plane
-        columns[:, whole] |= np.unpackbits(body[start : start + plane], count=size) << np.uint8(place)
+        bits_of = np.unpackbits(body[start : start + plane], count=size)
+        bits_of *= np.uint8(1 << place)  # several times faster than a shift
+        columns[:, whole] |= bits_of
     values: Integers = columns.view(dtype.newbyteorder("<")).reshape(-1).astype(dtype, copy=False)
     shift = 8 * dtype.itemsize - bits
     return (values << shift) >> shift if dtype.kind == "i" and shift else values  # brings the sign back

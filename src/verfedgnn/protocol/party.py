@@ -219,10 +219,10 @@ class Party:
 
     def _others(self, part: Part | None) -> Tensor | None:
         """What is known of the others' neighbourhoods (K, q, C), of all users or of some."""
-        if part is not None:
-            found = self.received.get(part.index)
-            return None if found is None else found.others
         parts = self.replica.rotation.parts
+        if part is not None or len(parts) == 1:
+            found = self.received.get(0 if part is None else part.index)
+            return None if found is None else found.others
         known = [None if (found := self.received.get(p.index)) is None else found.others for p in parts]
         if all(others is None for others in known):
             return None
