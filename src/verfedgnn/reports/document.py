@@ -32,6 +32,7 @@ code { font: .9em ui-monospace, Menlo, Consolas, monospace; background: var(--ma
 table { border-collapse: collapse; font-size: .92rem }
 th, td { text-align: left; vertical-align: top; padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line) }
 th { color: var(--soft); font-weight: 600 }
+td { min-width: 5.5rem }
 td.number { font-variant-numeric: tabular-nums; white-space: nowrap }
 figure { margin: 1.2rem 0 } img { max-width: 100%; height: auto } figcaption { color: var(--soft); font-size: .9rem }
 ul { padding-left: 1.2rem; max-width: 48rem }
