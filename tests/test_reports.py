@@ -12,9 +12,11 @@ import verfedgnn as vf
 from verfedgnn.attacks import audit as auditing
 from verfedgnn.attacks.audit import THIS, Audit, safer
 from verfedgnn.cli.audit import audit
+from verfedgnn.cli.report import report
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.audit import audit_document, strongest
 from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Points, Table
+from verfedgnn.reports.run import run_document
 
 HOSTILE = "<script>alert(1)</script> & `x` **y** a|b"
 
@@ -116,3 +118,28 @@ def test_a_run_of_one_party_cannot_be_audited(tmp_path: Path) -> None:
     vf.train(parties, vf.Config.preset("paper", epochs=1, mode="none"), out=tmp_path / "run")
     with pytest.raises(vf.ConfigError, match="needs the parties of a whole federation"):
         audit(tmp_path / "run", 5, 5, True, 1, True)
+
+
+def test_a_report_holds_the_runs_figures(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report(run, tmp_path / "out")
+    text, page = (tmp_path / "out" / "report.md").read_text(), (tmp_path / "out" / "report.html").read_text()
+    loaded = vf.Run.load(run)
+    assert f"{loaded.metrics['test']['rmse']:.4f}" in text
+    for party in loaded.metrics["parties"]:
+        assert f"{party['test']['rmse']:.4f}" in text
+    assert "RoundReply" in text
+    assert "base = " in text
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_the_worst_errors_of_a_report_are_the_worst(run: Path) -> None:
+    """The first row is the test rating that a loop over all of them finds furthest from its prediction."""
+    loaded = vf.Run.load(run)
+    table = next(b for b in run_document(loaded, "x").blocks if isinstance(b, Table) and "predicted" in b.header)
+    worst = 0.0
+    for prepared, model in zip(loaded.prepared(), loaded.models, strict=True):
+        for user, item, rating in zip(prepared.test.user, prepared.test.item, prepared.test.rating, strict=True):
+            worst = max(worst, abs(float(model.users[user] @ model.items[item]) - float(rating)))
+    first = table.rows[0]
+    assert abs(float(first[3]) - float(first[4])) == pytest.approx(worst, abs=0.006)

@@ -13,13 +13,14 @@ from rich.table import Table
 
 from verfedgnn.baselines import METHODS, in_all, method
 from verfedgnn.cli.halt import Halt
-from verfedgnn.cli.show import CellProgress, size
+from verfedgnn.cli.show import CellProgress
 from verfedgnn.cli.train import parse_gnn
 from verfedgnn.config import parse_settings, setting_path
 from verfedgnn.errors import ConfigError
 from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
 from verfedgnn.experiments.queue import run_cells
 from verfedgnn.experiments.tables import declarations, in_order, write_text
+from verfedgnn.reports.words import size
 
 
 def compare(

@@ -18,6 +18,7 @@ from verfedgnn.cli.evaluate import evaluate
 from verfedgnn.cli.paper import paper
 from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
+from verfedgnn.cli.report import report
 from verfedgnn.cli.status import status
 from verfedgnn.cli.train import settings_help, train
 from verfedgnn.cli.tune import tune
@@ -49,6 +50,7 @@ def root(
 app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(report)
 app.command()(tune)
 app.add_typer(data.app)
 app.command(rich_help_panel="Experiments")(compare)

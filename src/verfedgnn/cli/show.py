@@ -11,6 +11,7 @@ from rich.table import Table
 
 from verfedgnn.evaluation.plots import band
 from verfedgnn.experiments.queue import Report
+from verfedgnn.reports.words import duration, figure, size
 from verfedgnn.training import Progress as RoundEvent
 
 
@@ -181,24 +182,3 @@ def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
 def _reach(gain: dict[str, float]) -> float:
     """The longer side of a gain's interval, which is hardly ever much longer than the other."""
     return max(gain["rmse"] - gain["low"], gain["high"] - gain["rmse"])
-
-
-def figure(value: float | None) -> str:
-    """A figure of merit; a dash where there was nothing to judge."""
-    return "-" if value is None else f"{value:.4f}"
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    raise AssertionError

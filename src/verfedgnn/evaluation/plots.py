@@ -11,10 +11,18 @@ WAYS = {"biases": "#9e9e9e", "alone": "#e07b39", "federated": "#2a6fb0", "pooled
 
 def draw_lift(lift: dict[str, Any], path: Path) -> bool:
     """Lift by number of own ratings, and by party, as a PNG or SVG; False where matplotlib is not installed."""
+    figure = lift_figure(lift)
+    if figure is not None:
+        figure.savefig(path, dpi=120)
+    return figure is not None
+
+
+def lift_figure(lift: dict[str, Any]) -> Any:
+    """The same as a figure; None where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        return None
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     rows = lift["by_own_ratings"]
@@ -35,8 +43,7 @@ def draw_lift(lift: dict[str, Any], path: Path) -> bool:
     right.set(xlabel="RMSE gained by joining (95 % interval)", title="By party")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    return True
+    return figure
 
 
 def draw_study(errors: list[float | None], path: Path) -> bool:

@@ -11,6 +11,7 @@ from verfedgnn.attacks.audit import THIS, Audit
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.drawing import pairs, trade
+from verfedgnn.reports.privacy import add_guarantees
 
 MARGIN = 0.02
 """An attack that is above its guess by no more than this is counted as a guess: about two standard errors of 500 victims."""
@@ -87,7 +88,7 @@ def audit_document(audit: Audit) -> Document:
     )  # fmt: skip
     _in_short(document, found)
     document.add(Heading("Who sees what"), Table(HEADER, who_sees_what(run.config)))
-    _guarantees(document, run.metrics["privacy"])
+    add_guarantees(document, run.metrics["privacy"])
     _attacks(document, audit)
     _changes(document, audit)
     _limits(document, audit)
@@ -113,29 +114,6 @@ def _in_short(document: Document, found: Mapping[str, Any]) -> None:
         Table(["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"], rows),
         Picture("attacks", "The strongest attack of each attacker, beside what anybody could guess", bars) if bars else None,
     )
-
-
-def _guarantees(document: Document, privacy: Mapping[str, Any]) -> None:
-    rows = []
-    for name in ("gradients", "neighbourhoods", "validation"):
-        part = privacy[name]
-        rows.append([name, part["mechanism"], f"{part['releases']:,}" if "releases" in part else "0", part["guarantee"],
-                     part.get("neighbouring", "–")])  # fmt: skip
-    document.add(
-        Heading("What is guaranteed"),
-        Table(["release", "mechanism", "times", "guarantee", "between which inputs"], rows),
-        Points([f"Masks: {privacy['masking']}.", f"Randomness: {privacy['randomness']}.",
-                "All guarantees assume participants who follow the protocol; each party adds the noise it promised."]),
-    )  # fmt: skip
-    events = privacy.get("events")
-    if events:
-        about = ("what", "count", "event")
-        rows = [[e["what"], f"{e['count']:,}", str(e["event"] or "none: not differential privacy"),
-                 ", ".join(f"{k} {v:.4g}" for k, v in e.items() if k not in about)] for e in events]  # fmt: skip
-        document.add(
-            Paragraph("As events for an accountant (`dp-accounting`); composed, they give the figures above."),
-            Table(["release", "times", "event", "parameters"], rows),
-        )
 
 
 def _attacks(document: Document, audit: Audit) -> None:

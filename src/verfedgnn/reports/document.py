@@ -28,6 +28,7 @@ h2 { font-size: 1.3rem; margin: 2.5rem 0 .5rem; padding-top: 1rem; border-top: 1
 p { margin: .6rem 0; max-width: 48rem }
 code { font: .9em ui-monospace, Menlo, Consolas, monospace; background: var(--mark); padding: .1em .3em; border-radius: 3px;
   overflow-wrap: anywhere }
+pre { overflow-x: auto; background: var(--mark); padding: .8rem 1rem; border-radius: 6px; font-size: .85rem }
 .table { overflow-x: auto; margin: 1rem 0 }
 table { border-collapse: collapse; font-size: .92rem }
 th, td { text-align: left; vertical-align: top; padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line) }
@@ -77,7 +78,14 @@ class Picture:
     svg: str
 
 
-Block = Heading | Paragraph | Points | Table | Picture
+@dataclass(frozen=True)
+class Code:
+    """Lines as they are."""
+
+    text: str
+
+
+Block = Heading | Paragraph | Points | Table | Picture | Code
 
 
 @dataclass
@@ -131,6 +139,8 @@ def _markdown(block: Block) -> str:
             return "\n".join("| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
         case Picture(name, caption, _):
             return f"![{_plain(caption)}]({name}.svg)"
+        case Code(text):
+            return f"```\n{text.rstrip()}\n```"
 
 
 def _plain(text: str) -> str:
@@ -153,6 +163,8 @@ def _html(block: Block) -> str:
             data = base64.b64encode(svg.encode()).decode()
             picture = f'<img alt="{html.escape(caption)}" src="data:image/svg+xml;base64,{data}">'
             return f"<figure>{picture}<figcaption>{_inline(caption)}</figcaption></figure>"
+        case Code(text):
+            return f"<pre>{html.escape(text)}</pre>"
 
 
 def _cell(text: str) -> str:
