@@ -84,6 +84,7 @@ class Projection:
             )
         self._cache: list[Piece] | None = [] if values <= cache_values else None
         self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
+        self._members: Tensor | None = None
 
     def part(self, users: slice, rows: slice) -> Projection:
         """The same Phi for some users alone, who are whole blocks of it."""
@@ -98,6 +99,13 @@ class Projection:
         part._scale = None if self._scale is None else self._scale[users]
         return part
 
+    def among(self, members: Tensor) -> Projection:
+        """The same Phi where only some users (in order) have a row in X, and the others' is 0; it is drawn and kept once."""
+        among = copy.copy(self)
+        among._members = members
+        among._scale = None if self._scale is None else self._scale[members]
+        return among
+
     def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
         """1 / (1 + (m+1)/q) of each user's block (N, 1): among multiples of Phi^T Y the one of least expected error."""
         scale = np.empty((self.users, 1), np.float32)
@@ -110,15 +118,31 @@ class Projection:
         """Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
         y = x.new_zeros(self.rows, x.shape[1])
         for rows, columns, phi in self._pieces():
-            _blocks_of(y[rows], phi).baddbmm_(phi, _blocks_of(x[columns], phi))
+            if self._members is None:
+                piece = x[columns]
+            else:
+                place, inside = self._inside(columns)
+                piece = x.new_zeros(columns.stop - columns.start, x.shape[1]).index_copy_(0, inside, x[place])
+            _blocks_of(y[rows], phi).baddbmm_(phi, _blocks_of(piece, phi))
         return y
 
     def reconstruct(self, y: Tensor) -> Tensor:
         """X^ = Phi^T Y, scaled if so configured: (q, C) -> (N, C) (eq. 14)."""
-        x = y.new_empty(self.users, y.shape[1])
+        x = y.new_empty(self.users if self._members is None else len(self._members), y.shape[1])
         for rows, columns, phi in self._pieces():
-            torch.bmm(phi.mT, _blocks_of(y[rows], phi), out=_blocks_of(x[columns], phi))
+            piece = torch.bmm(phi.mT, _blocks_of(y[rows], phi)).flatten(0, 1)
+            if self._members is None:
+                x[columns] = piece
+            else:
+                place, inside = self._inside(columns)
+                x[place] = piece.index_select(0, inside)
         return x if self._scale is None else x.mul_(self._scale)
+
+    def _inside(self, columns: slice) -> tuple[slice, Tensor]:
+        """Members among some columns: their rows of X, and their places in the piece."""
+        assert self._members is not None
+        first, last = torch.searchsorted(self._members, self._members.new_tensor([columns.start, columns.stop])).tolist()
+        return slice(first, last), self._members[first:last] - columns.start
 
     def _pieces(self) -> Iterator[Piece]:
         if self._cache is None:
@@ -155,20 +179,25 @@ class Identity:
 
     protected = False
 
-    def __init__(self, users: int) -> None:
+    def __init__(self, users: int, members: Tensor | None = None) -> None:
         self.users = self.rows = users
+        self._members = members
 
     def part(self, users: slice, rows: slice) -> Identity:
         """The same for some users alone."""
         return Identity(users.stop - users.start)
 
+    def among(self, members: Tensor) -> Identity:
+        """The same where only some users have a row in X, and the others' is 0."""
+        return Identity(self.users, members)
+
     def project(self, x: Tensor) -> Tensor:
         """X."""
-        return x
+        return x if self._members is None else x.new_zeros(self.users, x.shape[1]).index_copy_(0, self._members, x)
 
     def reconstruct(self, y: Tensor) -> Tensor:
         """Y."""
-        return y
+        return y if self._members is None else y.index_select(0, self._members)
 
 
 def _joined(pieces: list[Piece]) -> Piece:
