@@ -1,7 +1,8 @@
 """All parties in this process. Messages are encoded and counted as if they travelled; shared work is done once.
 
 What is shared is public: one replica of the public parameters and one projection serve all parties. Active parties are
-stacked, so that a round is a few large products; `stack=False` runs them one by one, exactly as separate processes would.
+stacked, so that a round is a few large products, as long as that fits; `stack=False` runs them one by one, exactly as separate
+processes would.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.rotation import Part
 from verfedgnn.protocol.scope import Scope
 
+STACK_VALUES = 1 << 24
+"""Parties are stacked up to so many values of everybody's user embeddings (64 MiB, of which a round holds some twenty); larger
+products are no faster."""
+
 
 class LocalRuntime:
     """A coordinator and its parties, joined and ready for rounds."""
 
     def __init__(self, coordinator: Coordinator, parties: Sequence[Party], *, stack: bool = True) -> None:
-        self.coordinator, self.ledger, self.stack = coordinator, Ledger(), stack
+        self.coordinator, self.ledger = coordinator, Ledger()
         self.parties = {party.data.name: party for party in parties}
+        self.stack = stack and sum(party.model.user_size for party in parties) <= STACK_VALUES
         self._stacked: tuple[tuple[str, ...], dict[int, Scope]] = ((), {})
         self._join()
 
