@@ -118,11 +118,10 @@ class Projection:
         """Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
         y = x.new_zeros(self.rows, x.shape[1])
         for rows, columns, phi in self._pieces():
-            if self._members is None:
-                piece = x[columns]
-            else:
-                place, inside = self._inside(columns)
-                piece = x.new_zeros(columns.stop - columns.start, x.shape[1]).index_copy_(0, inside, x[place])
+            place, inside = self._inside(columns)
+            piece = x[place]
+            if inside is not None:
+                piece = x.new_zeros(columns.stop - columns.start, x.shape[1]).index_copy_(0, inside, piece)
             _blocks_of(y[rows], phi).baddbmm_(phi, _blocks_of(piece, phi))
         return y
 
@@ -130,17 +129,16 @@ class Projection:
         """X^ = Phi^T Y, scaled if so configured: (q, C) -> (N, C) (eq. 14)."""
         x = y.new_empty(self.users if self._members is None else len(self._members), y.shape[1])
         for rows, columns, phi in self._pieces():
-            piece = torch.bmm(phi.mT, _blocks_of(y[rows], phi)).flatten(0, 1)
-            if self._members is None:
-                x[columns] = piece
-            else:
-                place, inside = self._inside(columns)
-                x[place] = piece.index_select(0, inside)
+            place, inside = self._inside(columns)
+            if place.start < place.stop:
+                piece = torch.bmm(phi.mT, _blocks_of(y[rows], phi)).flatten(0, 1)
+                x[place] = piece if inside is None else piece.index_select(0, inside)
         return x if self._scale is None else x.mul_(self._scale)
 
-    def _inside(self, columns: slice) -> tuple[slice, Tensor]:
-        """Members among some columns: their rows of X, and their places in the piece."""
-        assert self._members is not None
+    def _inside(self, columns: slice) -> tuple[slice, Tensor | None]:
+        """Rows of X that belong to some columns, and to which of them; None: to all."""
+        if self._members is None:
+            return columns, None
         first, last = torch.searchsorted(self._members, self._members.new_tensor([columns.start, columns.stop])).tolist()
         return slice(first, last), self._members[first:last] - columns.start
 

@@ -310,9 +310,7 @@ class Party:
 
     def _evaluated(self, public: Tensor) -> dict[str, Tensor]:
         """The model of `public` and the items as they are, for a party that was away when it was validated."""
-        work = self.judged()
-        assert self.graph is not None
-        (outcome,) = compute(self.model, self.graph, public, self.projection, [work], self.config.training)
+        (outcome,) = judge([self], public, self.scope)
         return self._served(outcome)
 
     def _served(self, outcome: Outcome) -> dict[str, Tensor]:
@@ -520,21 +518,42 @@ def replies(parties: Sequence[Party], messages: Sequence[RoundStart], scope: Cal
     first = parties[0]
     works = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
     replica, rotation = first.replica, first.replica.rotation
-    part, everybody = rotation.of(messages[0].round), rotation.everybody
-
-    def run(public: Tensor, works: Sequence[Work], here: Scope) -> list[Outcome]:
-        return compute(here.model, here.graph, here.cut(first.model, public), here.projection, works, first.config.training)
-
-    here = scope(part if first.by_parts else everybody, True)
-    outcomes = judged = run(replica.parameters, [here.narrow(work) for work in works], here)
+    part = rotation.of(messages[0].round)
+    here = scope(part if first.by_parts else rotation.everybody, True)
+    outcomes = judged = run(first, replica.parameters, works, here)
     if (first.private.averaged or not here.everybody) and any(message.evaluate for message in messages):
-        judged = run(replica.served, [party.judged() for party in parties], scope(everybody, False))
+        judged = judge(parties, replica.served, scope)
     if part.index != here.part.index:
         outcomes, here = (
             [_of_part(outcome, part, first.model) for outcome in outcomes],
             replace(here, part=part, model=part.model),
         )
     return [p.end(start, out, seen, here) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]
+
+
+def judge(parties: Sequence[Party], public: Tensor, scope: Callable[[Part, bool], Scope]) -> list[Outcome]:
+    """h_u and h_v of everybody; a party by itself comes to the users it has no ratings of last, some at a time."""
+    first, works = parties[0], [party.judged() for party in parties]
+    everybody = first.replica.rotation.everybody
+    every, some = scope(everybody, False), scope(everybody, True)
+    outcomes = run(first, public, works, some)
+    if some.rows is None:
+        return outcomes
+    (outcome,) = outcomes
+    assert outcome.users is not None
+    users = outcome.users.new_empty(every.model.users, outcome.users.shape[1]).index_copy_(0, some.rows, outcome.users)
+    for left in every.rest(some):
+        (found,) = run(first, public, works, left)
+        assert left.rows is not None
+        assert found.users is not None
+        users.index_copy_(0, left.rows, found.users)
+    return [replace(outcome, users=users)]
+
+
+def run(party: Party, public: Tensor, works: Sequence[Work], here: Scope) -> list[Outcome]:
+    """The computation of a stack of parties, of which `party` is one, for the users of a scope."""
+    cut, narrow = here.cut(party.model, public), [here.narrow(work) for work in works]
+    return compute(here.model, here.graph, cut, here.projection, narrow, party.config.training)
 
 
 def _of_part(outcome: Outcome, part: Part, model: Model) -> Outcome:

@@ -1,12 +1,13 @@
 """The users a party computes for, and what is theirs: all users, those of a part, or of these only the ones it has ratings of.
 
 A user without a training rating at a party has a neighbourhood of 0 there and a gradient of 0, whatever the others send. Where
-most are like that, a party leaves them out; what it sends is the same, 0 for them. Only a validation needs everybody's h_u.
+most are like that, a party leaves them out; what it sends is the same, 0 for them. Only a validation needs everybody's h_u; since
+they move no item, they may come after those with ratings, some at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,10 +52,19 @@ class Scope:
         users = self.part.users
         rows = torch.unique(user[(user >= users.start) & (user < users.stop)].long() - users.start)
         noised = config.gradients.mechanism in ("laplace", "skellam")
-        if noised or config.model.generator or not 0 < len(rows) < FEW * self.model.users:
-            return self
+        few = 0 < len(rows) < FEW * self.model.users
+        return self.among(rows) if few and not noised and not config.model.generator else self
+
+    def among(self, rows: Tensor) -> Scope:
+        """Some users of the part, all of whom these are."""
         projection = None if self.projection is None else self.projection.among(rows)
-        return Scope(self.part, Model(config.model, len(rows)), users_of(self.graph, rows), projection, rows)
+        return Scope(self.part, Model(self.model.config, len(rows)), users_of(self.graph, rows), projection, rows)
+
+    def rest(self, some: Scope) -> Iterator[Scope]:
+        """All users of the part whom `some` leave out, as many at a time as these are."""
+        if some.rows is not None:
+            left = torch.ones(self.model.users, dtype=torch.bool, device=some.rows.device).index_fill_(0, some.rows, False)
+            yield from map(self.among, torch.split(torch.nonzero(left).squeeze(1), len(some.rows)))
 
     @property
     def everybody(self) -> bool:
@@ -75,7 +85,7 @@ class Scope:
             return work
         private = {name: value[self.rows] if name.startswith("own_") else value for name, value in work.private.items()}
         pull = None if work.pull is None else work.pull[self.rows]
-        return replace(work, private=private, batch=self._renumbered(work.batch), pull=pull, evaluate=False)
+        return replace(work, private=private, batch=self._renumbered(work.batch), pull=pull)
 
     def _renumbered(self, batch: Batch | None) -> Batch | None:
         if batch is None or self.rows is None:
