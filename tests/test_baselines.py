@@ -213,14 +213,14 @@ def test_pseudo_interactions_change_rows_of_others_only(
     party.replica, party.model = plain.replica, plain.model
     seen: list[torch.Tensor] = []
 
-    def noisy(self: object, gradient: torch.Tensor, message: object) -> np.ndarray:
+    def noisy(self: object, gradient: torch.Tensor, message: object, scope: object) -> np.ndarray:
         seen.append(gradient)
         return gradient.numpy() + 100
 
     monkeypatch.setattr("verfedgnn.protocol.party.Party.protected", noisy)
     gradient, size = torch.randn(party.model.size), party.model.user_size
     before = gradient.clone()
-    released = party.protected(gradient, starts[plain.data.name])
+    released = party.protected(gradient, starts[plain.data.name], plain.scope(plain.replica.rotation.everybody, rated=True))
     assert torch.equal(gradient, before)
     real = torch.zeros(party.data.users, dtype=torch.bool)
     real[party.batch(1).pairs.user.long().unique()] = True

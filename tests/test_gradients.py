@@ -17,6 +17,7 @@ from verfedgnn import Config, ConfigError
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.gradients import Rescale, clip, laplace, protect, recover, ternary
 from verfedgnn.protocol.coordinator import Coordinator
+from verfedgnn.protocol.optimizer import average, step
 from verfedgnn.protocol.replica import participation_scale
 
 SIGMAS = 5.0
@@ -169,3 +170,20 @@ def test_participation_scale_without_oneself() -> None:
     assert participation_scale(items, [1]) == 3
     assert participation_scale(items, [0, 1], without=0) == 50 / 20
     assert participation_scale(items, [0], without=0) == 0
+
+
+@pytest.mark.parametrize("shape", [(70_000, 7), (3,), (2, 20, 20)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_step_in_pieces_is_a_step(shape: tuple[int, ...], optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit: replicas on machines of any size must agree."""
+    start = [torch.randn(shape, generator=generator(seed)) for seed in range(4)]
+    found = []
+    for piece in (1 << 10, 1 << 18, 1 << 30):
+        monkeypatch.setattr("verfedgnn.protocol.optimizer.PIECE", piece)
+        parameters, sums, gradient, mean = (value.clone() for value in start)
+        sums.square_()
+        step(parameters, sums, gradient, optimizer, 0.1)
+        average(mean, parameters, 0.98, 7)
+        found.append(torch.stack([parameters, sums, mean]))
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])

@@ -72,6 +72,37 @@ def test_drawn_anew_or_kept_phi_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         assert not torch.equal(kept.project(x), Projection(100, ratio=5, block=block, seed=8).project(x))
 
 
+def test_a_phi_too_large_to_draw_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"exchange.block = 0 .* 1,987,929 users .* exchange.block = 256"):
+        Projection(1_987_929, ratio=5)
+    assert Projection(1_987_929, ratio=5, block=256).protected
+
+
+def test_blocks_are_of_two_sizes_in_order() -> None:
+    """So that many of them are one product; nobody is left out."""
+    for users, block in ((10, 3), (1000, 256), (1025, 256), (19, 10), (7, 100)):
+        bounds = blocks(users, block)
+        sizes = [stop - start for start, stop in bounds]
+        assert sizes == sorted(sizes)
+        assert sizes[-1] - sizes[0] <= 1
+        assert min(sizes) >= min(users, block)
+        assert [start for start, _ in bounds] + [users] == [0, *(stop for _, stop in bounds)]
+
+
+def test_a_piece_of_many_blocks_is_its_blocks() -> None:
+    phi = Projection(1025, ratio=5, block=64, seed=3)
+    dense = phi.project(torch.eye(1025))
+    row = 0
+    for index, (start, stop) in enumerate(blocks(1025, 64)):
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([3, index])))
+        q = (stop - start) // 5
+        block = dense[row : row + q, start:stop]
+        np.testing.assert_allclose(block, rng.standard_normal((q, stop - start), dtype=np.float32) / math.sqrt(q), rtol=1e-6)
+        block.zero_()
+        row += q
+    assert (dense == 0).all()
+
+
 def test_block_diagonal_keeps_blocks_apart() -> None:
     phi = Projection(10, ratio=2, block=5, seed=0)
     x = torch.zeros(10, 1)

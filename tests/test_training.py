@@ -302,3 +302,12 @@ def test_recommend(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
         loaded.recommend("nobody")
     with pytest.raises(vf.RunError, match="there is no party"):
         loaded.recommend(user, party="nobody")
+
+
+def test_large_parties_are_not_stacked(small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would not fit into memory side by side is computed one by one, to the same bits as when that is asked for."""
+    assert federation(small_parties, config()).stack
+    asked = vf.train(small_parties, config(), stack=False)
+    monkeypatch.setattr("verfedgnn.runtime.local.STACK_VALUES", 1000)
+    assert not federation(small_parties, config()).stack
+    same(vf.train(small_parties, config()), asked)

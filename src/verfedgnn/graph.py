@@ -159,13 +159,15 @@ def party_graph(
     )
 
 
-def users_of(graph: Graph, users: slice) -> Graph:
-    """The graph (S = 1) of some users only; items keep their numbers and the degrees they have in the whole."""
+def users_of(graph: Graph, users: slice | Tensor) -> Graph:
+    """The graph (S = 1) of some users only, in order; items keep their numbers and the degrees they have in the whole."""
     pointers, columns = (part.cpu().numpy() for part in graph.by_user)
-    first, last = pointers[users.start], pointers[users.stop]
-    count = users.stop - users.start
-    user = np.repeat(np.arange(count), np.diff(pointers[users.start : users.stop + 1]))
-    part = party_graph(user, columns[first:last], users=count, items=graph.items)
+    rows = users if isinstance(users, slice) else users.cpu().numpy()
+    degree, chosen = np.diff(pointers), np.zeros(graph.users, bool)
+    chosen[rows] = True
+    count = int(chosen.sum())
+    user = np.repeat(np.arange(count), degree[rows])
+    part = party_graph(user, columns[np.repeat(chosen, degree)], users=count, items=graph.items)
     return replace(graph_to(part, graph.order.device), item_degree=graph.item_degree, ratio=graph.ratio)
 
 

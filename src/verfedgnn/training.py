@@ -68,7 +68,8 @@ def train(
     """Train `parties` together; with `out`, leave a run folder that can be resumed and loaded.
 
     `watch` is called after every round; when `stop()` turns true the round is finished, a checkpoint is written and
-    `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would.
+    `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would;
+    so are parties too large to be stacked.
     `parts` gives the part of every rating where the configured split is not wanted; `party` is what a party runs, where that
     is a variant of the protocol's (not with `out`: a run folder does not say which).
     """

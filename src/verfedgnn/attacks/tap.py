@@ -26,6 +26,7 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.exchange import Sent
 from verfedgnn.protocol.messages import RoundReply, RoundStart
 from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.scope import Scope
 from verfedgnn.protocol.step import Work
 from verfedgnn.protocol.sums import summed
 from verfedgnn.runtime.local import LocalRuntime
@@ -94,10 +95,10 @@ class Glass(Party):
             self.exchanged = self.now
         return work
 
-    def protected(self, gradient: Tensor, message: RoundStart) -> NDArray[np.generic]:
+    def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[np.generic]:
         """As `Party.protected`."""
-        self.gradient = gradient
-        return super().protected(gradient, message)
+        self.gradient = scope.spread(gradient)
+        return super().protected(gradient, message, scope)
 
     @property
     def edges(self) -> Graph:

@@ -21,6 +21,7 @@ from verfedgnn.prepare import split
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import RoundStart
 from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.scope import Scope
 
 ID_BYTES, INDEX_BYTES, NUMBER_BYTES = 16, 4, 4
 """An encrypted user id; the number of an anonymous item, or of a row; a coordinate of an embedding."""
@@ -88,7 +89,7 @@ class PseudoParty(Party):
     rows: ClassVar[Counter[str]] = Counter()
     """How many rows each party has sent."""
 
-    def protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
+    def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[Any]:
         """With pseudo-interactions, then as configured; what is not sent counts as 0."""
         real = torch.unique(self.batch(message.round).pairs.user.long())
         rng = self._rng(6, message.round)
@@ -99,7 +100,7 @@ class PseudoParty(Party):
         drawn = torch.from_numpy(rng.choice(self.data.users, min(len(real), self.data.users), replace=False)).to(self.device)
         pseudo = drawn[~torch.isin(drawn, real)]
         rows[pseudo] = like(rows[real], len(pseudo), generator)
-        released = super().protected(flat, message)
+        released = super().protected(flat, message, scope)
         sent = np.zeros(self.data.users, bool)
         sent[torch.cat([real, pseudo]).cpu().numpy()] = True
         self.rows[self.data.name] += int(sent.sum())

@@ -26,7 +26,11 @@ def split_by_rating(
     """
     if len(fractions) != 3 or min(fractions) < 0 or not np.isclose(sum(fractions), 1):
         raise DataError(f"fractions {tuple(fractions)} are not three shares that add up to 1: use for example 0.6,0.2,0.2")
-    users = hash64(ratings.user_ids, seed)
+    # Of two million common users a party has ratings of some: only theirs are worth hashing.
+    present = np.zeros(ratings.n_users, bool)
+    present[ratings.user] = True
+    users = np.zeros(ratings.n_users, np.uint64)
+    users[present] = hash64(ratings.user_ids[present], seed)
     # The other salt keeps a user and an item of one id from cancelling.
     items = hash64(ratings.item_ids, ~seed)
     pairs = mix((users[ratings.user] ^ mix(items[ratings.item] + _GOLDEN)) + _GOLDEN)

@@ -24,8 +24,8 @@ def ternary(x: Tensor, r: float, generator: torch.Generator) -> Tensor:
 
     What is returned is Q(x) / r. It is unbiased, and one release moves by at most |x - y|_1 / r in total variation.
     """
-    uniform = torch.rand(x.shape, generator=generator, device=x.device)
-    return ((uniform * r < x.abs()) * x.sign()).to(torch.int8)
+    chosen = torch.rand(x.shape, generator=generator, device=x.device).mul_(r) < x.abs()
+    return x.sign().to(torch.int8).mul_(chosen)
 
 
 def laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:

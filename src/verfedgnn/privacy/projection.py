@@ -20,10 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verfedgnn.errors import ConfigError
+
 TILE_VALUES = 1 << 22
 """Values of Phi drawn at a time (16 MiB)."""
 CACHE_VALUES = 1 << 28
 """Phi is kept between applications up to this many values (1 GiB) and drawn anew from its seed above that."""
+MOST_VALUES = 1 << 34
+"""No Phi is larger: to draw one anew takes about a minute and a half on one core, twice a round."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,15 @@ class Tile:
     rows: slice
     columns: slice
     index: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+
+Piece = tuple[slice, slice, Tensor]
+"""Rows, columns and values (B, q, w) of B successive blocks of one shape; of a large block, of some of its columns."""
 
 
 class Projection:
@@ -64,8 +77,14 @@ class Projection:
                 self.tiles.append(Tile(slice(self.rows, self.rows + q), slice(left, right), len(self.tiles)))
             self.rows += q
             values += q * (stop - start)
-        self._cache: list[tuple[Tile, Tensor]] | None = [] if values <= cache_values else None
+        if values > MOST_VALUES:
+            raise ConfigError(
+                f"exchange.block = {block} makes the projection of {users:,} users a matrix of {values:.1e} values, too many to "
+                "draw in every round; cut users into blocks with exchange.block = 256, which protects each of them as well"
+            )
+        self._cache: list[Piece] | None = [] if values <= cache_values else None
         self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
+        self._members: Tensor | None = None
 
     def part(self, users: slice, rows: slice) -> Projection:
         """The same Phi for some users alone, who are whole blocks of it."""
@@ -80,6 +99,13 @@ class Projection:
         part._scale = None if self._scale is None else self._scale[users]
         return part
 
+    def among(self, members: Tensor) -> Projection:
+        """The same Phi where only some users (in order) have a row in X, and the others' is 0; it is drawn and kept once."""
+        among = copy.copy(self)
+        among._members = members
+        among._scale = None if self._scale is None else self._scale[members]
+        return among
+
     def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
         """1 / (1 + (m+1)/q) of each user's block (N, 1): among multiples of Phi^T Y the one of least expected error."""
         scale = np.empty((self.users, 1), np.float32)
@@ -91,35 +117,59 @@ class Projection:
     def project(self, x: Tensor) -> Tensor:
         """Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
         y = x.new_zeros(self.rows, x.shape[1])
-        for tile, phi in self._pieces():
-            y[tile.rows].addmm_(phi, x[tile.columns])
+        for rows, columns, phi in self._pieces():
+            place, inside = self._inside(columns)
+            piece = x[place]
+            if inside is not None:
+                piece = x.new_zeros(columns.stop - columns.start, x.shape[1]).index_copy_(0, inside, piece)
+            _blocks_of(y[rows], phi).baddbmm_(phi, _blocks_of(piece, phi))
         return y
 
     def reconstruct(self, y: Tensor) -> Tensor:
         """X^ = Phi^T Y, scaled if so configured: (q, C) -> (N, C) (eq. 14)."""
-        x = y.new_empty(self.users, y.shape[1])
-        for tile, phi in self._pieces():
-            torch.mm(phi.mT, y[tile.rows], out=x[tile.columns])
+        x = y.new_empty(self.users if self._members is None else len(self._members), y.shape[1])
+        for rows, columns, phi in self._pieces():
+            place, inside = self._inside(columns)
+            if place.start < place.stop:
+                piece = torch.bmm(phi.mT, _blocks_of(y[rows], phi)).flatten(0, 1)
+                x[place] = piece if inside is None else piece.index_select(0, inside)
         return x if self._scale is None else x.mul_(self._scale)
 
-    def _pieces(self) -> Iterator[tuple[Tile, Tensor]]:
+    def _inside(self, columns: slice) -> tuple[slice, Tensor | None]:
+        """Rows of X that belong to some columns, and to which of them; None: to all."""
+        if self._members is None:
+            return columns, None
+        first, last = torch.searchsorted(self._members, self._members.new_tensor([columns.start, columns.stop])).tolist()
+        return slice(first, last), self._members[first:last] - columns.start
+
+    def _pieces(self) -> Iterator[Piece]:
         if self._cache is None:
-            return ((tile, self._draw(tile)) for tile in self.tiles)
+            return map(self._drawn, self._groups())
         if not self._cache:
-            self._cache = [self._joined(list(tiles)) for _, tiles in groupby(self.tiles, lambda tile: tile.rows.start)]
+            drawn = map(self._drawn, self._groups())
+            self._cache += [_joined(list(pieces)) for _, pieces in groupby(drawn, lambda piece: piece[0].start)]
         return iter(self._cache)
 
-    def _joined(self, tiles: list[Tile]) -> tuple[Tile, Tensor]:
-        """All tiles of one block side by side, so that a cached block is one product."""
-        columns = slice(tiles[0].columns.start, tiles[-1].columns.stop)
-        return Tile(tiles[0].rows, columns, tiles[0].index), torch.cat([self._draw(tile) for tile in tiles], 1)
+    def _groups(self) -> Iterator[list[Tile]]:
+        """Successive tiles of one shape, together no more than a tile may be."""
+        group: list[Tile] = []
+        for tile in self.tiles:
+            if group and (tile.shape != group[0].shape or (len(group) + 1) * math.prod(tile.shape) > TILE_VALUES):
+                yield group
+                group = []
+            group.append(tile)
+        yield group
 
-    def _draw(self, tile: Tile) -> Tensor:
-        q, width = tile.rows.stop - tile.rows.start, tile.columns.stop - tile.columns.start
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, tile.index])))
-        values = rng.standard_normal((q, width), dtype=np.float32)
+    def _drawn(self, tiles: list[Tile]) -> Piece:
+        q, width = tiles[0].shape
+        values = np.empty((len(tiles), q, width), np.float32)
+        for tile, place in zip(tiles, values, strict=True):
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, tile.index])))
+            rng.standard_normal(out=place, dtype=np.float32)
         values *= np.float32(1 / math.sqrt(q))
-        return torch.from_numpy(values).to(self.device)
+        first, last = tiles[0], tiles[-1]
+        rows, columns = slice(first.rows.start, last.rows.stop), slice(first.columns.start, last.columns.stop)
+        return rows, columns, torch.from_numpy(values).to(self.device)
 
 
 class Identity:
@@ -127,20 +177,36 @@ class Identity:
 
     protected = False
 
-    def __init__(self, users: int) -> None:
+    def __init__(self, users: int, members: Tensor | None = None) -> None:
         self.users = self.rows = users
+        self._members = members
 
     def part(self, users: slice, rows: slice) -> Identity:
         """The same for some users alone."""
         return Identity(users.stop - users.start)
 
+    def among(self, members: Tensor) -> Identity:
+        """The same where only some users have a row in X, and the others' is 0."""
+        return Identity(self.users, members)
+
     def project(self, x: Tensor) -> Tensor:
         """X."""
-        return x
+        return x if self._members is None else x.new_zeros(self.users, x.shape[1]).index_copy_(0, self._members, x)
 
     def reconstruct(self, y: Tensor) -> Tensor:
         """Y."""
-        return y
+        return y if self._members is None else y.index_select(0, self._members)
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    """All columns of one large block side by side, so that a kept block is one product; others are alone."""
+    (rows, first, _), (_, last, _) = pieces[0], pieces[-1]
+    return rows, slice(first.start, last.stop), torch.cat([phi for _, _, phi in pieces], -1)
+
+
+def _blocks_of(x: Tensor, phi: Tensor) -> Tensor:
+    """Rows (B w, C) as (B, w, C), one matrix for each block of `phi`."""
+    return x.view(len(phi), -1, x.shape[1])
 
 
 def _moved(place: slice, by: int) -> slice:
@@ -150,10 +216,12 @@ def _moved(place: slice, by: int) -> slice:
 def blocks(users: int, block: int) -> list[tuple[int, int]]:
     """First and last-plus-one user of each block; block 0: one for all.
 
-    As many blocks as have room for `block` users each; what is left over is spread, so that none is smaller than that.
+    As many blocks as have room for `block` users each; what is left over is spread over the last ones, so that none is smaller
+    than that, and neighbours are mostly of one size.
     """
     count = max(1, users // block) if block else 1
-    bounds = [users * i // count for i in range(count + 1)]
+    size, larger = divmod(users, count)
+    bounds = [size * i + max(0, i - (count - larger)) for i in range(count + 1)]
     return list(pairwise(bounds))
 
 

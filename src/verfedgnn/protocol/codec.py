@@ -26,7 +26,7 @@ def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArr
     limit = (2 ** (bits - 1) - 1) // max(1, parties)
     if bits <= 16 and math.isfinite(float(scaled.sum())):
         return np.clip(scaled, -limit, limit).astype(np.int16)
-    if not (np.abs(scaled) <= limit).all():
+    if scaled.size and not (scaled.min() >= -limit and scaled.max() <= limit):  # so that NaN is refused, too
         raise DivergedError(
             f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the reach of its fixed-point form "
             f"with {parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it "

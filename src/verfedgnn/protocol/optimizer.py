@@ -5,20 +5,35 @@ Only additions, products, divisions and square roots are used, which IEEE 754 ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
 EPS = 1e-10
+PIECE = 1 << 18
+"""Values stepped at a time: what is in between stays in a processor's cache, and small."""
 
 
 def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
     """In place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps); sgd: x -= lr g."""
-    if optimizer == "sgd":
-        parameters -= lr * gradient
-        return
-    accumulator += gradient * gradient
-    parameters -= (lr * gradient) / (accumulator.sqrt() + EPS)
+    for x, total, g in _pieces(parameters, accumulator, gradient):
+        if optimizer == "sgd":
+            x -= lr * g
+        else:
+            total += g * g
+            x -= (lr * g) / (total.sqrt() + EPS)
 
 
 def average(mean: Tensor, value: Tensor, decay: float, round: int) -> None:
     """In place: the running average after `round` rounds; the first rounds are forgotten faster."""
-    mean += (1 - min(decay, round / (round + 10))) * (value - mean)
+    share = 1 - min(decay, round / (round + 10))
+    for m, x in _pieces(mean, value):
+        m += share * (x - m)
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Some rows of each at a time, as views."""
+    first = tensors[0]
+    rows = max(1, PIECE // max(1, first[:1].numel()))
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

@@ -24,7 +24,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import DivergedError, ProtocolError
 from verfedgnn.evaluation.metrics import squared_errors
 from verfedgnn.gnn.model import Model, neighbour_from, typical_rating
-from verfedgnn.graph import Graph, graph_to, party_graph, users_of
+from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.privacy.projection import Identity, Projection
@@ -38,6 +38,7 @@ from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundR
 from verfedgnn.protocol.private import Private
 from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
 from verfedgnn.protocol.rotation import Part, passes
+from verfedgnn.protocol.scope import Scope
 from verfedgnn.protocol.state import EvaluatedModel, State, tensor
 from verfedgnn.protocol.step import Outcome, Work, compute
 from verfedgnn.protocol.sums import neighbourhood_shape
@@ -103,8 +104,7 @@ class Party:
         self._before: list[_Before] = []
         """Of the current round, a state for each trip so far."""
         self._batches: dict[int, tuple[int, Batch]] = {}
-        self._graphs: dict[int, Graph] = {}
-        self._projections: dict[int, Projection | Identity] = {}
+        self._scopes: dict[tuple[int, bool], Scope] = {}
         self.replica: Replica
         self.projection: Projection | Identity | None
         self.graph: Graph | None = None
@@ -200,22 +200,14 @@ class Party:
         """Whether a round is computed for its users alone; propagation needs the whole graph, whoever a round is about."""
         return self.config.training.user_blocks > 1 and self.config.model.form != "propagation"
 
-    def graph_of(self, part: Part | None) -> Graph:
-        """The graph of all users, or of some."""
-        assert self.graph is not None
-        if part is None or part.whole:
-            return self.graph
-        if part.index not in self._graphs:
-            self._graphs[part.index] = users_of(self.graph, part.users)
-        return self._graphs[part.index]
-
-    def projection_of(self, part: Part) -> Projection | Identity | None:
-        """The projection of some users."""
-        if part.whole or self.projection is None:
-            return self.projection
-        if part.index not in self._projections:
-            self._projections[part.index] = self.projection.part(part.users, part.rows)
-        return self._projections[part.index]
+    def scope(self, part: Part, rated: bool) -> Scope:
+        """What a computation for the users of a part needs, or for those of them who have training ratings here."""
+        rated &= self.by_parts or self.config.training.user_blocks == 1
+        if (part.index, rated) not in self._scopes:
+            assert self.graph is not None
+            found = self.scope(part, False) if rated else Scope.of(part, self.graph, self.projection)
+            self._scopes[part.index, rated] = found.rated(self.data.train.user, self.config) if rated else found
+        return self._scopes[part.index, rated]
 
     def _others(self, part: Part | None) -> Tensor | None:
         """What is known of the others' neighbourhoods (K, q, C), of all users or of some."""
@@ -235,7 +227,7 @@ class Party:
             return self.finish(message)
         if not isinstance(message, RoundStart):
             raise ProtocolError(f"{self.data.name}: a {type(message).__name__} makes no sense here")
-        (reply,) = replies([self], [message], self.graph_of)
+        (reply,) = replies([self], [message], self.scope)
         return reply
 
     def begin(self, message: RoundStart) -> Work:
@@ -275,8 +267,11 @@ class Party:
             memory = self.private.clone(), dict(self.sent), dict(self.released)
             self._before.append(_Before(message.round, message.trip, *memory))
 
-    def end(self, message: RoundStart, outcome: Outcome, judged: Outcome) -> RoundReply:
-        """Step the private parameters and say what may be said; `judged` is of the parameters that are validated."""
+    def end(self, message: RoundStart, outcome: Outcome, judged: Outcome, scope: Scope) -> RoundReply:
+        """Step the private parameters and say what may be said; `judged` is of the parameters that are validated.
+
+        `outcome` is of the users of the `scope`.
+        """
         reply: dict[str, Any] = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
         if message.evaluate:
             model = self._served(judged)
@@ -294,12 +289,13 @@ class Party:
             if not math.isfinite(float(outcome.public_gradient.sum())):
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
             part = self.replica.rotation.of(message.round)
-            training, gradients = self.config.training, self.private.all_users(outcome.private_gradients, part.users)
+            training = self.config.training
+            gradients = self.private.all_users(scope.widen(outcome.private_gradients), part.users)
             if self.noised:
                 gradients = noised_items(gradients, self.config, self._rng(7, message.round))
             items = gradients["items"] + (2 * training.l2 / sum(self.all_items)) * self.private.parameters["items"]
             self.private.step(gradients | {"items": items}, training, message.round, self.config.model.bound)
-            reply["gradient"] = self.protected(outcome.public_gradient, message)
+            reply["gradient"] = self.protected(outcome.public_gradient, message, scope)
         return RoundReply(**reply)
 
     def finish(self, message: Finish) -> Finished:
@@ -314,9 +310,7 @@ class Party:
 
     def _evaluated(self, public: Tensor) -> dict[str, Tensor]:
         """The model of `public` and the items as they are, for a party that was away when it was validated."""
-        work = self.judged()
-        assert self.graph is not None
-        (outcome,) = compute(self.model, self.graph, public, self.projection, [work], self.config.training)
+        (outcome,) = judge([self], public, self.scope)
         return self._served(outcome)
 
     def _served(self, outcome: Outcome) -> dict[str, Tensor]:
@@ -474,8 +468,8 @@ class Party:
             about.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
         return self._rng(*about)
 
-    def protected(self, gradient: Tensor, message: RoundStart) -> NDArray[Any]:
-        """A public gradient as it leaves the party."""
+    def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[Any]:
+        """A public gradient, of the users of the scope, as it leaves the party, of all users of the round."""
         rng = self._noise_source(2, message, gradient)
         if self.noised:
             count = {"parties": len(self.all_items), "active": len(message.active)}
@@ -483,8 +477,8 @@ class Party:
         generator = torch.Generator(self.device)
         generator.manual_seed(int(rng.integers(2**63)))
         part = self.replica.rotation.of(message.round)
-        size = part.model.user_size
-        released = protect(gradient, self.config.gradients, self.replica.rescale, size, generator).cpu().numpy()
+        own = protect(gradient, self.config.gradients, self.replica.rescale, scope.model.user_size, generator)
+        released, size = scope.spread(own).cpu().numpy(), part.model.user_size
         if self.config.exchange.backward:
             self.released[part.index] = Released(message.round, torch.from_numpy(released[:size]).to(self.device))
         if self.config.masking:
@@ -516,33 +510,54 @@ def _put(state: State, memories: Mapping[str, Mapping[int, Sent | Received | Rel
             memory.put(state, f"{name}.{part}")
 
 
-def replies(parties: Sequence[Party], messages: Sequence[RoundStart], graph: Callable[[Part | None], Graph]) -> list[RoundReply]:
-    """One trip of parties that are computed together; `graph` gives theirs, stacked, of all users or of some.
+def replies(parties: Sequence[Party], messages: Sequence[RoundStart], scope: Callable[[Part, bool], Scope]) -> list[RoundReply]:
+    """One trip of parties that are computed together; `scope` gives theirs, stacked, as `Party.scope` gives that of one.
 
     A party by itself is a stack of one.
     """
     first = parties[0]
     works = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
-    replica, part = first.replica, first.replica.rotation.of(messages[0].round)
+    replica, rotation = first.replica, first.replica.rotation
+    part = rotation.of(messages[0].round)
+    here = scope(part if first.by_parts else rotation.everybody, True)
+    outcomes = judged = run(first, replica.parameters, works, here)
+    if (first.private.averaged or not here.everybody) and any(message.evaluate for message in messages):
+        judged = judge(parties, replica.served, scope)
+    if part.index != here.part.index:
+        outcomes, here = (
+            [_of_part(outcome, part, first.model) for outcome in outcomes],
+            replace(here, part=part, model=part.model),
+        )
+    return [p.end(start, out, seen, here) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]
 
-    def run(public: Tensor, works: Sequence[Work], some: Part | None) -> list[Outcome]:
-        model, projection = (first.model, first.projection) if some is None else (some.model, first.projection_of(some))
-        return compute(model, graph(some), public, projection, works, first.config.training)
 
-    if first.by_parts:
-        outcomes = judged = run(part.cut(first.model, replica.parameters), works, part)
-    else:
-        outcomes = judged = run(replica.parameters, works, None)
-        outcomes = [_of_part(outcome, part, first.model) for outcome in outcomes]
-    if (first.private.averaged or first.by_parts) and any(message.evaluate for message in messages):
-        judged = run(replica.served, [party.judged() for party in parties], None)
-    return [p.end(start, out, seen) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]
+def judge(parties: Sequence[Party], public: Tensor, scope: Callable[[Part, bool], Scope]) -> list[Outcome]:
+    """h_u and h_v of everybody; a party by itself comes to the users it has no ratings of last, some at a time."""
+    first, works = parties[0], [party.judged() for party in parties]
+    everybody = first.replica.rotation.everybody
+    every, some = scope(everybody, False), scope(everybody, True)
+    outcomes = run(first, public, works, some)
+    if some.rows is None:
+        return outcomes
+    (outcome,) = outcomes
+    assert outcome.users is not None
+    users = outcome.users.new_empty(every.model.users, outcome.users.shape[1]).index_copy_(0, some.rows, outcome.users)
+    for left in every.rest(some):
+        (found,) = run(first, public, works, left)
+        assert left.rows is not None
+        assert found.users is not None
+        users.index_copy_(0, left.rows, found.users)
+    return [replace(outcome, users=users)]
+
+
+def run(party: Party, public: Tensor, works: Sequence[Work], here: Scope) -> list[Outcome]:
+    """The computation of a stack of parties, of which `party` is one, for the users of a scope."""
+    cut, narrow = here.cut(party.model, public), [here.narrow(work) for work in works]
+    return compute(here.model, here.graph, cut, here.projection, narrow, party.config.training)
 
 
 def _of_part(outcome: Outcome, part: Part, model: Model) -> Outcome:
     """What concerns the users of a round, where all were computed."""
-    if part.whole:
-        return outcome
     gradient, sums = outcome.public_gradient, outcome.neighbourhoods
     return replace(
         outcome,

@@ -49,6 +49,13 @@ class Rotation:
         self.config, self.count, self.model = config, config.training.user_blocks, model
 
     @cached_property
+    def everybody(self) -> Part:
+        """All users, whoever's turn it is."""
+        if self.count == 1:
+            return self.parts[0]
+        return Part(-1, slice(0, self.model.users), slice(0, self.parts[-1].rows.stop), self.model, True)
+
+    @cached_property
     def parts(self) -> list[Part]:
         """All parts, in the order of rows."""
         users, exchange, count = self.model.users, self.config.exchange, self.count

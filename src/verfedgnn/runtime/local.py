@@ -1,15 +1,17 @@
 """All parties in this process. Messages are encoded and counted as if they travelled; shared work is done once.
 
 What is shared is public: one replica of the public parameters and one projection serve all parties. Active parties are
-stacked, so that a round is a few large products; `stack=False` runs them one by one, exactly as separate processes would.
+stacked, so that a round is a few large products, as long as that fits; `stack=False` runs them one by one, exactly as separate
+processes would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from verfedgnn.graph import Graph, stack_graphs
+from verfedgnn.graph import stack_graphs
 from verfedgnn.protocol.coordinator import Closed, Coordinator
 from verfedgnn.protocol.exchange import make_projection
 from verfedgnn.protocol.ledger import Ledger
@@ -17,15 +19,21 @@ from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, Roun
 from verfedgnn.protocol.party import Party, replies
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.rotation import Part
+from verfedgnn.protocol.scope import Scope
+
+STACK_VALUES = 1 << 24
+"""Parties are stacked up to so many values of everybody's user embeddings (64 MiB, of which a round holds some twenty); larger
+products are no faster."""
 
 
 class LocalRuntime:
     """A coordinator and its parties, joined and ready for rounds."""
 
     def __init__(self, coordinator: Coordinator, parties: Sequence[Party], *, stack: bool = True) -> None:
-        self.coordinator, self.ledger, self.stack = coordinator, Ledger(), stack
+        self.coordinator, self.ledger = coordinator, Ledger()
         self.parties = {party.data.name: party for party in parties}
-        self._stacked: tuple[tuple[str, ...], dict[int | None, Graph]] = ((), {})
+        self.stack = stack and sum(party.model.user_size for party in parties) <= STACK_VALUES
+        self._stacked: tuple[tuple[str, ...], dict[int, Scope]] = ((), {})
         self._join()
 
     def _join(self) -> None:
@@ -66,15 +74,19 @@ class LocalRuntime:
             answers = {name: self.parties[name].handle(start) for name, start in messages.items()}
             return {name: answer for name, answer in answers.items() if isinstance(answer, RoundReply)}
         parties = [self.parties[name] for name in messages]
-        return dict(zip(messages, replies(parties, list(messages.values()), partial(self._graph, tuple(messages))), strict=True))
+        return dict(zip(messages, replies(parties, list(messages.values()), partial(self._scope, tuple(messages))), strict=True))
 
-    def _graph(self, names: tuple[str, ...], part: Part | None) -> Graph:
+    def _scope(self, names: tuple[str, ...], part: Part, rated: bool) -> Scope:
+        """That of a stack has all users of the part: hardly anybody is without ratings at all parties."""
+        if len(names) == 1:
+            return self.parties[names[0]].scope(part, rated)
         if self._stacked[0] != names:
             self._stacked = (names, {})
-        known, index = self._stacked[1], None if part is None else part.index
-        if index not in known:
-            known[index] = stack_graphs([self.parties[name].graph_of(part) for name in names])
-        return known[index]
+        known = self._stacked[1]
+        if part.index not in known:
+            scopes = [self.parties[name].scope(part, False) for name in names]
+            known[part.index] = replace(scopes[0], graph=stack_graphs([scope.graph for scope in scopes]))
+        return known[part.index]
 
     def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Coordinator to parties; a message that goes to many is encoded and decoded once and counted for each."""
