@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from verfedgnn.bench.pair import memory
 from verfedgnn.bench.suite import Figures, Question, Scope, Task
 from verfedgnn.data.shapes import LIKE
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
@@ -29,12 +30,12 @@ def tasks(scope: Scope) -> list[Task]:
     for users in scope.pick(USERS, QUICK_USERS):
         items = scope.pick(shape.items, 1_500)
         sizes = {"users": users, "items": items, "ratings": round(users * shape.ratings / shape.users)}
-        made.append(Task(f"growth-users-{users}", "pair:measure", {**sizes, "rounds": 8}))
+        made.append(Task(f"growth-users-{users}", "pair:measure", sizes, needs=memory(users)))
     base: dict[str, int] = scope.pick(BASE, QUICK_BASE)
     for name, factors in FACTORS.items():
         for factor in factors:
             value = int(base[name] * factor)
-            made.append(Task(f"growth-{name}-{value}", "pair:measure", {**base, name: value, "rounds": 8}))
+            made.append(Task(f"growth-{name}-{value}", "pair:measure", {**base, name: value}))
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
@@ -30,6 +31,16 @@ def peak_memory() -> float:
                 return 1024.0 * int(line.split()[1])
     unit = 1 if sys.platform == "darwin" else 1024
     return float(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def free_memory() -> float:
+    """GB that are to be had; infinite where nobody says."""
+    info = Path("/proc/meminfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) / 1e6
+    return math.inf
 
 
 def timed(action: Callable[[], object]) -> dict[str, float]:

@@ -33,6 +33,11 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
 """Which functions a phase is; what is inside another phase counts there, what is in none is the rest."""
 
 
+def memory(users: int, dim: int = 20) -> float:
+    """GB that both processes take at a time, about."""
+    return 0.6 + 2.6e-6 * users * dim / 20
+
+
 def measure(
     *,
     users: int,
@@ -44,7 +49,7 @@ def measure(
     user_blocks: int = 1,
     participation: float = 0.5,
     rounds: int = 6,
-    warm: int = 3,
+    warm: int = 2,
     floor: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -157,7 +162,9 @@ def _party(link: Connection, sizes: dict[str, int], settings: dict[str, Any], th
     assert isinstance(welcome, Welcome)
     member.welcome(welcome)
     ready = peak_memory()
-    phases, times, split = Phases(), [], []
+    phases = Phases()
+    times: list[dict[str, float]] = []
+    split: list[dict[str, float]] = []
 
     def answer(message: bytes) -> bytes:
         with phases.phase("encoding"):

@@ -40,7 +40,7 @@ def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int
         "wall": times["wall"],
         "cpu": times["cpu"],
         "memory": peak_memory() - base,
-        "bytes": {d: runtime.ledger.total(d) / parties / rounds for d in ("up", "down")},  # type: ignore[arg-type]
+        "bytes": {d: runtime.ledger.total(d) / parties / rounds for d in ("up", "down")},
     }
 
 

@@ -29,11 +29,13 @@ def report(questions: Sequence[Question], scope: Scope, out: Path) -> Document:
             f"are of one run. Each figure's command, commit, machine and seed are in `{out.name}/records`."
         )
     )
-    machines = sorted({_machine(record["machine"]) for record in known.values()})
-    commits = sorted({str(record["commit"]) for record in known.values()})
+    machines = sorted({_machine(record["machine"]) for record in known.values() if "machine" in record})
+    commits = sorted({str(record["commit"]) for record in known.values() if "commit" in record})
     document.add(Points([*machines, f"commits {', '.join(commits)}; seed 0", "GPU: not measured."]) if known else None)
     for question in questions:
         names = [task.name for task in question.tasks(scope)]
+        if not any(name in known for name in names):
+            continue
         document.add(Heading(question.title), *question.answer(figures, out.name))
         missing = [f"{name}: {_reason(known.get(name))}" for name in names if name not in figures]
         if missing:

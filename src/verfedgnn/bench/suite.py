@@ -7,6 +7,7 @@ there: a bench that was stopped goes on where it was.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -47,6 +48,8 @@ class Task:
     """`module:function` below verfedgnn.bench; it takes `arguments` and returns figures."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
+    needs: float = 1.0
+    """GB of memory, about."""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -92,8 +95,11 @@ class Records:
         return record is not None and "failed" not in record
 
 
-def take(task: Task, command: str) -> dict[str, Any]:
+def take(task: Task, command: str, memory: float = math.inf) -> dict[str, Any]:
     """Measure in a process of its own; what went wrong there is a record, too, and tried again next time."""
+    if task.needs > memory:
+        reason = f"needs about {task.needs:.0f} GB of memory, {memory:.0f} were allowed"
+        return {"name": task.name, **task.about, "failed": reason}
     threads = {
         name: str(task.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     }

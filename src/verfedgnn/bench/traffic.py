@@ -21,7 +21,7 @@ ALPHA, RATIO, D, K, P = 0.5, 5.0, 20, 2, 10
 def tasks(scope: Scope) -> list[Task]:
     """Rounds of the growth measurements serve here, too; participation 1 and a smaller D beside them."""
     users = scope.pick(250_000, 5_000)
-    sizes = {"users": users, "items": users // 10, "ratings": 4 * users, "rounds": 8}
+    sizes = {"users": users, "items": users // 10, "ratings": 4 * users}
     return [
         Task("bytes-all", "pair:measure", {**sizes, "participation": 1.0}),
         Task("bytes-half", "pair:measure", {**sizes}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from verfedgnn.bench.pair import memory
 from verfedgnn.bench.suite import Figures, Question, Scope, Task
 from verfedgnn.data.shapes import LIKE
 from verfedgnn.reports.document import Block, Paragraph, Table
@@ -16,10 +17,12 @@ def tasks(scope: Scope) -> list[Task]:
     shape, down = LIKE["yelp"], scope.pick(1, 100)
     sizes = {"users": shape.users // down, "items": shape.items // down, "ratings": shape.ratings // down}
     return [
-        Task("yelp", "pair:measure", {**sizes, "rounds": 8, "floor": True}),
-        Task("yelp-two-threads", "pair:measure", {**sizes, "rounds": 8}, threads=2),
+        Task("yelp", "pair:measure", {**sizes, "floor": True}, needs=memory(sizes["users"])),
+        Task("yelp-two-threads", "pair:measure", sizes, threads=2, needs=memory(sizes["users"])),
         # A part's sums are known from the second pass on, so bytes are counted from then.
-        Task("yelp-twentieth", "pair:measure", {**sizes, "user_blocks": 20, "warm": 21, "rounds": 20}),
+        Task(
+            "yelp-twentieth", "pair:measure", {**sizes, "user_blocks": 20, "warm": 21, "rounds": 20}, needs=memory(sizes["users"])
+        ),
     ]
 
 
