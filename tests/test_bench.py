@@ -73,10 +73,9 @@ def test_an_absent_peer_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peers.PEERS, "Cornac MF", ("no_such_module", "cornac", "", ready))
     found = peers.reach(peer="Cornac MF", data="synthetic", targets=[1.0])
     assert found == {"missing": "not installed (pip install cornac)"}
-    assert "pip install cornac" in str(peers.answer({"peer-cornac": found, "peer-ours-best": OURS}, "x"))
-
-
-OURS = {"reached": {"0.9": None}, "best": {"round": 10, "cpu": 1.0, "rmse": 0.95}}
+    assert "pip install cornac" in str(
+        peers.answer({"peer-cornac": found, "curve-best-gcn": {"points": [[10, 5, 0.95, 1.0]]}}, "x")
+    )
 
 
 def test_exponents() -> None:

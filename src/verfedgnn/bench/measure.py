@@ -127,7 +127,7 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the code that runs, with a + where files differ from it; None outside a checkout."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parent.parent
     try:
         number = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
         changed = subprocess.run(["git", "status", "--porcelain", "-uno", "--", "."], cwd=here, capture_output=True, text=True)
