@@ -16,7 +16,7 @@ import torch
 
 from verfedgnn.bench.floor import bare_products
 from verfedgnn.bench.made import made_party, scale_config
-from verfedgnn.bench.measure import Phases, medians, peak_memory, timed
+from verfedgnn.bench.measure import Phases, keep_freed_memory, medians, peak_memory, timed
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol import exchange, party
 from verfedgnn.protocol.coordinator import Coordinator
@@ -51,14 +51,18 @@ def measure(
     rounds: int = 6,
     warm: int = 2,
     floor: bool = False,
+    keep: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Seconds, memory and bytes of rounds after the first `warm`; this process is the coordinator's."""
+    """Seconds, memory and bytes of rounds after the first `warm`; this process is the coordinator's.
+
+    With `keep` the party's process holds on to memory it has freed.
+    """
     settings = {"dim": dim, "layers": layers, "user_blocks": user_blocks, "participation": participation, "seed": seed}
     sizes = {"users": users, "items": items, "ratings": ratings, "parties": parties, "seed": seed}
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_party, args=(there, sizes, settings, torch.get_num_threads(), floor), daemon=True)
+    process = context.Process(target=_party, args=(there, sizes, settings, torch.get_num_threads(), floor, keep), daemon=True)
     process.start()
     there.close()
     try:
@@ -114,7 +118,7 @@ def _coordinate(link: Connection, parties: int, settings: dict[str, Any], rounds
             ledger.record("RoundReply", "up", name, len(data))
             spent.append(timed(lambda: coordinator.receive(name, decode(data))))  # type: ignore[arg-type]  # noqa: B023
         spent.append(timed(coordinator.close))
-        times.append({key: sum(each[key] for each in spent) for key in ("cpu", "wall")})
+        times.append({key: sum(each[key] for each in spent) for key in spent[0]})
     link.send_bytes(b"")
     measured = link.recv_bytes()
     assert measured
@@ -151,8 +155,10 @@ def _played(own: RoundReply, start: RoundStart, coordinator: Coordinator, index:
     return own.model_copy(update=update)
 
 
-def _party(link: Connection, sizes: dict[str, int], settings: dict[str, Any], threads: int, floor: bool) -> None:
+def _party(link: Connection, sizes: dict[str, int], settings: dict[str, Any], threads: int, floor: bool, keep: bool) -> None:
     """The party's process."""
+    if keep:
+        keep_freed_memory()
     torch.set_num_threads(threads)
     base = peak_memory()
     data, config = made_party("party-0", **sizes), scale_config(**settings)
