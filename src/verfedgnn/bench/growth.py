@@ -18,6 +18,8 @@ USERS = (MILLION // 4, MILLION // 2, MILLION, 2 * MILLION, 4 * MILLION)
 QUICK_USERS = (5_000, 10_000, 20_000)
 BASE = {"users": MILLION // 4, "items": 80_000, "ratings": MILLION, "dim": 20, "layers": 2}
 QUICK_BASE = {"users": 5_000, "items": 1_600, "ratings": 20_000, "dim": 20, "layers": 2}
+STEP = 420_000
+"""Users from which on a matrix with D = 20 columns is larger than 32 MiB."""
 FACTORS = {"items": (1, 2, 4), "ratings": (1, 2, 4), "dim": (0.5, 1, 2), "layers": (0.5, 1, 2)}
 TITLES = {"users": "users", "kept": "users, freed memory kept", "items": "items", "ratings": "ratings", "dim": "D", "layers": "K"}
 SHOWN = {"party CPU": "party, CPU s", "coordinator CPU": "coordinator, CPU s", "memory": "party, memory", "bytes": "bytes"}
@@ -90,19 +92,21 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         blocks += [
             Table(["users", "party, CPU s a round", "with freed memory kept", "its memory, MB"], rows),
             Paragraph(
-                "From 420,000 users on a matrix of D = 20 is larger than 32 MiB. glibc asks the kernel for every such block "
-                "anew and gives it back at once, and the kernel fills it with zeros page by page: most of the time of a "
-                "round there, and a step in its growth. **Freed memory kept** (`mallopt`; from outside "
-                "`MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_`) avoids that and takes more memory."
+                f"From {STEP:,} users on a matrix of D = 20 is larger than 32 MiB. glibc asks the kernel for every such "
+                "block anew and gives it back at once, and the kernel fills it with zeros page by page: most of the time of "
+                "a round there, and a step in its growth. **Freed memory kept** (`mallopt`; from outside "
+                "`MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_`) avoids that and takes more memory. A stack of many "
+                "parties has the same step."
             ),
         ]
     rows = []
-    for name in TITLES:
-        at = series(found, name)
+    measured = [(title, series(found, name)) for name, title in TITLES.items()]
+    measured.insert(1, ("users, larger sizes only", [(size, v) for size, v in by_users if size > STEP]))
+    for title, at in measured:
         if len(at) > 1:
             sizes = [size for size, _ in at]
             grown = [f"{exponent(sizes, [v[key] for _, v in at]):.2f}" for key in SHOWN]
-            rows.append([TITLES[name], " ".join(f"{size:,}" for size in sizes), *grown])
+            rows.append([title, " ".join(f"{size:,}" for size in sizes), *grown])
     if rows:
         blocks += [
             Table(["in", "from ... to", *(f"exponent of {title}" for title in SHOWN.values())], rows),
