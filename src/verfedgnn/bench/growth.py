@@ -81,7 +81,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             for n, v in by_users
         ]
         header = ["users", "party, CPU s a round", "coordinator, CPU s", "party, MB of memory", "MB a party and round"]
-        blocks += [Table(header, rows), _picture(by_users, folder)]
+        blocks += [Table(header, rows), _picture(by_users, series(found, "kept"), folder)]
     both = sorted(set(dict(by_users)) & set(dict(series(found, "kept"))))
     if both:
         kept = dict(series(found, "kept"))
@@ -119,13 +119,18 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     return blocks
 
 
-def _picture(at: list[tuple[int, dict[str, float]]], folder: str) -> Picture | None:
+def _picture(at: list[tuple[int, dict[str, float]]], kept: list[tuple[int, dict[str, float]]], folder: str) -> Picture | None:
     sizes: list[Any] = [size for size, _ in at]
     curves = {
         f"{title} (exponent {exponent(sizes, [v[key] for _, v in at]):.2f})": (sizes, [v[key] / at[0][1][key] for _, v in at])
         for key, title in SHOWN.items()
         if len(at) > 1
     }
+    if kept:
+        curves["party, CPU s, freed memory kept"] = (
+            [n for n, _ in kept],
+            [v["party CPU"] / at[0][1]["party CPU"] for _, v in kept],
+        )
     svg = lines(curves, "users", f"times the value at {sizes[0]:,} users", log="xy")
     return Picture(f"{folder}/users", "Growth with users", svg) if svg else None
 

@@ -109,7 +109,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {
         name: (counts, [v / at[0] for v in at]) for name, at in grown.items()
     }
-    svg = lines(curves, "parties", f"of one party, times the value with {counts[0]}", log="xy", floor=0.1)
+    svg = lines(curves, "parties", f"of one party, times the value with {counts[0]}", log="x", floor=0.0)
     exponents = ", ".join(f"{name} {exponent(counts, at):.2f}" for name, at in grown.items()) if len(counts) > 1 else ""
     return [
         Table(header, rows),

@@ -91,6 +91,10 @@ def lines(
     for (name, (x, y)), look in zip(curves.items(), _looks(len(curves)), strict=True):
         axes.plot(x, y, look[1], color=look[0], label=name, ms=4 if dots else 0, linewidth=1.4)
     axes.set(**{f"{axis}scale": "log" for axis in log})
+    places = sorted({value for x, _ in curves.values() for value in x})
+    if "x" in log and len(places) <= 8:  # few enough to be named
+        axes.set_xticks(places, [f"{value:,.0f}" for value in places])
+        axes.set_xticks([], minor=True)
     if floor is not None:
         axes.set_ylim(bottom=floor)
     axes.set(xlabel=across, ylabel=up)
