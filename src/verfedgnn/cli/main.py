@@ -12,6 +12,7 @@ import verfedgnn
 from verfedgnn.cli import data, federation
 from verfedgnn.cli.attack import attack
 from verfedgnn.cli.audit import audit
+from verfedgnn.cli.bench import bench
 from verfedgnn.cli.compare import compare
 from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
@@ -57,6 +58,7 @@ app.command(rich_help_panel="Experiments")(compare)
 app.command(rich_help_panel="Experiments")(paper)
 app.command(rich_help_panel="Experiments")(attack)
 app.command(rich_help_panel="Experiments")(audit)
+app.command(rich_help_panel="Experiments")(bench)
 app.add_typer(federation.app, rich_help_panel="Across organisations")
 for command in (coordinator, party, align, status):
     app.command(rich_help_panel="Across organisations")(command)

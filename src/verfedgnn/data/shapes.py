@@ -92,26 +92,26 @@ def write_ratings(shape: Shape, path: Path, *, seed: int = 0) -> None:
 
 def _pairs(rng: np.random.Generator, shape: Shape) -> NDArray[np.int64]:
     """Distinct pairs (user x M + item) in random order: every user as often as active, every item at least once."""
-    count = _counts(rng.lognormal(0, shape.spread, shape.users), shape)
+    count = user_counts(rng.lognormal(0, shape.spread, shape.users), shape.ratings, most=shape.most)
     # Every item gets one rating before popularity decides; whose it is, activity does.
     first = rng.choice(np.repeat(np.arange(shape.users), count), shape.items, replace=False)
     keys = fill(rng, first * shape.items + np.arange(shape.items), count, rng.lognormal(0, shape.spread, shape.items))
     return rng.permutation(keys)
 
 
-def _counts(activity: NDArray[np.float64], shape: Shape) -> NDArray[np.int64]:
-    """Ratings of each user, in proportion to activity within 1 and the most, adding up exactly."""
+def user_counts(activity: NDArray[np.float64], ratings: int, *, most: int) -> NDArray[np.int64]:
+    """Ratings of each user, in proportion to activity within 1 and `most`, adding up exactly."""
 
     def at(factor: float) -> NDArray[np.int64]:
-        return np.clip(np.rint(factor * activity), 1, shape.most).astype(np.int64)
+        return np.clip(np.rint(factor * activity), 1, most).astype(np.int64)
 
-    low, high = 0.0, shape.most / activity.min()
+    low, high = 0.0, most / activity.min()
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if at(middle).sum() <= shape.ratings else (low, middle)
+        low, high = (middle, high) if at(middle).sum() <= ratings else (low, middle)
     count = at(low)
-    short = shape.ratings - int(count.sum())  # where users tie, rounding leaves a few over
-    count[np.flatnonzero(count < shape.most)[:short]] += 1
+    short = ratings - int(count.sum())  # where users tie, rounding leaves a few over
+    count[np.flatnonzero(count < most)[:short]] += 1
     return count
 
 

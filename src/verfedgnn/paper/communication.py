@@ -124,12 +124,12 @@ QUANTIZED_BITS = 5.2
 """Of a quantized coordinate in that accounting: solved from the paper's 50.6 %."""
 
 
-def formula(ratio: float | None, quantized: bool, users: int = 6040) -> float:
+def formula(ratio: float | None, quantized: bool, users: int = 6040, dim: int = D, layers: int = K) -> float:
     """Bits by the accounting that fits the paper (module docstring); without a ratio, X itself is sent."""
-    public = users * D + K * D * D
+    public = users * dim + layers * dim * dim
     gradients = public * (QUANTIZED_BITS / BITS if quantized else 1.0)
     rows = users if ratio is None else users / ratio
-    return BITS * (public + K * rows * D + gradients)
+    return BITS * (public + layers * rows * dim + gradients)
 
 
 def _steady(records: Records, pair: list[Cell]) -> float:
