@@ -41,6 +41,7 @@ HEADER += ["F1 of the guess", "above the guess", "F1 misplaced", "above that"]
 class Seed:
     """What an attack reached with one seed, and what it is to be compared with."""
 
+    number: int
     scores: Scores
     guess: Scores
     misplaced: Scores
@@ -76,9 +77,10 @@ class Table:
 
         def scores(row: Row) -> list[Seed]:
             name, gnn, attack, share = row
-            cells = [attack_cell(data, name, gnn, seed) for seed in range(scope.seeds)]
-            found = [records[cell]["attacks"][attack][f"{share:g}"] for cell in cells if cell in records]
-            return [Seed(*(Scores.from_dict(one) for one in (each, each["guess"], each["misplaced"]))) for each in found]
+            cells = {seed: attack_cell(data, name, gnn, seed) for seed in range(scope.seeds)}
+            found = {seed: records[cell]["attacks"][attack][f"{share:g}"] for seed, cell in cells.items() if cell in records}
+            parts = {seed: (each, each["guess"], each["misplaced"]) for seed, each in found.items()}
+            return [Seed(seed, *map(Scores.from_dict, each)) for seed, each in parts.items()]
 
         paper = self.paper if data == self.published_on else {}
         lines = [_line(row, scores(row), paper.get(row)) for row in self.rows]
@@ -126,7 +128,8 @@ def _above_guess(judged: Judged, row: Row, what: str) -> Claim:
 
 
 def _lower(judged: Judged, low: Row, high: Row, what: str) -> Claim:
-    return what, [a.scores.f1 < b.scores.f1 for a, b in zip(judged(low), judged(high), strict=True)]
+    above = {seed.number: seed.scores.f1 for seed in judged(high)}
+    return what, [seed.scores.f1 < above[seed.number] for seed in judged(low) if seed.number in above]
 
 
 def _table3_claims(judged: Judged) -> list[Claim]:
