@@ -15,6 +15,8 @@ from verfedgnn.training import Progress, train
 
 SPARING = {"user_blocks": 4, "bits": 12, "every": 5}
 """A quarter of the users a round, 12 bits a number, an exchange every fifth pass."""
+LEAN = {**SPARING, "dim": 20, "epochs": 260, "lr": 0.2, "average": 0.992, "evaluate_every": 20, "patience": 0}
+"""As accurate as preset best with GCN, for a tenth of preset paper's bytes: fewer dimensions, larger steps, a third of the passes."""
 
 
 def measure(*, data: str, preset: str, model: Any, values: Mapping[str, Any], parties: int = 10) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def tasks(scope: Scope) -> list[Task]:
         ("best-gcn-sparing", "best", "gcn", sparing),
         ("best-ggnn", "best", "ggnn", plain),
         ("best-ggnn-sparing", "best", "ggnn", sparing),
+        ("best-ggnn-lean", "best", "ggnn", {"gate": False, **LEAN, **short}),
         ("paper-gcn", "paper", "gcn", {"evaluate_every": 40, **({"epochs": 2} if scope.quick else {})}),
     ]
     return [
