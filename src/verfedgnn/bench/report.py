@@ -25,8 +25,9 @@ def report(questions: Sequence[Question], scope: Scope, out: Path) -> Document:
     document.add(
         Paragraph(
             "Made by `verfedgnn bench`. The main figure is **CPU seconds with one thread**, which a busy machine disturbs "
-            "least; wall seconds are of a machine that others used, too. Every measurement is a process of its own; ratios "
-            f"are of one run. Each figure's command, commit, machine and seed are in `{out.name}/records`."
+            "least; wall seconds are of a machine that others used, too. Every measurement is a process of its own, and ratios "
+            "are of one process, but for those to Cornac. Each figure's command, commit, machine and seed are in "
+            f"`{out.name}/records`."
         )
     )
     machines = sorted({_machine(record["machine"]) for record in known.values() if "machine" in record})

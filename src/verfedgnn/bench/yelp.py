@@ -79,8 +79,8 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
                 Paragraph(
                     f"Two threads spent {two['cpu'] / one['cpu']:.1f} times the CPU seconds of one, "
                     f"{two['phases']['projection']:.1f} s of them instead of {one['phases']['projection']:.1f} s in the "
-                    "projection: threads that share a small product wait for each other, the longer the busier the machine. "
-                    "The row says nothing about two cores that are free; that could not be measured here."
+                    "projection, whose products are small: it looks as if threads waited for each other on a busy machine. "
+                    "The row says nothing about two cores that are free, which there were not."
                 )
             )
     if "yelp" in found and "floor" in found["yelp"]["party"]:
