@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -143,14 +142,3 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
-
-
-def commit() -> str | None:
-    """The commit of the code that runs, with a + where files differ from it; None outside a checkout."""
-    here = Path(__file__).resolve().parent.parent
-    try:
-        number = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno", "--", "."], cwd=here, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return number.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.bench.measure import commit, machine
+from verfedgnn.bench.measure import machine
 from verfedgnn.errors import RunError
+from verfedgnn.experiments.cell import commit
 from verfedgnn.reports.document import Block
 from verfedgnn.runtime.checkpoint import write_bytes, writing
 
