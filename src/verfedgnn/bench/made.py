@@ -35,8 +35,15 @@ def _pairs(keys: NDArray[np.int64], items: int, rng: np.random.Generator) -> Pai
 
 
 def scale_config(
-    *, dim: int = 20, layers: int = 2, user_blocks: int = 1, participation: float = 0.5, block: int = 256, seed: int = 0
+    *,
+    dim: int = 20,
+    layers: int = 2,
+    user_blocks: int = 1,
+    bits: int = 32,
+    participation: float = 0.5,
+    block: int = 256,
+    seed: int = 0,
 ) -> Config:
     """Preset paper as the paper runs Yelp (App. I.3: GCN, D = 20, participation 0.5), on all ratings, Phi in blocks."""
     values = {"batch": 0, "epochs": 10**6, "evaluate_every": 10**6, "participation": participation, "block": block}
-    return Config.preset("paper", model="gcn", seed=seed, dim=dim, layers=layers, user_blocks=user_blocks, **values)
+    return Config.preset("paper", model="gcn", seed=seed, dim=dim, layers=layers, user_blocks=user_blocks, bits=bits, **values)

@@ -47,6 +47,7 @@ def measure(
     dim: int = 20,
     layers: int = 2,
     user_blocks: int = 1,
+    bits: int = 32,
     participation: float = 0.5,
     rounds: int = 6,
     warm: int = 2,
@@ -58,7 +59,14 @@ def measure(
 
     With `keep` the party's process holds on to memory it has freed.
     """
-    settings = {"dim": dim, "layers": layers, "user_blocks": user_blocks, "participation": participation, "seed": seed}
+    settings = {
+        "dim": dim,
+        "layers": layers,
+        "user_blocks": user_blocks,
+        "bits": bits,
+        "participation": participation,
+        "seed": seed,
+    }
     sizes = {"users": users, "items": items, "ratings": ratings, "parties": parties, "seed": seed}
     context = get_context("spawn")
     here, there = context.Pipe()
