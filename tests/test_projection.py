@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.privacy.projection import Projection, blocks, projected_rows
+from verfedgnn.privacy.projection import Projection, block_rows, blocks
 
 # Each statistical test below compares a mean of independent draws with its expected value and fails beyond five standard
 # errors: by chance less than once in a million runs with fresh seeds. The seeds are fixed, so a failure is a defect.
@@ -52,7 +52,7 @@ def test_scaled_reconstruction_has_the_least_error_of_its_kind() -> None:
 @given(users=st.integers(1, 50), ratio=st.floats(1, 20), block=st.integers(0, 60), seed=st.integers(0, 99))
 def test_project_and_reconstruct_are_adjoint(users: int, ratio: float, block: int, seed: int) -> None:
     phi = Projection(users, ratio=ratio, block=block, seed=seed)
-    assert phi.rows == projected_rows(users, ratio, block)
+    assert phi.rows == sum(block_rows(stop - start, ratio) for start, stop in blocks(users, block))
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(users, 3)).astype(np.float32))
     y = torch.from_numpy(rng.normal(size=(phi.rows, 3)).astype(np.float32))

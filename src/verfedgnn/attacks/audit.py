@@ -18,7 +18,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError
 from verfedgnn.run import Run, write_json
 from verfedgnn.runtime.checkpoint import writing
-from verfedgnn.training import Watcher, train
+from verfedgnn.training import train
 
 THIS = "this run"
 
@@ -81,12 +81,12 @@ class Audit:
         """Whether that was found already."""
         return step.part in self.found.get(step.variant, {})
 
-    def take(self, step: Step, watch: Watcher | None = None) -> None:
+    def take(self, step: Step) -> None:
         """Find it and keep it."""
         config = self.variants[step.variant]
         rounds, victims = min(self.settings["rounds"], config.training.epochs), self.settings["victims"]
         if step.part == "model":
-            finding = self._model(step.variant, config, watch)
+            finding = self._model(step.variant, config)
         elif step.part == "gradients":
             finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed)
         elif config.exchange.mode == "none":
@@ -98,8 +98,8 @@ class Audit:
             self.path.parent.mkdir(exist_ok=True)
             write_json(self.path, {"settings": self.settings, "found": self.found})
 
-    def _model(self, variant: str, config: Config, watch: Watcher | None) -> dict[str, Any]:
-        run = self.run if variant == THIS else train(self.run.parties, config, parts=self.run.parts, watch=watch)
+    def _model(self, variant: str, config: Config) -> dict[str, Any]:
+        run = self.run if variant == THIS else train(self.run.parties, config, parts=self.run.parts)
         about = {"rmse": run.metrics["test"]["rmse"], "privacy": run.metrics["privacy"], "membership": None}
         if config.training.ranks:  # such a model predicts no ratings that could be compared
             return about

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verfedgnn.paper.experiment import GNNS, TITLES, BySeed, Scope
+from verfedgnn.reports.drawing import as_svg, blank
 
 if TYPE_CHECKING:
     from verfedgnn.paper.studies import Study
@@ -23,7 +24,7 @@ def draw_study_panels(
     folder: Path,
 ) -> bool:
     """A panel a data set: mean over seeds with its standard deviation, and the paper's Table 2 where it is printed."""
-    figure = _figure(10, 3.8)
+    figure = blank(10, 3.8)
     if figure is None:
         return False
     for axes, data in zip(figure.subplots(1, len(scope.data), squeeze=False)[0], scope.data, strict=True):
@@ -50,7 +51,7 @@ def draw_communication(
     bits: Mapping[tuple[Any, ...], float], users: Sequence[int], ratios: Sequence[float], folder: Path
 ) -> bool:
     """Bits of a round by users (left) and by N/q (right)."""
-    figure = _figure(10, 3.8)
+    figure = blank(10, 3.8)
     if figure is None:
         return False
     left, right = figure.subplots(1, 2)
@@ -73,18 +74,7 @@ def draw_communication(
     return True
 
 
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def _save(figure: Any, path: Path) -> None:
-    import matplotlib as mpl
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.hashsalt": "verfedgnn"}):  # the same picture gives the same file
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    path.with_suffix(".svg").write_text(as_svg(figure), "utf-8")
     figure.savefig(path.with_suffix(".png"), dpi=130)

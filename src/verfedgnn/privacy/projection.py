@@ -233,8 +233,3 @@ def block_rows(users: int, ratio: float) -> int:
 def is_protected(users: int, rows: int) -> bool:
     """Theorem 1's condition 2q <= N + 1; a block of one user has q = N, and its value is sent times a known number."""
     return 2 * rows <= users + 1 and rows < users
-
-
-def projected_rows(users: int, ratio: float, block: int) -> int:
-    """Rows of the whole Phi."""
-    return sum(block_rows(stop - start, ratio) for start, stop in blocks(users, block))

@@ -20,12 +20,9 @@ class SumError(ProtocolError):
 
 def gradient_type(config: Config, parties: int) -> np.dtype[Any]:
     """The type of a protected gradient as it travels: residues if masked, signs, or real numbers."""
-    kind = np.dtype(
-        {"ternary": whole(parties) if config.masking else np.int8, "skellam": np.int32}.get(
-            config.gradients.mechanism, np.float32
-        )
-    )
-    return np.dtype(f"u{kind.itemsize}") if config.masking else kind
+    if config.masking:
+        return np.dtype(f"u{update_type(config, parties).itemsize}")
+    return np.dtype(np.int8) if config.gradients.mechanism == "ternary" else update_type(config, parties)
 
 
 def update_type(config: Config, parties: int) -> np.dtype[Any]:
