@@ -110,9 +110,9 @@ def test_one_by_one_is_the_stack(small_parties: list[vf.PartyData]) -> None:
 @given(values=st.lists(st.floats(-40, 40, width=32), min_size=1, max_size=20), parties=st.integers(1, 30))
 def test_sixteen_bits_round_and_cut_off(values: list[float], parties: int) -> None:
     given_values = np.array(values, np.float32)
-    fixed = to_fixed(given_values, parties, 16)
-    assert fixed.dtype == np.int16
-    assert np.abs(fixed.astype(int)).max() * parties <= 2**15 - 1
+    fixed = to_fixed(torch.from_numpy(given_values), parties, 16)
+    assert fixed.dtype == torch.int16
+    assert int(fixed.int().abs().max()) * parties <= 2**15 - 1
     limit = (2**15 - 1) // parties / 1024
     np.testing.assert_allclose(from_fixed(fixed, 16), np.clip(given_values, -limit, limit), atol=0.5 / 1024 + 1e-6)
 
@@ -239,7 +239,7 @@ def test_sixteen_bits_are_subtracted_modulo() -> None:
     start = RoundStart.model_construct(
         neighbourhoods=np.array([[[-32636]]], np.int16), neighbourhood_parties=[0, 1], neighbourhood_trip=(1, 0)
     )
-    read = Received.read(start, 0, Sent((1, 0), np.array([[[32700]]], np.int16)), 1.0, 16, torch.device("cpu"), None)
+    read = Received.read(start, 0, Sent((1, 0), np.array([[[32700]]], np.int16)), 1.0, best(bits=16), torch.device("cpu"), None)
     assert read is not None
     assert read.others is not None
     assert read.others.item() == pytest.approx(200 / 1024)

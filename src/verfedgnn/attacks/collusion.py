@@ -68,4 +68,4 @@ def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:
     left: NDArray[np.integer[Any]] = start.neighbourhoods
     for sent in own:
         left = left - sent.values
-    return torch.from_numpy(from_fixed(wrapped(left, bits), bits))
+    return from_fixed(torch.from_numpy(wrapped(left, bits)), bits)

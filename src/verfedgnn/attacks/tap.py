@@ -184,7 +184,7 @@ class Tapped:
         if self.config.masking and arrays:
             first = next(iter(arrays.values()))
             arrays = {TOGETHER: wrapped(np.add.reduce(list(arrays.values()), dtype=first.dtype), bits)}  # masks cancel
-        return {name: torch.from_numpy(from_fixed(values, bits)) for name, values in arrays.items()}
+        return {name: from_fixed(torch.from_numpy(values), bits) for name, values in arrays.items()}
 
     def sent_gradients(self, trip: Trip) -> dict[str, Tensor]:
         """Gradients of user embeddings (N, D) as the coordinator can read them: each party's, or with masking the sum of all.

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from verfedgnn.bench import curve, growth, parties, peers, phases, traffic, yelp
+from verfedgnn.bench import curve, gpu, growth, parties, peers, phases, traffic, yelp
 from verfedgnn.bench.suite import Question
 
-_ASKED = (yelp.QUESTION, growth.QUESTION, traffic.QUESTION, parties.QUESTION, phases.QUESTION, peers.QUESTION, curve.QUESTION)
+_ASKED = (
+    yelp.QUESTION,
+    gpu.QUESTION,
+    growth.QUESTION,
+    traffic.QUESTION,
+    parties.QUESTION,
+    phases.QUESTION,
+    peers.QUESTION,
+    curve.QUESTION,
+)
 QUESTIONS: dict[str, Question] = {question.name: question for question in _ASKED}

@@ -10,34 +10,37 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from verfedgnn.config import FRACTION_BITS
 from verfedgnn.errors import DivergedError
 
 
-def to_fixed(values: NDArray[np.float32], parties: int, bits: int = 32) -> NDArray[np.integer[Any]]:
+def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
     """Real numbers as multiples of 2^-20 (32 bits), 2^-10 (16), 2^-8 (12) or 2^-32 (64), with room for the sum over `parties`.
 
     What is beyond the reach is an error; with 16 or 12 bits, whose reach is +-32 or +-8 over all parties, it is cut off.
     """
-    scaled = values * np.float32(1 << FRACTION_BITS[bits]) if bits <= 16 else values * np.float64(1 << FRACTION_BITS[bits])
-    np.rint(scaled, out=scaled)
+    # A power of two times a float32 is exact, and so is rounding it.
+    scaled = (values * float(1 << FRACTION_BITS[bits])).round_()
     limit = (2 ** (bits - 1) - 1) // max(1, parties)
     if bits <= 16 and math.isfinite(float(scaled.sum())):
-        return np.clip(scaled, -limit, limit).astype(np.int16)
-    if scaled.size and not (scaled.min() >= -limit and scaled.max() <= limit):  # so that NaN is refused, too
+        return scaled.clamp_(-limit, limit).to(torch.int16)
+    least, most = (float(end) for end in torch.aminmax(scaled)) if scaled.numel() else (0.0, 0.0)
+    if not (least >= -limit and most <= limit):  # so that NaN is refused, too
         raise DivergedError(
             f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the reach of its fixed-point form "
             f"with {parties} parties: training has diverged (lower training.lr), or exact degrees are too large for it "
             "(exchange.bits = 64)"
         )
-    return scaled.astype(np.int64 if bits == 64 else np.int32)
+    return scaled.to(torch.int64 if bits == 64 else torch.int32)
 
 
-def from_fixed(values: NDArray[np.integer[Any]], bits: int = 32) -> NDArray[np.float32]:
+def from_fixed(values: Tensor, bits: int = 32) -> Tensor:
     """The real numbers behind `to_fixed`, or behind sums and differences of them."""
-    return (values * (1.0 / (1 << FRACTION_BITS[bits]))).astype(np.float32)
+    return values.to(torch.float32).mul_(1.0 / (1 << FRACTION_BITS[bits]))
 
 
 def whole(bound: int) -> type[np.signedinteger[Any]]:

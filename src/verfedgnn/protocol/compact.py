@@ -1,7 +1,7 @@
 r"""Integers in few bytes, exactly: whichever of two forms is the smaller for the values at hand.
 
-    planes   n values of b bits each: whole bytes first, then a bit plane for each bit that is left; what masks leave is this
-             (unsigned integers, always)
+    planes   n values of b bits each: the lowest 16 of all, the next 16, a byte if 8 are left, then a plane for each bit that
+             is; what masks leave is this (unsigned integers, always)
     sparse   a bitmap of what is not 0, then signs, or the values themselves; entropy-coded (Zstandard), since few are not 0
 
 In front of either: form, type, number of dimensions, shape, bits, how many values are not 0. A reader knows from these how much
@@ -77,30 +77,53 @@ def _bits(flat: Integers) -> int:
 
 
 def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
-    columns = flat.view(f"u{flat.itemsize}").astype(f"<u{flat.itemsize}", copy=False).view(np.uint8).reshape(-1, flat.itemsize)
-    for byte in range(bits // 8):
-        yield np.ascontiguousarray(columns[:, byte])
-    if bits % 8:
-        rest = columns[:, bits // 8]
-        for place in range(bits % 8):
-            yield np.packbits(rest & np.uint8(1 << place))
+    values = flat.view(f"u{flat.itemsize}")
+    for place, width in _pieces(bits):
+        piece = (values >> values.dtype.type(place) if place else values).astype(f"<u{max(1, width // 8)}", copy=False)
+        if width >= 8:
+            yield piece.view(np.uint8)
+        else:
+            for bit in range(width):
+                yield np.packbits(piece & np.uint8(1 << bit))
+
+
+def _pieces(bits: int) -> Iterator[tuple[int, int]]:
+    """How b bits are cut, from the lowest on: place and width of each piece."""
+    place = 0
+    while place < bits:
+        width = next((width for width in (16, 8) if bits - place >= width), bits - place)
+        yield place, width
+        place += width
 
 
 def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
-    whole, rest, plane = bits // 8, bits % 8, -(-size // 8)
-    if body.size != whole * size + rest * plane:
+    plane, unsigned = -(-size // 8), np.dtype(f"u{dtype.itemsize}")
+    if body.size != bits // 8 * size + bits % 8 * plane:
         raise ValueError
-    columns = np.zeros((size, dtype.itemsize), np.uint8)
-    for byte in range(whole):
-        columns[:, byte] = body[byte * size : (byte + 1) * size]
-    for place in range(rest):
-        start = whole * size + place * plane
-        bits_of = np.unpackbits(body[start : start + plane], count=size)
-        bits_of *= np.uint8(1 << place)  # several times faster than a shift
-        columns[:, whole] |= bits_of
-    values: Integers = columns.view(dtype.newbyteorder("<")).reshape(-1).astype(dtype, copy=False)
-    shift = 8 * dtype.itemsize - bits
-    return (values << shift) >> shift if dtype.kind == "i" and shift else values  # brings the sign back
+    values: Integers | None = None
+    start = 0
+    for place, width in _pieces(bits):
+        length = width // 8 * size if width >= 8 else width * plane
+        found = body[start : start + length]
+        start += length
+        piece = (found.view(f"<u{width // 8}") if width >= 8 else _bit_planes(found, size, width)).astype(unsigned)
+        piece <<= unsigned.type(place)
+        values = piece if values is None else np.bitwise_or(values, piece, out=values)
+    assert values is not None
+    signed, shift = values.view(dtype), 8 * dtype.itemsize - bits
+    if dtype.kind == "i" and shift:  # brings the sign back
+        signed <<= shift
+        signed >>= shift
+    return signed
+
+
+def _bit_planes(body: Raw, size: int, width: int) -> Raw:
+    values, plane = np.zeros(size, np.uint8), -(-size // 8)
+    for bit in range(width):
+        ones = np.unpackbits(body[bit * plane : (bit + 1) * plane], count=size)
+        ones *= np.uint8(1 << bit)  # several times faster than a shift
+        values |= ones
+    return values
 
 
 def _sparse(flat: Integers, signs: bool) -> Raw:

@@ -67,9 +67,9 @@ def outgoing(x: Tensor, config: Config, *, parties: int, active: int, rng: np.ra
     """
     exchange = config.exchange
     if exchange.mode != "noised":
-        return to_fixed(x.cpu().numpy(), parties, exchange.bits)
+        return to_fixed(x, parties, exchange.bits).cpu().numpy()
     assert exchange.row_clip is not None
-    values = to_fixed(clip_rows(x, exchange.row_clip).cpu().numpy(), parties, exchange.bits)
+    values = to_fixed(clip_rows(x, exchange.row_clip), parties, exchange.bits).cpu().numpy()
     unit = 1 << FRACTION_BITS[exchange.bits]
     values += skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng).astype(values.dtype)
     return values
@@ -109,15 +109,16 @@ class Received:
         index: int,
         own: Sent | None,
         scale: float,
-        bits: int,
+        config: Config,
         device: torch.device,
         last: Received | None,
     ) -> Received:
         """Take the sum out of a message that has one, without one's own part, times `scale`."""
-        total = message.neighbourhoods
+        total, bits = message.neighbourhoods, config.exchange.bits
         assert total is not None
         told = hashlib.sha256(repr((message.neighbourhood_parties, message.neighbourhood_trip)).encode())
-        told.update(total.tobytes())
+        if config.masking:  # masks of parties that were told different sums must not cancel
+            told.update(np.ascontiguousarray(total).data)
         if last is not None and last.digest == told.hexdigest():
             return last
         if index in message.neighbourhood_parties:
@@ -125,7 +126,7 @@ class Received:
                 # Sent before this party lost its memory: what it knew before will do until the next sum.
                 return cls(told.hexdigest(), None if last is None else last.others)
             total = wrapped(total - own.values, bits)  # modulo 2^bits, as masks and noise are
-        return cls(told.hexdigest(), torch.from_numpy(from_fixed(total, bits)).to(device).mul_(scale))
+        return cls(told.hexdigest(), from_fixed(torch.from_numpy(total).to(device), bits).mul_(scale))
 
     def put(self, state: State, name: str) -> None:
         """Into a checkpoint."""

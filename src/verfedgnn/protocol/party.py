@@ -434,8 +434,8 @@ class Party:
         if message.neighbourhoods.shape != expected or message.neighbourhoods.dtype.kind != "i":
             raise ProtocolError(f"{self.data.name}: neighbourhoods of shape {message.neighbourhoods.shape}, not {expected}")
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
-        own, last, bits = self.sent.get(part.index), self.received.get(part.index), self.config.exchange.bits
-        self.received[part.index] = Received.read(message, self.index, own, scale, bits, self.device, last)
+        own, last = self.sent.get(part.index), self.received.get(part.index)
+        self.received[part.index] = Received.read(message, self.index, own, scale, self.config, self.device, last)
 
     def _outgoing(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
         rng = self._noise_source(5, message, x)

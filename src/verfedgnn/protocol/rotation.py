@@ -8,9 +8,10 @@ order drawn anew, a pass is over. Who is where is public.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
@@ -94,8 +95,14 @@ class Rotation:
         place = int(np.flatnonzero(self._order(done - 1) == self.of(round).index)[0]) if done else -self.count
         return (done - 1) * self.count + place + 1
 
-    def _order(self, done: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.random.default_rng([self.config.seed, 10, done]).permutation(self.count)
+    def _order(self, done: int) -> NDArray[np.int64]:
+        return _order(self.config.seed, done, self.count)
+
+
+@lru_cache(maxsize=16)
+def _order(seed: int, done: int, count: int) -> NDArray[np.int64]:
+    """The order of the parts in a pass; it is asked for many times a round."""
+    return np.random.default_rng([seed, 10, done]).permutation(count)
 
 
 def passes(config: Config, round: int) -> int:

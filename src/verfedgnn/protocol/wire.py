@@ -22,7 +22,7 @@ from verfedgnn.errors import ProtocolError
 from verfedgnn.protocol.compact import TYPES, grow, shrink
 
 MAGIC = b"VFGN"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<4sHBxIQ")
 MAX_JSON, MAX_TABLE = 1 << 20, 1 << 16
 """Bytes of the JSON part, and of the table of contents in front of the arrays."""
@@ -62,7 +62,7 @@ def encode(message: Message) -> bytes:
     present = {name: _packed(value) for name, value in arrays.items() if value is not None}
     text = message.model_dump_json(exclude=set(message.arrays)).encode()
     body = safetensors.numpy.save(present) if present else b""
-    return HEADER.pack(MAGIC, VERSION, message.kind, len(text), len(body)) + text + body
+    return b"".join((HEADER.pack(MAGIC, VERSION, message.kind, len(text), len(body)), text, body))
 
 
 def _packed(value: NDArray[Any]) -> NDArray[Any]:

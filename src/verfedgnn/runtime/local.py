@@ -7,14 +7,16 @@ processes would.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from verfedgnn.graph import stack_graphs
 from verfedgnn.protocol.coordinator import Closed, Coordinator
 from verfedgnn.protocol.exchange import make_projection
-from verfedgnn.protocol.ledger import Ledger
+from verfedgnn.protocol.ledger import Direction, Ledger
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
 from verfedgnn.protocol.party import Party, replies
 from verfedgnn.protocol.replica import Replica
@@ -25,6 +27,12 @@ STACK_VALUES = 1 << 24
 """Parties are stacked up to so many values of everybody's user embeddings (64 MiB, of which a round holds some twenty); larger
 products are no faster."""
 
+SIDE_BY_SIDE = 1 << 22
+"""Public parameters from which on messages are packed by several threads: small ones would wait for each other."""
+
+_Carried = tuple[int, Message]
+"""How many bytes a message was, and what came out of them."""
+
 
 class LocalRuntime:
     """A coordinator and its parties, joined and ready for rounds."""
@@ -33,12 +41,13 @@ class LocalRuntime:
         self.coordinator, self.ledger = coordinator, Ledger()
         self.parties = {party.data.name: party for party in parties}
         self.stack = stack and sum(party.model.user_size for party in parties) <= STACK_VALUES
+        self.large = any(party.model.size >= SIDE_BY_SIDE for party in parties)
         self._stacked: tuple[tuple[str, ...], dict[int, Scope]] = ((), {})
         self._join()
 
     def _join(self) -> None:
         for name, party in self.parties.items():
-            hello = self._up(name, party.hello())
+            hello = self._up({name: party.hello()})[name]
             assert isinstance(hello, Hello)
             self.coordinator.hello(hello)
         first = next(iter(self.parties.values()))
@@ -54,8 +63,7 @@ class LocalRuntime:
         """One round with all its trips."""
         while True:
             starts = self._down(self.coordinator.open())
-            for name, reply in self._replies(starts).items():
-                received = self._up(name, reply)
+            for name, received in self._up(self._replies(starts)).items():
                 assert isinstance(received, RoundReply)
                 self.coordinator.receive(name, received)
             closed = self.coordinator.close()
@@ -66,7 +74,7 @@ class LocalRuntime:
         """Tell the parties that training is over."""
         for name, message in self._down(dict.fromkeys(self.parties, self.coordinator.finish())).items():
             assert isinstance(message, Finish)
-            self._up(name, self.parties[name].finish(message))
+            self._up({name: self.parties[name].finish(message)})
 
     def _replies(self, starts: dict[str, Message]) -> dict[str, RoundReply]:
         messages = {name: start for name, start in starts.items() if isinstance(start, RoundStart)}
@@ -90,17 +98,30 @@ class LocalRuntime:
 
     def _down(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Coordinator to parties; a message that goes to many is encoded and decoded once and counted for each."""
-        sent: dict[int, tuple[int, Message]] = {}
+        different = {id(message): message for message in messages.values()}
+        sent = dict(zip(different, self._carried(list(different.values())), strict=True))
+        return self._counted("down", messages, [sent[id(message)] for message in messages.values()])
+
+    def _up(self, messages: Mapping[str, Message]) -> dict[str, Message]:
+        return self._counted("up", messages, self._carried(list(messages.values())))
+
+    def _counted(
+        self, way: Direction, messages: Mapping[str, Message], carried: Sequence[tuple[int, Message]]
+    ) -> dict[str, Message]:
         received = {}
-        for name, message in messages.items():
-            if id(message) not in sent:
-                data = encode(message)
-                sent[id(message)] = (len(data), decode(data))
-            size, received[name] = sent[id(message)]
-            self.ledger.record(type(message).__name__, "down", name, size)
+        for name, (size, message) in zip(messages, carried, strict=True):
+            self.ledger.record(type(message).__name__, way, name, size)
+            received[name] = message
         return received
 
-    def _up(self, name: str, message: Message) -> Message:
-        data = encode(message)
-        self.ledger.record(type(message).__name__, "up", name, len(data))
-        return decode(data)
+    def _carried(self, messages: Sequence[Message]) -> list[_Carried]:
+        """Messages to bytes and back, side by side where they are large."""
+        if not self.large or len(messages) < 2:
+            return [_carry(message) for message in messages]
+        with ThreadPoolExecutor(min(len(messages), os.cpu_count() or 1)) as threads:
+            return list(threads.map(_carry, messages))
+
+
+def _carry(message: Message) -> _Carried:
+    data = encode(message)
+    return len(data), decode(data)
