@@ -8,7 +8,10 @@ import sys
 
 import torch
 
+from verfedgnn.runtime.memory import keep_freed_memory
+
 if __name__ == "__main__":
+    keep_freed_memory()
     task = json.load(sys.stdin)
     torch.set_num_threads(task["threads"])
     module, name = task["function"].split(":")

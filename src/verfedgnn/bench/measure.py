@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import platform
@@ -41,21 +40,6 @@ def free_memory() -> float:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) / 1e6
     return math.inf
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep what is freed for the next time instead of giving it back to the kernel at once; elsewhere nothing happens.
-
-    It maps every block above 32 MiB by itself and unmaps it when it is freed, so that a matrix is filled with zeros by the
-    kernel, page by page, each time it is made.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    most = 2**31 - 1
-    for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        mallopt(option, most)
 
 
 def timed(action: Callable[[], object]) -> dict[str, float]:

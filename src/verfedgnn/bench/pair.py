@@ -16,13 +16,14 @@ import torch
 
 from verfedgnn.bench.floor import bare_products
 from verfedgnn.bench.made import made_party, scale_config
-from verfedgnn.bench.measure import Phases, keep_freed_memory, medians, peak_memory, timed
+from verfedgnn.bench.measure import Phases, medians, peak_memory, timed
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol import exchange, party
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Hello, RoundReply, RoundStart, Welcome, decode, encode
 from verfedgnn.protocol.replica import Replica
+from verfedgnn.runtime.memory import keep_freed_memory
 
 PLACES: dict[str, list[tuple[Any, str]]] = {
     "products": [(party, "compute")],
@@ -52,13 +53,9 @@ def measure(
     rounds: int = 6,
     warm: int = 2,
     floor: bool = False,
-    keep: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Seconds, memory and bytes of rounds after the first `warm`; this process is the coordinator's.
-
-    With `keep` the party's process holds on to memory it has freed.
-    """
+    """Seconds, memory and bytes of rounds after the first `warm`; this process is the coordinator's."""
     settings = {
         "dim": dim,
         "layers": layers,
@@ -70,7 +67,7 @@ def measure(
     sizes = {"users": users, "items": items, "ratings": ratings, "parties": parties, "seed": seed}
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_party, args=(there, sizes, settings, torch.get_num_threads(), floor, keep), daemon=True)
+    process = context.Process(target=_party, args=(there, sizes, settings, torch.get_num_threads(), floor), daemon=True)
     process.start()
     there.close()
     try:
@@ -163,10 +160,9 @@ def _played(own: RoundReply, start: RoundStart, coordinator: Coordinator, index:
     return own.model_copy(update=update)
 
 
-def _party(link: Connection, sizes: dict[str, int], settings: dict[str, Any], threads: int, floor: bool, keep: bool) -> None:
+def _party(link: Connection, sizes: dict[str, int], settings: dict[str, Any], threads: int, floor: bool) -> None:
     """The party's process."""
-    if keep:
-        keep_freed_memory()
+    keep_freed_memory()
     torch.set_num_threads(threads)
     base = peak_memory()
     data, config = made_party("party-0", **sizes), scale_config(**settings)

@@ -9,7 +9,7 @@ from typing import Any
 
 from verfedgnn.bench.growth import exponent
 from verfedgnn.bench.made import made_party, scale_config
-from verfedgnn.bench.measure import keep_freed_memory, medians, peak_memory, timed
+from verfedgnn.bench.measure import medians, peak_memory, timed
 from verfedgnn.bench.suite import Figures, Question, Scope, Task
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
@@ -21,15 +21,12 @@ from verfedgnn.runtime.local import LocalRuntime
 KINDS: dict[str, dict[str, bool]] = {
     "single": {"stack": False},
     "stacked": {"stack": True},
-    "kept": {"stack": True, "keep": True},
 }
-"""One by one, as parties of their own compute; stacked, as the local runtime does; and that with freed memory kept."""
+"""One by one, as parties of their own compute; stacked, as the local runtime does."""
 
 
-def measure(*, parties: int, users: int, stack: bool, keep: bool = False, rounds: int = 5, warm: int = 2) -> dict[str, Any]:
-    """Rounds of the local runtime with parties of one size, all active; with `keep` freed memory is kept."""
-    if keep:
-        keep_freed_memory()
+def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int = 2) -> dict[str, Any]:
+    """Rounds of the local runtime with parties of one size, all active."""
     config = scale_config(participation=1.0)
     # items and ratings of one party stay what they are, however many there are
     made = [made_party(f"party-{p}", users, 200, users, 1, seed=p) for p in range(parties)]
@@ -45,7 +42,6 @@ def measure(*, parties: int, users: int, stack: bool, keep: bool = False, rounds
         "parties": parties,
         "users": users,
         "stacked": stack,
-        "kept": keep,
         "cpu_per_party": times["cpu"] / parties,
         "wall": times["wall"],
         "cpu": times["cpu"],
@@ -66,7 +62,7 @@ def tasks(scope: Scope) -> list[Task]:
             needs=0.5 + count * users * 2e-6,
         )
         for kind, how in KINDS.items()
-        for count in (counts[-2:] if kind == "kept" else counts)
+        for count in counts
     ]
 
 
@@ -74,18 +70,17 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     """Per party and round, by the number of parties."""
     mine = {kind: [f for name, f in found.items() if name.startswith("parties-") and name.endswith(kind)] for kind in KINDS}
     singles = sorted(mine["single"], key=lambda f: f["parties"])
-    others = [{f["parties"]: f for f in mine[kind]} for kind in ("stacked", "kept")]
+    stacked = {f["parties"]: f for f in mine["stacked"]}
     if not singles:
         return []
     rows = []
     for figures in singles:
         count = figures["parties"]
-        cells = [f"{1e3 * at[count]['cpu_per_party']:.1f}" if count in at else "-" for at in others]
         rows.append(
             [
                 f"{figures['parties']}",
                 f"{1e3 * figures['cpu_per_party']:.1f}",
-                *cells,
+                f"{1e3 * stacked[count]['cpu_per_party']:.1f}" if count in stacked else "-",
                 f"{figures['bytes']['up'] / 1e3:.1f}",
                 f"{figures['bytes']['down'] / 1e3:.1f}",
                 f"{figures['memory'] / figures['parties'] / 1e6:.1f}",
@@ -95,7 +90,6 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         "parties",
         "CPU ms a party, one by one",
         "CPU ms a party, stacked",
-        "stacked, freed memory kept",
         "kB up a party",
         "kB down a party",
         "MB of memory a party",

@@ -24,6 +24,7 @@ from verfedgnn.cli.status import status
 from verfedgnn.cli.train import settings_help, train
 from verfedgnn.cli.tune import tune
 from verfedgnn.errors import VerFedGNNError
+from verfedgnn.runtime.memory import keep_freed_memory
 
 app = typer.Typer(
     name="verfedgnn",
@@ -66,6 +67,7 @@ for command in (coordinator, party, align, status):
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
+    keep_freed_memory()
     try:
         app()
     except VerFedGNNError as error:
