@@ -32,7 +32,7 @@ def report(questions: Sequence[Question], scope: Scope, out: Path) -> Document:
     )
     machines = sorted({_machine(record["machine"]) for record in known.values() if "machine" in record})
     commits = sorted({str(record["commit"]) for record in known.values() if "commit" in record})
-    document.add(Points([*machines, f"commits {', '.join(commits)}; seed 0", "GPU: not measured."]) if known else None)
+    document.add(Points([*machines, f"commits {', '.join(commits)}; seed 0"]) if known else None)
     for question in questions:
         names = [task.name for task in question.tasks(scope)]
         if not any(name in known for name in names):
