@@ -13,6 +13,7 @@ from helpers import config, federation
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.protocol import scope
 from verfedgnn.protocol.party import Party
+from verfedgnn.protocol.rotation import by_parts
 from verfedgnn.protocol.terms import LOCAL, Terms
 from verfedgnn.runtime.local import LocalRuntime
 
@@ -29,7 +30,7 @@ def messages(**values: Any) -> vf.Config:
 
 def few(party: Party) -> bool:
     rotation = party.replica.rotation
-    return party.scope(rotation.parts[0] if party.by_parts else rotation.everybody, True).rows is not None
+    return party.scope(rotation.parts[0] if by_parts(party.config) else rotation.everybody, True).rows is not None
 
 
 def rounds(runtime: LocalRuntime, count: int = 8) -> LocalRuntime:

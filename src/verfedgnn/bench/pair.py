@@ -18,7 +18,7 @@ from verfedgnn.bench.floor import bare_products
 from verfedgnn.bench.made import made_party, scale_config
 from verfedgnn.bench.measure import Phases, medians, peak_memory, timed
 from verfedgnn.privacy.projection import Projection
-from verfedgnn.protocol import exchange, party
+from verfedgnn.protocol import exchange, party, together
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Hello, RoundReply, RoundStart, Welcome, decode, encode
@@ -26,7 +26,7 @@ from verfedgnn.protocol.replica import Replica
 from verfedgnn.runtime.memory import keep_freed_memory
 
 PLACES: dict[str, list[tuple[Any, str]]] = {
-    "products": [(party, "compute")],
+    "products": [(together, "compute")],
     "projection": [(Projection, "project"), (Projection, "reconstruct")],
     "quantization": [(party, "protect"), (exchange, "to_fixed"), (exchange, "from_fixed")],
     "public step": [(Replica, "apply")],

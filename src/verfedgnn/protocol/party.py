@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,19 +31,21 @@ from verfedgnn.privacy.projection import Identity, Projection
 from verfedgnn.privacy.rating_dp import noised_items, noised_validation
 from verfedgnn.privacy.rating_dp import released as released_integers
 from verfedgnn.protocol.backward import Released, others_gradient
+from verfedgnn.protocol.batches import Batches
 from verfedgnn.protocol.codec import residues, sum_bits, whole
 from verfedgnn.protocol.exchange import Received, Sent, make_projection, outgoing
-from verfedgnn.protocol.loss import Batch, Pairs
+from verfedgnn.protocol.loss import Batch
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.private import Private
 from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
-from verfedgnn.protocol.rotation import Part, passes
+from verfedgnn.protocol.rotation import Part, by_parts
 from verfedgnn.protocol.scope import Scope
 from verfedgnn.protocol.state import EvaluatedModel, State, tensor
-from verfedgnn.protocol.step import Outcome, Work, compute
+from verfedgnn.protocol.step import Outcome, Work
 from verfedgnn.protocol.sums import neighbourhood_shape
 from verfedgnn.protocol.targets import PartyInput, Targets
 from verfedgnn.protocol.terms import LOCAL, Terms, check_start, check_welcome
+from verfedgnn.protocol.together import judge, replies
 
 Kept = TypeVar("Kept", Sent, Received, Released)
 """What a party remembers of one part of the users."""
@@ -103,7 +105,7 @@ class Party:
         """Hash of what was told before the last trip."""
         self._before: list[_Before] = []
         """Of the current round, a state for each trip so far."""
-        self._batches: dict[int, tuple[int, Batch]] = {}
+        self.batches = Batches(self.targets, config, data.users, data.items, self._rng)
         self._scopes: dict[tuple[int, bool], Scope] = {}
         self.replica: Replica
         self.projection: Projection | Identity | None
@@ -195,14 +197,9 @@ class Party:
 
     # -- the users of a round ------------------------------------------------------------------------------------------------
 
-    @property
-    def by_parts(self) -> bool:
-        """Whether a round is computed for its users alone; propagation needs the whole graph, whoever a round is about."""
-        return self.config.training.user_blocks > 1 and self.config.model.form != "propagation"
-
     def scope(self, part: Part, rated: bool) -> Scope:
         """What a computation for the users of a part needs, or for those of them who have training ratings here."""
-        rated &= self.by_parts or self.config.training.user_blocks == 1
+        rated &= by_parts(self.config) or self.config.training.user_blocks == 1
         if (part.index, rated) not in self._scopes:
             assert self.graph is not None
             found = self.scope(part, False) if rated else Scope.of(part, self.graph, self.projection)
@@ -243,7 +240,7 @@ class Party:
         self._go_back_or_remember(message)
         pull = self._pull(message)
         self._receive(message)
-        part = self.replica.rotation.of(message.round) if self.by_parts else None
+        part = self.replica.rotation.of(message.round) if by_parts(self.config) else None
         return Work(
             private=self.private.of_users(None if part is None else part.users),
             others=self._others(part),
@@ -361,42 +358,9 @@ class Party:
         if self.candidate is not None and self.candidate[0] == best_round:
             self.best = self.candidate
 
-    @property
-    def _trains_on_edges(self) -> bool:
-        """Whether a round trains on all ratings, and every rating is an edge."""
-        every = self.config.model.form != "propagation" and self.config.model.threshold == "all"
-        return self.replica.passes_per_epoch == 1 and every and not self.targets.ranks
-
     def batch(self, round: int) -> Batch:
-        """The party's share of the round's batch: a slice of this epoch's own shuffle of its users' ratings."""
-        part, per_epoch = self.replica.rotation.of(round), self.replica.passes_per_epoch
-        epoch, slot = divmod(passes(self.config, round), per_epoch)
-        shuffle = epoch if per_epoch > 1 else 0
-        if part.index not in self._batches or self._batches[part.index][0] != shuffle:
-            self._batches[part.index] = (shuffle, self._ratings(part, epoch if per_epoch > 1 else None))
-        batch = self._batches[part.index][1]
-        if per_epoch > 1:
-            start, stop = slot * len(batch.pairs) // per_epoch, (slot + 1) * len(batch.pairs) // per_epoch
-            pairs = batch.pairs.take(slice(start, stop))
-            batch = Batch(pairs, batch.users, batch.items, 1 / self.replica.rounds_per_epoch)
-        wanted = self.config.training.negatives
-        if self.config.training.ranks and 0 < wanted < self.data.items:
-            drawn = self._rng(4, round).choice(self.data.items, wanted, replace=False)
-            batch = replace(batch, candidates=torch.from_numpy(drawn).to(self.device))
-        return batch
-
-    def _ratings(self, part: Part, epoch: int | None) -> Batch:
-        """All training ratings of some users, shuffled for an epoch if there is one."""
-        pairs, users = self.targets.train, self.data.users
-        if not part.whole:
-            inside = (pairs.user >= part.users.start) & (pairs.user < part.users.stop)
-            pairs = pairs.take(torch.nonzero(inside).squeeze(1))
-        if epoch is not None:
-            about = [1, epoch, *([] if part.whole else [part.index])]
-            pairs = pairs.take(torch.from_numpy(self._rng(*about).permutation(len(pairs))).to(self.device))
-        if self.by_parts:
-            pairs, users = Pairs(pairs.user - part.users.start, pairs.item, pairs.rating), part.model.users
-        return Batch(pairs, users, self.data.items, 1 / self.replica.rounds_per_epoch, edges=self._trains_on_edges)
+        """The party's share of the round's batch."""
+        return self.batches.of(round, self.replica)
 
     def _update(self, message: RoundStart) -> None:
         if self._announced is not None and self._announced[0] < message.round:
@@ -508,59 +472,3 @@ def _put(state: State, memories: Mapping[str, Mapping[int, Sent | Received | Rel
     for name, by_part in memories.items():
         for part, memory in by_part.items():
             memory.put(state, f"{name}.{part}")
-
-
-def replies(parties: Sequence[Party], messages: Sequence[RoundStart], scope: Callable[[Part, bool], Scope]) -> list[RoundReply]:
-    """One trip of parties that are computed together; `scope` gives theirs, stacked, as `Party.scope` gives that of one.
-
-    A party by itself is a stack of one.
-    """
-    first = parties[0]
-    works = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
-    replica, rotation = first.replica, first.replica.rotation
-    part = rotation.of(messages[0].round)
-    here = scope(part if first.by_parts else rotation.everybody, True)
-    outcomes = judged = run(first, replica.parameters, works, here)
-    if (first.private.averaged or not here.everybody) and any(message.evaluate for message in messages):
-        judged = judge(parties, replica.served, scope)
-    if part.index != here.part.index:
-        outcomes, here = (
-            [_of_part(outcome, part, first.model) for outcome in outcomes],
-            replace(here, part=part, model=part.model),
-        )
-    return [p.end(start, out, seen, here) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]
-
-
-def judge(parties: Sequence[Party], public: Tensor, scope: Callable[[Part, bool], Scope]) -> list[Outcome]:
-    """h_u and h_v of everybody; a party by itself comes to the users it has no ratings of last, some at a time."""
-    first, works = parties[0], [party.judged() for party in parties]
-    everybody = first.replica.rotation.everybody
-    every, some = scope(everybody, False), scope(everybody, True)
-    outcomes = run(first, public, works, some)
-    if some.rows is None:
-        return outcomes
-    (outcome,) = outcomes
-    assert outcome.users is not None
-    users = outcome.users.new_empty(every.model.users, outcome.users.shape[1]).index_copy_(0, some.rows, outcome.users)
-    for left in every.rest(some):
-        (found,) = run(first, public, works, left)
-        assert left.rows is not None
-        assert found.users is not None
-        users.index_copy_(0, left.rows, found.users)
-    return [replace(outcome, users=users)]
-
-
-def run(party: Party, public: Tensor, works: Sequence[Work], here: Scope) -> list[Outcome]:
-    """The computation of a stack of parties, of which `party` is one, for the users of a scope."""
-    cut, narrow = here.cut(party.model, public), [here.narrow(work) for work in works]
-    return compute(here.model, here.graph, cut, here.projection, narrow, party.config.training)
-
-
-def _of_part(outcome: Outcome, part: Part, model: Model) -> Outcome:
-    """What concerns the users of a round, where all were computed."""
-    gradient, sums = outcome.public_gradient, outcome.neighbourhoods
-    return replace(
-        outcome,
-        public_gradient=None if gradient is None else part.cut(model, gradient),
-        neighbourhoods=None if sums is None else sums[:, part.rows],
-    )

@@ -108,3 +108,8 @@ def _order(seed: int, done: int, count: int) -> NDArray[np.int64]:
 def passes(config: Config, round: int) -> int:
     """How many passes over all parts were over before a round."""
     return (round - 1) // config.training.user_blocks
+
+
+def by_parts(config: Config) -> bool:
+    """Whether a round is computed for its users alone; propagation needs the whole graph, whoever a round is about."""
+    return config.training.user_blocks > 1 and config.model.form != "propagation"

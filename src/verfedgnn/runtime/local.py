@@ -18,10 +18,11 @@ from verfedgnn.protocol.coordinator import Closed, Coordinator
 from verfedgnn.protocol.exchange import make_projection
 from verfedgnn.protocol.ledger import Direction, Ledger
 from verfedgnn.protocol.messages import Finish, Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
-from verfedgnn.protocol.party import Party, replies
+from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.rotation import Part
 from verfedgnn.protocol.scope import Scope
+from verfedgnn.protocol.together import replies
 
 STACK_VALUES = 1 << 24
 """Parties are stacked up to so many values of everybody's user embeddings (64 MiB, of which a round holds some twenty); larger
