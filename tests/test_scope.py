@@ -48,6 +48,7 @@ UNMASKED: dict[str, Any] = {**PLAIN, "masking": False, "exchange.mode": "project
     [
         *(config(model=gnn, **PLAIN) for gnn in ("gcn", "gat", "ggnn")),
         config(block=20, reconstruction="scaled", **PLAIN),
+        config(block=20, user_blocks=5, residual=True, **PLAIN),
         config(estimators=False, **PLAIN, **{"exchange.mode": "exact", "unprotected": ["degrees"]}),
         *(messages(gnn=gnn, **UNMASKED) for gnn in ("gcn", "gat", "ggnn")),
         messages(user_blocks=3, residual=True, **UNMASKED),
@@ -102,6 +103,19 @@ def test_a_part_without_anybodys_ratings(sparse_parties: list[vf.PartyData]) -> 
     counts = [len(s.rows) for p in runtime.parties.values() for s in p._scopes.values() if s.rows is not None]
     assert min(counts) == 1
     assert len(counts) < 10 * 50
+
+
+def test_a_round_about_nobody_a_party_has_ratings_of() -> None:
+    """Propagation goes over all of a party's users; its gradient is of those whose turn it is, here of none."""
+    parties = vf.split_items(synthetic_ratings(users=300, items=90, ratings=120), parties=10)
+    runtime = rounds(federation(parties, config(block=5, user_blocks=50), stack=False), 50)
+    turns = [
+        len(p.scope(p.replica.rotation.everybody, True).turn(part)[1].rows)
+        for p in runtime.parties.values()
+        for part in p.replica.rotation.parts
+    ]
+    assert min(turns) == 0
+    assert bool(runtime.coordinator.replica.parameters.isfinite().all())
 
 
 def test_noise_is_on_everybody_and_a_generator_learns_from_everybody(sparse_parties: list[vf.PartyData]) -> None:

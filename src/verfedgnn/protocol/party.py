@@ -199,7 +199,6 @@ class Party:
 
     def scope(self, part: Part, rated: bool) -> Scope:
         """What a computation for the users of a part needs, or for those of them who have training ratings here."""
-        rated &= by_parts(self.config) or self.config.training.user_blocks == 1
         if (part.index, rated) not in self._scopes:
             assert self.graph is not None
             found = self.scope(part, False) if rated else Scope.of(part, self.graph, self.projection)

@@ -66,6 +66,16 @@ class Scope:
             left = torch.ones(self.model.users, dtype=torch.bool, device=some.rows.device).index_fill_(0, some.rows, False)
             yield from map(self.among, torch.split(torch.nonzero(left).squeeze(1), len(some.rows)))
 
+    def turn(self, part: Part) -> tuple[Part, Scope]:
+        """Those of these users who are in a part: where they are among these, and the scope they are."""
+        if self.rows is None:
+            return part, replace(self, part=part, model=part.model)
+        users = part.users
+        first, last = torch.searchsorted(self.rows, torch.tensor([users.start, users.stop], device=self.rows.device)).tolist()
+        model = Model(self.model.config, last - first)
+        inside = replace(self, part=part, model=model, rows=self.rows[first:last] - users.start)
+        return Part(part.index, slice(first, last), part.rows, model, False), inside
+
     @property
     def everybody(self) -> bool:
         """Whether these are all users there are."""

@@ -32,10 +32,8 @@ def replies(parties: Sequence[Party], messages: Sequence[RoundStart], scope: Cal
     if (first.private.averaged or not here.everybody) and any(message.evaluate for message in messages):
         judged = judge(parties, replica.served, scope)
     if part.index != here.part.index:
-        outcomes, here = (
-            [_of_part(outcome, part, first.model) for outcome in outcomes],
-            replace(here, part=part, model=part.model),
-        )
+        place, inside = here.turn(part)
+        outcomes, here = [_of_part(outcome, place, here.model) for outcome in outcomes], inside
     return [p.end(start, out, seen, here) for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)]
 
 
@@ -64,11 +62,12 @@ def run(party: Party, public: Tensor, works: Sequence[Work], here: Scope) -> lis
     return compute(here.model, here.graph, cut, here.projection, narrow, party.config.training)
 
 
-def _of_part(outcome: Outcome, part: Part, model: Model) -> Outcome:
-    """What concerns the users of a round, where all were computed."""
-    gradient, sums = outcome.public_gradient, outcome.neighbourhoods
+def _of_part(outcome: Outcome, place: Part, model: Model) -> Outcome:
+    """What concerns the users of a round, where more were computed; `place` says where they are among these."""
+    gradient, own, sums = outcome.public_gradient, outcome.private_gradients, outcome.neighbourhoods
     return replace(
         outcome,
-        public_gradient=None if gradient is None else part.cut(model, gradient),
-        neighbourhoods=None if sums is None else sums[:, part.rows],
+        public_gradient=None if gradient is None else place.cut(model, gradient),
+        private_gradients=own and {n: g[place.users] if n.startswith("own_") else g for n, g in own.items()},
+        neighbourhoods=None if sums is None else sums[:, place.rows],
     )
