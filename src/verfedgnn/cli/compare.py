@@ -25,8 +25,8 @@ from verfedgnn.reports.words import size
 
 def compare(
     data: Annotated[list[str] | None, typer.Option(help="As for train; unset: synthetic.")] = None,
-    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}; or all.")] = "all",
-    models: Annotated[str, typer.Option(help="Some of gcn, gat, ggnn.")] = "gcn",
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, plug-ins'; or all.")] = "all",
+    models: Annotated[str, typer.Option(help="Some of gcn, gat, ggnn and plug-ins'.")] = "gcn",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     parties: Annotated[int | None, typer.Option(help="As for train.", min=1)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="One setting for all methods, key=value, as for train.")] = None,
