@@ -48,8 +48,8 @@ class VerFedRecommender:
     ) -> VerFedRecommender:
         """Train on one table per party, `{"film": ..., "books": ...}`, or on one that is cut into `parties` or `by` a column.
 
-        A table is a path, `Ratings`, an Arrow table, a data frame (pandas, polars, ...) or a tuple (users, items, ratings). Parties
-        that are made already, such as those of `split_items`, are taken as they are. With `out` the run is kept in a folder.
+        A table is a path, `Ratings`, an Arrow table, a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
+        Parties that are made already, as by `split_items`, are taken as they are. With `out` the run is kept in a folder.
         """
         config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **self.settings})
         members = _members(data, parties, by, config.seed)

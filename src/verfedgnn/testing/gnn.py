@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from verfedgnn.config import Config
-from verfedgnn.gnn.model import OPERATORS, Model, Propagation
+from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.graph import Graph, party_graph, stack_graphs
 from verfedgnn.plugins import register
@@ -70,7 +70,7 @@ class GNNContract:
             assert np.array_equal(first, again), f"{name}: all that is random must come from the generator that is passed in"
         for estimators in (True, False):
             model = self._model(estimators=estimators)
-            graph, public, private = _stack([_graph(1), _graph(2)]), _public(model, 2), _private(model, 2)
+            graph, public, private = stack_graphs([_graph(1), _graph(2)]), _public(model, 2), _private(model, 2)
             items = private["messages" if self.gnn.form == "messages" else "items"]
             near, users, next_items = model.operator.layer(0, public, public["users"], items, graph, None)
             assert near.own.shape == (2, USERS, dim + (not estimators))
@@ -153,7 +153,7 @@ class GNNContract:
         private = _private(model, 2)
         for value in private.values():
             value[1, 4:] = 0
-        together = model.propagate(public, private, _stack(graphs), others)
+        together = model.propagate(public, private, stack_graphs(graphs), others)
         for p, size in enumerate(sizes):
             alone = model.propagate(
                 {n: v[p : p + 1] for n, v in public.items()},
@@ -247,10 +247,6 @@ def _edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.
 
 def _graph(seed: int = 3, items: int = ITEMS) -> Graph:
     return party_graph(*_edges(seed, items), users=USERS, items=items, ratio=2.0)
-
-
-def _stack(graphs: list[Graph]) -> Graph:
-    return stack_graphs(graphs)
 
 
 def _drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
