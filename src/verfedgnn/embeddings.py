@@ -41,6 +41,9 @@ class Embeddings:
     parts: Mapping[str, slice]
     """Which components are what: factors, user bias, item bias, mean; with a gate, the same again with "alone" before them."""
 
+    scale: tuple[float, float]
+    """Lowest and highest rating at the party, which a product may miss a little."""
+
     def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The vectors of users (N, C) and of items (M, C)."""
         return _matrix(self.users), _matrix(self.items)
@@ -53,7 +56,8 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
     extra = {name: values for name, values in table.columns.items() if name not in ("item", "title", "vector")}
     titles = np.full(table.n_items, "") if table.titles is None else table.titles
     items = {"item": table.item_ids, "title": titles, **extra}
-    return Embeddings(party.name, _table({"user": table.user_ids}, model.users, about), _table(items, model.items, about), parts)
+    vectors = _table({"user": table.user_ids}, model.users, about), _table(items, model.items, about)
+    return Embeddings(party.name, *vectors, parts, table.scale)
 
 
 def _parts(config: Config, width: int) -> dict[str, slice]:
@@ -106,7 +110,7 @@ def export(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Pa
 
 def _about(embeddings: Embeddings) -> dict[str, Any]:
     parts = {name: [part.start, part.stop] for name, part in embeddings.parts.items()}
-    return {"users": len(embeddings.users), "items": len(embeddings.items), "parts": parts}
+    return {"users": len(embeddings.users), "items": len(embeddings.items), "scale": list(embeddings.scale), "parts": parts}
 
 
 def _write_parquet(embeddings: Embeddings, place: Path) -> list[Path]:

@@ -33,6 +33,7 @@ GNNS = ("gcn", "gat", "ggnn")
 """The built-in GNNs."""
 FILES = "VERFEDGNN_PLUGINS"
 """Environment variable with plug-in files, as in PATH; so that processes a command starts have them, too."""
+REMEDY = "a plug-in's is found once its package is installed, or by `verfedgnn --plugin FILE.py ...`"
 
 _gnns: dict[str, dict[str, type[Operator]]] = {}
 """Registered operators by name and form."""
@@ -91,10 +92,7 @@ def check_gnn(name: str) -> str:
     """`name`, if there is a GNN of that name here."""
     if name in GNNS or name in _gnns or name in gnn_names():
         return name
-    raise ConfigError(
-        f"there is no GNN '{name[:40]}' here; there are: {', '.join(gnn_names())}; install the package that brings it, or "
-        "name its file: `verfedgnn --plugin FILE.py ...`"
-    )
+    raise ConfigError(f"there is no GNN '{name[:40]}' here; there are: {', '.join(gnn_names())}; {REMEDY}")
 
 
 def gnn(name: str, form: str) -> type[Operator]:
@@ -135,13 +133,16 @@ def load_file(path: str | Path) -> None:
     """Run a Python file that registers plug-ins, here and in processes that are started from here."""
     file = Path(path).resolve()
     _run(file)
-    known = os.environ.get(FILES, "").split(os.pathsep)
-    if str(file) not in known:
-        os.environ[FILES] = os.pathsep.join([*filter(None, known), str(file)])
+    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*files(), str(file)]))
+
+
+def files() -> list[str]:
+    """The files that plug-ins come from."""
+    return [path for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
 def _load_files() -> None:
-    for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
+    for path in files():
         _run(Path(path))
 
 

@@ -41,7 +41,7 @@ def method(name: str) -> Method:
     """The method of that name."""
     found = METHODS if name in METHODS else methods()
     if name not in found:
-        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(found)}")
+        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(found)}; {plugins.REMEDY}")
     return found[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from verfedgnn.errors import ConfigError
 from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
 from verfedgnn.experiments.queue import run_cells
 from verfedgnn.experiments.tables import declarations, in_order, write_text
+from verfedgnn.plugins import files
 from verfedgnn.reports.words import size
 
 
@@ -46,7 +48,8 @@ def compare(
     cells = comparison_cells(given, names, gnns, seeds, parties, settings)
     with Halt() as halt, CellProgress(hidden=quiet) as progress:
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
-    words = ["compare", *(w for d in given for w in ("--data", d)), "--methods", ",".join(names), "--models", ",".join(gnns)]
+    words = [word for file in files() for word in ("--plugin", os.path.relpath(file))]
+    words += ["compare", *(w for d in given for w in ("--data", d)), "--methods", ",".join(names), "--models", ",".join(gnns)]
     words += ["--seeds", str(seeds), *([] if parties is None else ["--parties", str(parties)])]
     words += [word for setting in set_ or [] for word in ("--set", setting)]
     write_text(out / "comparison.md", comparison_page(records, shlex.join(["verfedgnn", *words])))

@@ -219,7 +219,7 @@ class GNNContract:
     def test_it_learns(self) -> None:
         """In the preset of its form, protected: better than the mean rating (1.06), with messages better than means (0.977)."""
         low, high = self.rmse or ((0.7, 0.95) if self.gnn.form == "messages" else (0.7, 1.03))
-        run = train(parties(), self._config(epochs=120, evaluate_every=10, batch=0, gate=False))
+        run = train(parties(), self._config(epochs=80, evaluate_every=10, batch=0, gate=False))
         assert low < run.metrics["test"]["rmse"] < high, run.metrics["test"]["rmse"]
         assert run.ledger.total("up", kind="RoundReply") > 0
 

@@ -19,6 +19,9 @@ from verfedgnn.prepare import prepare, split
 from verfedgnn.testing.made import CPU, parties
 from verfedgnn.training import Progress
 
+SMALL = parties(40, 30, 500)
+"""For questions that accuracy is no matter of."""
+
 
 class MethodContract:
     """Inherit, set `method`, and run with pytest: every test is one thing a comparison relies on."""
@@ -30,6 +33,7 @@ class MethodContract:
     """Between what its test RMSE on `made.parties()` lies: the mean rating has 1.06, user and item means 0.977."""
     sends: ClassVar[bool] = True
     """Whether anything leaves a party."""
+    _kept: ClassVar[Trained]
 
     def test_it_says_what_it_is(self) -> None:
         """A name for the command line, a title for tables, and what it protects."""
@@ -56,7 +60,7 @@ class MethodContract:
 
     def test_same_seed_same_bits(self) -> None:
         """Models and bytes."""
-        first, again = (self._train(parties(40, 30, 500)) for _ in range(2))
+        first, again = self._trained(), self._train(SMALL)
         for a, b in zip(first.models, again.models, strict=True):
             assert torch.equal(a.users, b.users)
             assert torch.equal(a.items, b.items)
@@ -64,22 +68,20 @@ class MethodContract:
 
     def test_the_test_part_is_not_looked_at(self) -> None:
         """All methods are judged on the same ratings; with other test ratings, the model is the same to the bit."""
-        data, config = parties(40, 30, 500), self._config()
-        changed = []
-        for party in data:
+        config, changed = self._config(), []
+        for party in SMALL:
             table = party.ratings
             hidden = split(table, config.split, config.seed) == TEST
             rating = np.where(hidden, sum(table.scale) - table.rating, table.rating).astype(np.float32)
             changed.append(PartyData(party.name, replace(table, rating=rating)))
-        for a, b in zip(self._train(data).models, self._train(changed).models, strict=True):
+        for a, b in zip(self._trained().models, self._train(changed).models, strict=True):
             assert torch.equal(a.users, b.users)
             assert torch.equal(a.items, b.items)
 
     def test_bytes_are_counted(self) -> None:
         """Of every party, if anything leaves it; a method that needs ratings in one place pays for each of them."""
-        data = parties(40, 30, 500)
-        ledger = self._train(data).ledger
-        for party in data:
+        ledger = self._trained().ledger
+        for party in SMALL:
             sent = ledger.total("up", party=party.name)
             assert bool(sent) == self.sends, f"{party.name}: {sent} bytes counted"
             if self._method().declares.storage == "central":
@@ -93,6 +95,13 @@ class MethodContract:
     def _config(self) -> Config:
         chosen = self._method()
         return chosen.configure(Config.preset(chosen.preset)).with_values(self.settings)
+
+    def _trained(self) -> Trained:
+        """One training on the small parties, which several tests look at."""
+        here = type(self)
+        if "_kept" not in vars(here):
+            here._kept = self._train(SMALL)
+        return here._kept
 
     def _train(self, data: list[PartyData], events: list[Progress] | None = None) -> Trained:
         return self._method().train(data, self._config(), Where(CPU, None if events is None else events.append))
