@@ -116,9 +116,8 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     about = tmp_path / "acme-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        "[verfedgnn.gnns]\nsage = acme_sage\nlost = acme_sage\nbroken = acme_missing\n[verfedgnn.methods]\nease = acme_ease:Ease\n"
-    )
+    gnns = "[verfedgnn.gnns]\nsage = acme_sage\nlost = acme_sage\nbroken = acme_missing\n"
+    (about / "entry_points.txt").write_text(gnns + "[verfedgnn.methods]\nease = acme_ease:Ease\n")
     (tmp_path / "acme_sage.py").write_text((EXAMPLES / "my_gnn.py").read_text())
     (tmp_path / "acme_ease.py").write_text((EXAMPLES / "my_baseline.py").read_text().replace("@vf.register\n", ""))
     monkeypatch.syspath_prepend(tmp_path)
