@@ -95,10 +95,10 @@ def test_predict_by_ids(fitted: vf.VerFedRecommender) -> None:
     (predicted,) = fitted.predict([user], [item])
     model = fitted.run_.models[1]
     assert predicted == pytest.approx(float((model.users[3] * model.items[2]).sum().clip(1, 5)), abs=1e-6)
-    assert fitted.predict([user], [item], party=first.name) == [predicted]
+    assert fitted.predict(user, str(item), party=first.name) == [predicted]
     with pytest.raises(vf.RunError, match=r"1 item not in the catalogue of 'party-0', first"):
         fitted.predict([user], [item], party="party-0")
-    with pytest.raises(vf.RunError, match="user 'nobody' was not in training"):
+    with pytest.raises(vf.RunError, match="1 user not in training, first 'nobody': those at every party"):
         fitted.predict(["nobody"], [item])
     with pytest.raises(vf.RunError, match="2 users and 1 items are no pairs"):
         fitted.predict([user, user], [item])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData
-from verfedgnn.data.ids import StrArray, as_text, positions, to_numpy
+from verfedgnn.data.ids import as_text, positions, to_numpy
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import RunError
 from verfedgnn.evaluation.report import evaluate
@@ -98,14 +98,21 @@ class Run:
         return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
 
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
-        """The predicted rating of each pair of ids, two of the same length, within the scale of the party whose item it is.
+        """The predicted rating of each pair of ids, two of one length or one id each.
 
-        Of a ranking, the score; `party` looks for the items in its catalogue only.
+        It is within the scale of the party whose item it is; of a ranking it is a score. `party` looks for the items in its catalogue only.
         """
-        user, item = (to_numpy(as_text(ids, what)) for ids, what in ((users, "user"), (items, "item")))
+        user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
         if len(user) != len(item):
             raise RunError(f"{len(user):,} users and {len(item):,} items are no pairs; give as many of both")
-        row = _known(user, self.parties[0].ratings.user_ids, "user")
+        known = self.parties[0].ratings.user_ids
+        row = positions(user, known)
+        if (row < 0).any():
+            strange = np.unique(user[row < 0])
+            raise RunError(
+                f"{counted(len(strange), 'user')} not in training, first '{strange[0]}': those at every party are, such as "
+                f"'{known[0]}'; leave the others out"
+            )
         predicted = np.full(len(user), np.nan)
         for p in self._chosen(party):
             table, model = self.parties[p].ratings, self.models[p]
@@ -193,15 +200,6 @@ class Run:
             raise RunError(f"the run {folder} cannot be read ({error})") from None
         config = load_config(folder / "config.toml")
         return cls(config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone)
-
-
-def _known(ids: StrArray, among: StrArray, what: str) -> NDArray[np.int64]:
-    """The row of each id; an id that is not there is an error."""
-    rows = positions(ids, among)
-    missing = np.flatnonzero(rows < 0)
-    if len(missing):
-        raise RunError(f"{what} '{ids[missing[0]]}' was not in training; known {what}s look like '{among[0]}'")
-    return rows
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
