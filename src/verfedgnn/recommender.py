@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -124,7 +125,8 @@ def _members(data: Any, parties: int | None, by: str | None, seed: int) -> list[
     if isinstance(data, str | Path):
         return read_parties(data, parties=parties, seed=seed, by=by)
     if isinstance(data, Mapping):
-        found = parties_from_tables({str(name): as_ratings(source, name=str(name)) for name, source in data.items()})
+        tables = {str(name): as_ratings(source, name=str(name)) for name, source in data.items()}
+        found = parties_from_tables([replace(table, name=name) for name, table in tables.items()])
     elif made:
         found = list(data)
     else:

@@ -100,7 +100,7 @@ class Run:
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
         """The predicted rating of each pair of ids, two of one length or one id each.
 
-        It is within the scale of the party whose item it is; of a ranking it is a score. `party` looks for the items in its catalogue only.
+        They are within the scale of the party whose item it is; a ranking has scores. `party` looks in its catalogue only.
         """
         user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
         if len(user) != len(item):

@@ -90,15 +90,17 @@ def parties_from_files(
     them; a party whose stars mean something else (5 against 10) keeps its own. A given `scale` is everybody's.
     """
     named = list(files.items()) if isinstance(files, Mapping) else [(table_stem(Path(file)), file) for file in files]
-    _refuse_same_names([name for name, _ in named])
-    return parties_from_tables({name: read_ratings(file, scale=scale, **options) for name, file in named})
-
-
-def parties_from_tables(named: Mapping[str, Ratings]) -> list[PartyData]:
-    """One party per table, on a shared scale where they are alike (`parties_from_files`), aligned to the users in every one."""
     if not named:
         raise _no_parties()
-    tables = [replace(table, name=name) for name, table in named.items()]
+    _refuse_same_names([name for name, _ in named])
+    tables = [replace(read_ratings(file, scale=scale, **options), name=name) for name, file in named]
+    return parties_from_tables(tables)
+
+
+def parties_from_tables(tables: Sequence[Ratings]) -> list[PartyData]:
+    """One party per table, of its name; on shared scales (see `parties_from_files`) and aligned to the users in every one."""
+    if not tables:
+        raise _no_parties()
     highest = max(table.scale[1] for table in tables)
     alike = [table.scale for table in tables if table.scale[1] > highest / 2]
     shared = (min(low for low, _ in alike), highest)
