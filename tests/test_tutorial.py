@@ -1,4 +1,4 @@
-"""The tutorial notebook runs from its first cell to its last, and still says what is stored in it."""
+"""The tutorial notebook and the Python guide run from the first line to the last, and the notebook says what is stored in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: it is in the extra dev")
 nbformat = pytest.importorskip("nbformat")
 
-NOTEBOOK = Path(__file__).parent.parent / "examples" / "tutorial.ipynb"
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
 
 def printed(notebook) -> str:  # type: ignore[no-untyped-def]
@@ -37,3 +38,13 @@ def test_the_tutorial_runs_and_its_results_are_those_stored(tmp_path: Path) -> N
     assert errors(found) == pytest.approx(errors(stored), abs=0.02)
     assert len(errors(found)) > 20
     assert NOTEBOOK.stat().st_size < 100_000, "outputs are kept small"
+
+
+def test_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.S | re.M)
+    names: dict[str, object] = {"__name__": "guide"}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert len(blocks) >= 6
+    assert (tmp_path / "runs" / "film" / "metrics.json").is_file()
