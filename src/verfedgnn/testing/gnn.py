@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,15 +13,25 @@ from torch.testing import assert_close
 from verfedgnn.config import Config
 from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
-from verfedgnn.graph import Graph, party_graph, stack_graphs
+from verfedgnn.graph import party_graph, stack_graphs
 from verfedgnn.plugins import register
 from verfedgnn.privacy.projection import Identity
 from verfedgnn.protocol.loss import Batch, Pairs
 from verfedgnn.protocol.step import Work, compute
+from verfedgnn.testing.drawn import (
+    ITEMS,
+    USERS,
+    double,
+    double_graph,
+    drawn_others,
+    drawn_private,
+    drawn_public,
+    small_edges,
+    small_graph,
+)
 from verfedgnn.testing.made import federation, parties
 from verfedgnn.training import train
 
-USERS, ITEMS = 14, 9
 OPEN = {
     "masking": False,
     "unprotected": "degrees",
@@ -70,7 +78,11 @@ class GNNContract:
             assert np.array_equal(first, again), f"{name}: all that is random must come from the generator that is passed in"
         for estimators in (True, False):
             model = self._model(estimators=estimators)
-            graph, public, private = stack_graphs([_graph(1), _graph(2)]), _public(model, 2), _private(model, 2)
+            graph, public, private = (
+                stack_graphs([small_graph(1), small_graph(2)]),
+                drawn_public(model, 2),
+                drawn_private(model, 2),
+            )
             items = private["messages" if self.gnn.form == "messages" else "items"]
             near, users, next_items = model.operator.layer(0, public, public["users"], items, graph, None)
             assert near.own.shape == (2, USERS, dim + (not estimators))
@@ -81,9 +93,9 @@ class GNNContract:
     def test_inputs_are_left_alone(self) -> None:
         """Parameters and the others' neighbourhoods are used again in the next round."""
         model = self._model()
-        public, private, others = _public(model), _private(model), _others(model)
+        public, private, others = drawn_public(model), drawn_private(model), drawn_others(model)
         before = [value.clone() for value in (*public.values(), *private.values(), *others)]
-        model.propagate(public, private, _graph(), others)
+        model.propagate(public, private, small_graph(), others)
         for value, old in zip((*public.values(), *private.values(), *others), before, strict=True):
             assert torch.equal(value, old)
 
@@ -91,7 +103,7 @@ class GNNContract:
         """An empty row is sent as zeros, so that parties without a user's ratings add nothing; and it is taken in without NaN."""
         graph = party_graph(np.array([0]), np.array([0]), users=USERS, items=ITEMS, ratio=4.0)
         model = self._model()
-        out = model.propagate(_public(model), _private(model), graph, None)
+        out = model.propagate(drawn_public(model), drawn_private(model), graph, None)
         assert torch.isfinite(out.users).all()
         assert torch.isfinite(out.items).all()
         assert (out.neighbourhoods[0][0, 1:] == 0).all()
@@ -101,10 +113,10 @@ class GNNContract:
 
         In 64 bits: an operator takes its type from what it is given.
         """
-        with _double():
-            model, graph, identity = self._model(), _double_graph(_graph()), Identity(USERS)
-            others = torch.stack([x[0] for x in _others(model)])
-            public, private = model.flat({n: v[0] for n, v in _public(model).items()}), _private(model)
+        with double():
+            model, graph, identity = self._model(), double_graph(small_graph()), Identity(USERS)
+            others = torch.stack([x[0] for x in drawn_others(model)])
+            public, private = model.flat({n: v[0] for n, v in drawn_public(model).items()}), drawn_private(model)
             own = {name: value[0] for name, value in private.items()}
             rng = np.random.default_rng(4)
             user, item = np.nonzero(rng.random((USERS, ITEMS)) < 0.5)
@@ -134,10 +146,10 @@ class GNNContract:
     def test_the_order_of_users_and_items_is_of_no_account(self) -> None:
         """Users and items that are numbered otherwise give the same, numbered otherwise."""
         rng = np.random.default_rng(6)
-        model, (user, item) = self._model(), _edges()
+        model, (user, item) = self._model(), small_edges()
         people, things = rng.permutation(USERS), rng.permutation(ITEMS)
-        public, private, others = _public(model), _private(model), _others(model)
-        one = model.propagate(public, private, _graph(), others)
+        public, private, others = drawn_public(model), drawn_private(model), drawn_others(model)
+        one = model.propagate(public, private, small_graph(), others)
         graph = party_graph(np.argsort(people)[user], np.argsort(things)[item], users=USERS, items=ITEMS, ratio=2.0)
         moved = {name: value[:, people] if name in model.per_user else value for name, value in public.items()}
         other = model.propagate(moved, {n: v[:, things] for n, v in private.items()}, graph, [x[:, people] for x in others])
@@ -148,9 +160,9 @@ class GNNContract:
 
     def test_a_stack_is_its_parties_one_by_one(self) -> None:
         """Parties computed side by side, the smaller one padded, do not see each other."""
-        model, graphs = self._model(), [_graph(1), _graph(2, items=4)]
-        sizes, public, others = (ITEMS, 4), _public(model, 2), _others(model, 2)
-        private = _private(model, 2)
+        model, graphs = self._model(), [small_graph(1), small_graph(2, items=4)]
+        sizes, public, others = (ITEMS, 4), drawn_public(model, 2), drawn_others(model, 2)
+        private = drawn_private(model, 2)
         for value in private.values():
             value[1, 4:] = 0
         together = model.propagate(public, private, stack_graphs(graphs), others)
@@ -238,52 +250,6 @@ class GNNContract:
     def _model(self, **values: Any) -> Model:
         config = self._config(**({"dim": 4} | ({**OPEN, **values} if values else {}))).model
         return Model(config, USERS)
-
-
-def _edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    user, item = np.nonzero(np.random.default_rng(seed).random((USERS, items)) < 0.4)
-    return user, item
-
-
-def _graph(seed: int = 3, items: int = ITEMS) -> Graph:
-    return party_graph(*_edges(seed, items), users=USERS, items=items, ratio=2.0)
-
-
-def _drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(0, spread, shape)).to(torch.get_default_dtype())
-
-
-def _public(model: Model, count: int = 1) -> dict[str, Tensor]:
-    """Public parameters (S, ...) near their start, and none of them 0."""
-    views = model.views(model.initial_public(1, 3.0))
-    near = {name: value + _drawn(tuple(value.shape), 7 + i, 0.1) for i, (name, value) in enumerate(views.items())}
-    return {name: value.expand(count, *value.shape).clone() for name, value in near.items()}
-
-
-def _private(model: Model, count: int = 1) -> dict[str, Tensor]:
-    shapes = model.private_shapes(ITEMS)
-    return {name: _drawn((count, *shape), 20 + i) for i, (name, shape) in enumerate(shapes.items())}
-
-
-def _others(model: Model, count: int = 1) -> list[Tensor]:
-    shape = (count, USERS, model.operator.columns)
-    return [_drawn(shape, 30 + k).abs() for k in range(model.config.layers)]
-
-
-@contextmanager
-def _double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _double_graph(graph: Graph) -> Graph:
-    return replace(
-        graph, user_degree=graph.user_degree.double(), item_degree=graph.item_degree.double(), ratio=graph.ratio.double()
-    )
 
 
 def _agree(found: float, slope: float, name: str) -> None:
