@@ -16,7 +16,7 @@ from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.model import Model
-from verfedgnn.graph import Graph, party_graph, stack_graphs
+from verfedgnn.graph import Graph, party_graph
 
 GNNS = ["gcn", "gat", "ggnn"]
 
@@ -111,45 +111,3 @@ def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int,
     theirs = torch.autograd.grad(reference.square().sum(), leaves, allow_unused=True, materialize_grads=True)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
-
-
-@pytest.mark.parametrize("gnn", GNNS)
-def test_a_stack_is_its_parties_one_by_one(gnn: str) -> None:
-    rng = np.random.default_rng(3)
-    model = Model(ModelConfig(gnn=gnn, dim=5), users=30)
-    public = model.initial_public(1, 3.0)
-    sizes = [4, 9, 1]
-    graphs, items, others = [], [], []
-    for size in sizes:
-        user, item = np.nonzero(rng.random((30, size)) < 0.3)
-        graphs.append(party_graph(user, item, users=30, items=size, ratio=sum(sizes) / size))
-        items.append(model.initial_embeddings(rng, size, 3.0))
-        others.append([torch.from_numpy(rng.normal(size=(1, 30, 5)).astype(np.float32)) for _ in range(2)])
-    stack = stack_graphs(graphs)
-    padded = torch.zeros(3, 9, 5)
-    for place, values in zip(padded, items, strict=True):
-        place[: len(values)] = values
-    together = model.propagate(
-        {n: v.expand(3, *v.shape) for n, v in model.views(public).items()},
-        {"items": padded},
-        stack,
-        [torch.cat([others[p][k] for p in range(3)]) for k in range(2)],
-    )
-    for p, size in enumerate(sizes):
-        single = {n: v.unsqueeze(0) for n, v in model.views(public).items()}
-        alone = model.propagate(single, {"items": items[p].unsqueeze(0)}, graphs[p], others[p])
-        torch.testing.assert_close(together.users[p], alone.users[0], atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(together.items[p, :size], alone.items[0], atol=1e-6, rtol=1e-5)
-        for k in range(2):
-            torch.testing.assert_close(together.neighbourhoods[k][p], alone.neighbourhoods[k][0], atol=1e-6, rtol=1e-5)
-
-
-def test_a_user_without_neighbours_gets_an_empty_neighbourhood() -> None:
-    graph = party_graph(np.array([0]), np.array([0]), users=3, items=2, ratio=4.0)
-    for gnn in GNNS:
-        model = Model(ModelConfig(gnn=gnn), users=3)
-        public = {n: v.unsqueeze(0) for n, v in model.views(model.initial_public(0, 3.0)).items()}
-        items = model.initial_embeddings(np.random.default_rng(0), 2, 3.0).unsqueeze(0)
-        out = model.propagate(public, {"items": items}, graph, None)
-        assert torch.isfinite(out.users).all()
-        assert (out.neighbourhoods[0][0, 1:] == 0).all()

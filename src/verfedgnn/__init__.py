@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from verfedgnn.data import PartyData, Ratings, align_users, parties_from_files, read_parties, read_ratings, split_items
     from verfedgnn.errors import ConfigError, DataError, ProtocolError, RunError, VerFedGNNError
     from verfedgnn.evaluation.lift import lift
+    from verfedgnn.plugins import register
+    from verfedgnn.recommender import VerFedRecommender
     from verfedgnn.run import Recommendation, Run
     from verfedgnn.training import resume, train
 
@@ -32,11 +34,13 @@ __all__ = [
     "Run",
     "RunError",
     "VerFedGNNError",
+    "VerFedRecommender",
     "align_users",
     "lift",
     "parties_from_files",
     "read_parties",
     "read_ratings",
+    "register",
     "resume",
     "split_items",
     "train",
@@ -53,11 +57,13 @@ _HOMES = {
     "Run": "run",
     "RunError": "errors",
     "VerFedGNNError": "errors",
+    "VerFedRecommender": "recommender",
     "align_users": "data",
     "lift": "evaluation.lift",
     "parties_from_files": "data",
     "read_parties": "data",
     "read_ratings": "data",
+    "register": "plugins",
     "resume": "training",
     "split_items": "data",
     "train": "training",

@@ -10,14 +10,16 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from verfedgnn import plugins
 from verfedgnn.errors import ConfigError
 
-Gnn = Literal["gcn", "gat", "ggnn"]
+Gnn = Annotated[str, AfterValidator(plugins.check_gnn)]
+"""The name of a GNN that is installed here."""
 
 FRACTION_BITS = {12: 8, 16: 10, 32: 20, 64: 32}
 """Neighbourhoods travel as multiples of 2^-20 (32 bits, sums may reach +-2048), of 2^-10 (16 bits, +-32), of 2^-8 (12 bits, +-8)
@@ -40,7 +42,7 @@ class ModelConfig(Section):
     """The graph neural network (Sec. 3.2)."""
 
     gnn: Gnn = "gcn"
-    """Aggregation and update: gcn, gat or ggnn."""
+    """Aggregation and update: gcn, gat, ggnn, or a plug-in's (docs/python.md)."""
     dim: int = Field(6, ge=1, le=4096)
     """D, the size of an embedding (paper: 6)."""
     layers: int = Field(2, ge=1, le=16)
@@ -259,6 +261,8 @@ class Config(Section):
 
 def _problem(config: Config) -> str | None:
     gradients, exchange = config.gradients, config.exchange
+    if config.model.gnn not in plugins.GNNS:
+        plugins.gnn(config.model.gnn, config.model.form)  # which says what is wrong by itself
     if gradients.mechanism == "skellam":
         problem = _skellam_problem(config)
         if problem:
@@ -376,7 +380,8 @@ def read_preset(name: str, gnn: str = "gcn") -> dict[str, Any]:
         tree = tomllib.loads(resources.files("verfedgnn").joinpath(f"presets/{name}.toml").read_text("utf-8"))
     else:
         raise ConfigError(f"there is no preset '{name}'; there are: {', '.join(presets())}, or a file ending in .toml")
-    own = {known: tree.pop(known, {}) for known in get_args(Gnn)}
+    named = [key for key in tree if key not in Config.model_fields]
+    own = {key: tree.pop(key) for key in named if key in plugins.GNNS or key in plugins.gnn_names()}
     return _merge(tree, own.get(gnn, {}))
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import safetensors.numpy
@@ -21,12 +21,17 @@ from torch import Tensor
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData
+from verfedgnn.data.ids import as_text, positions, to_numpy
+from verfedgnn.data.ratings import counted
 from verfedgnn.errors import RunError
 from verfedgnn.evaluation.report import evaluate
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.runtime.checkpoint import write_bytes, writing
 from verfedgnn.store import read_parties, safe_names, write_parties
+
+if TYPE_CHECKING:
+    from verfedgnn.embeddings import Embeddings
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,7 @@ class Run:
         """The k items of the parties' catalogues (or of one party's) that `user` has not rated and would rate highest."""
         if k < 1:
             raise RunError(f"k = {k} asks for no recommendation; use 1 or more")
-        chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
-        if not chosen:
-            names = ", ".join(p.name for p in self.parties)
-            raise RunError(f"there is no party '{party}' in this run; there are: {names}")
+        chosen = self._chosen(party)
         found = np.flatnonzero(self.parties[0].ratings.user_ids == str(user))
         if not len(found):
             raise RunError(f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'")
@@ -94,6 +96,57 @@ class Run:
                     found_item = Recommendation(str(table.item_ids[item]), title, self.parties[p].name, shown)
                     candidates.append((score, found_item))
         return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
+
+    def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
+        """The predicted rating of each pair of ids, two of one length or one id each.
+
+        They are within the scale of the party whose item it is; a ranking has scores. `party` looks in its catalogue only.
+        """
+        user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
+        if len(user) != len(item):
+            raise RunError(f"{len(user):,} users and {len(item):,} items are no pairs; give as many of both")
+        known = self.parties[0].ratings.user_ids
+        row = positions(user, known)
+        if (row < 0).any():
+            strange = np.unique(user[row < 0])
+            raise RunError(
+                f"{counted(len(strange), 'user')} not in training, first '{strange[0]}': those at every party are, such as "
+                f"'{known[0]}'; leave the others out"
+            )
+        predicted = np.full(len(user), np.nan)
+        for p in self._chosen(party):
+            table, model = self.parties[p].ratings, self.models[p]
+            place = positions(item, table.item_ids)
+            here = np.flatnonzero(place >= 0)
+            u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
+            scores = (model.users[u] * model.items[v]).sum(-1).double().cpu().numpy()
+            predicted[here] = scores if self.config.training.ranks else scores.clip(*table.scale)
+        missing = np.flatnonzero(np.isnan(predicted))
+        if len(missing):
+            where = "this run" if party is None else f"the catalogue of '{party}'"
+            raise RunError(f"{counted(len(missing), 'item')} not in {where}, first '{item[missing[0]]}'; leave them out")
+        return predicted
+
+    @overload
+    def embeddings(self, party: str) -> Embeddings: ...
+
+    @overload
+    def embeddings(self, party: None = None) -> dict[str, Embeddings]: ...
+
+    def embeddings(self, party: str | None = None) -> Embeddings | dict[str, Embeddings]:
+        """What a party serves, as Arrow tables of ids, titles and vectors whose products are ratings; unset: all, by name."""
+        from verfedgnn.embeddings import party_embeddings
+
+        made = {self.parties[p].name: party_embeddings(self.parties[p], self.models[p], self.config) for p in self._chosen(party)}
+        return made if party is None else made[party]
+
+    def _chosen(self, party: str | None) -> list[int]:
+        """Which parties are meant."""
+        chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
+        if not chosen:
+            names = ", ".join(p.name for p in self.parties)
+            raise RunError(f"there is no party '{party}' in this run; there are: {names}")
+        return chosen
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Accuracy and ranking of the kept model, computed anew."""

@@ -20,11 +20,12 @@ from verfedgnn.errors import RunError
 _KEY = b"verfedgnn"
 
 
-def safe_names(parties: Sequence[PartyData]) -> list[str]:
+def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
     """File names for the parties, in order: theirs made plain, and numbered where two would be the same in any case."""
     names: list[str] = []
     for party in parties:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", party.name).strip("-._")[:80] or "party"
+        called = party if isinstance(party, str) else party.name
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._")[:80] or "party"
         candidates = chain([plain], (f"{plain}-{number}" for number in count(2)))
         taken = {name.lower() for name in names}
         names.append(next(name for name in candidates if name.lower() not in taken))

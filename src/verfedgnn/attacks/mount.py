@@ -79,6 +79,8 @@ def _attacks(inside: Inside, method: str, planted: Planted, attacker: int, victi
     if method not in ATTACKED:
         raise ConfigError(f"the paper attacks {', '.join(ATTACKED)}, not '{method}'")
     device, gnn = inside.run.device, inside.model.config.gnn
+    if gnn not in SCALES:
+        raise ConfigError(f"the attack knows how {', '.join(SCALES)} weigh neighbours, not how '{gnn}' does")
     rows, users = victims.to(device), torch.from_numpy(planted.users).to(device)
     items, count = torch.from_numpy(planted.items).to(device), inside.graphs[planted.target].items
 

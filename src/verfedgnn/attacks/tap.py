@@ -129,8 +129,11 @@ class Glass(Party):
             a_v = e_v / \sqrt{N_v \rho} \text{ (GCN)}, \quad e_v / \rho \text{ (GGNN)}, \quad y_v / \sqrt\rho \text{ (messages)}
         """
         config, graph = self.model.config, self.edges
-        if config.gnn == "gat" or not config.estimators:
-            raise ConfigError("a row of GAT is no plain sum over items, nor is one with exact degrees: attack GCN or GGNN")
+        if config.gnn not in ("gcn", "ggnn") or not config.estimators:
+            raise ConfigError(
+                f"a row of {config.gnn.upper()} is not known to be a plain sum over items, nor is one with exact degrees: "
+                "attack GCN or GGNN"
+            )
         ratio = graph.ratio[0]
         if config.form == "messages":
             return knows.private["messages"] * ratio.rsqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verfedgnn import plugins
 from verfedgnn.baselines.alone import Alone
 from verfedgnn.baselines.bias import Bias
 from verfedgnn.baselines.central import CentralGNN
@@ -28,21 +29,27 @@ METHODS: dict[str, Method] = {
         VerFedGNNPrivate(),
     )
 }
-"""Every method by its name on the command line, in the order of tables."""
+"""Every built-in method by its name on the command line, in the order of tables."""
+
+
+def methods() -> dict[str, Method]:
+    """The built-in methods, and plug-ins after them."""
+    return METHODS | plugins.methods()
 
 
 def method(name: str) -> Method:
     """The method of that name."""
-    if name not in METHODS:
-        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(METHODS)}")
-    return METHODS[name]
+    found = METHODS if name in METHODS else methods()
+    if name not in found:
+        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(found)}; {plugins.REMEDY}")
+    return found[name]
 
 
 def in_all(names: str) -> list[str]:
     """`a,b,c` as names of methods, checked; `all` is every one."""
     if names.strip() == "all":
-        return list(METHODS)
+        return list(methods())
     return [method(name.strip()).name for name in dict.fromkeys(names.split(","))]
 
 
-__all__ = ["METHODS", "Declaration", "Method", "Trained", "Where", "in_all", "method"]
+__all__ = ["METHODS", "Declaration", "Method", "Trained", "Where", "in_all", "method", "methods"]

@@ -62,7 +62,7 @@ class Method(ABC):
     preset: ClassVar[str] = "paper"
     """Where its settings start from."""
     by_gnn: ClassVar[bool] = True
-    """Whether it comes with GCN, GAT and GGNN."""
+    """Whether it comes with every GNN."""
     version: ClassVar[int] = 1
     """Raised when its arithmetic changes without its settings, so that old records are not taken for new ones."""
     declares: ClassVar[Declaration]

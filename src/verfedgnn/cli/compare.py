@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +21,14 @@ from verfedgnn.errors import ConfigError
 from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
 from verfedgnn.experiments.queue import run_cells
 from verfedgnn.experiments.tables import declarations, in_order, write_text
+from verfedgnn.plugins import files
 from verfedgnn.reports.words import size
 
 
 def compare(
     data: Annotated[list[str] | None, typer.Option(help="As for train; unset: synthetic.")] = None,
-    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}; or all.")] = "all",
-    models: Annotated[str, typer.Option(help="Some of gcn, gat, ggnn.")] = "gcn",
+    methods: Annotated[str, typer.Option(help=f"Some of {', '.join(METHODS)}, plug-ins'; or all.")] = "all",
+    models: Annotated[str, typer.Option(help="Some of gcn, gat, ggnn and plug-ins'.")] = "gcn",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     parties: Annotated[int | None, typer.Option(help="As for train.", min=1)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="One setting for all methods, key=value, as for train.")] = None,
@@ -46,7 +48,8 @@ def compare(
     cells = comparison_cells(given, names, gnns, seeds, parties, settings)
     with Halt() as halt, CellProgress(hidden=quiet) as progress:
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
-    words = ["compare", *(w for d in given for w in ("--data", d)), "--methods", ",".join(names), "--models", ",".join(gnns)]
+    words = [word for file in files() for word in ("--plugin", os.path.relpath(file))]
+    words += ["compare", *(w for d in given for w in ("--data", d)), "--methods", ",".join(names), "--models", ",".join(gnns)]
     words += ["--seeds", str(seeds), *([] if parties is None else ["--parties", str(parties)])]
     words += [word for setting in set_ or [] for word in ("--set", setting)]
     write_text(out / "comparison.md", comparison_page(records, shlex.join(["verfedgnn", *words])))

@@ -58,7 +58,7 @@ def init(
     address: Annotated[str, typer.Option(help="host:port at which parties reach the coordinator.")],
     name: Annotated[str | None, typer.Option(help="What the federation is called; unset: as the folder.")] = None,
     preset: Annotated[str, typer.Option(help=f"Where to start from: {', '.join(presets())}.")] = "paper",
-    model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.")] = None,
+    model: Annotated[str | None, typer.Option(help="gcn, gat, ggnn or a plug-in's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, key=value; `verfedgnn train --help` lists them.")

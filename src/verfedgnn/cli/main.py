@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +18,7 @@ from verfedgnn.cli.bench import bench
 from verfedgnn.cli.compare import compare
 from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
+from verfedgnn.cli.export import export
 from verfedgnn.cli.paper import paper
 from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
@@ -24,6 +27,7 @@ from verfedgnn.cli.status import status
 from verfedgnn.cli.train import settings_help, train
 from verfedgnn.cli.tune import tune
 from verfedgnn.errors import VerFedGNNError
+from verfedgnn.plugins import load_file
 from verfedgnn.runtime.memory import keep_freed_memory
 
 app = typer.Typer(
@@ -45,13 +49,20 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file that registers GNNs or methods of your own; also several times."),
+    ] = None,
 ) -> None:
     """What all commands share."""
+    for file in plugin or []:
+        load_file(file)
 
 
 app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(export)
 app.command()(report)
 app.command()(tune)
 app.add_typer(data.app)

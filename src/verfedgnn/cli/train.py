@@ -20,6 +20,7 @@ from verfedgnn.data.ratings import counted
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
 from verfedgnn.evaluation.plots import draw_lift
+from verfedgnn.plugins import check_gnn
 from verfedgnn.privacy.rating_dp import within
 from verfedgnn.run import Run, write_json
 from verfedgnn.runtime.checkpoint import writing
@@ -59,7 +60,7 @@ def train(
             help=f"Where to start from: {', '.join(presets())}; or a preset file; unset: paper.", rich_help_panel=TRAINING
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.", rich_help_panel=TRAINING)] = None,
+    model: Annotated[str | None, typer.Option(help="gcn, gat, ggnn or a plug-in's.", rich_help_panel=TRAINING)] = None,
     parties: Annotated[
         int | None, typer.Option(help="Cut one data set's items at random into so many parties; unset: 10.", rich_help_panel=DATA)
     ] = None,
@@ -204,11 +205,9 @@ def _introduce(parties: list[PartyData]) -> None:
         console.print(f"  {note}", style="dim", markup=False)
 
 
-def parse_gnn(name: str | None) -> Any:
+def parse_gnn(name: str | None) -> str | None:
     """The name of a model, if there is one of that name."""
-    if name not in (None, "gcn", "gat", "ggnn"):
-        raise ConfigError(f"there is no model '{name}'; there are: gcn, gat, ggnn")
-    return name
+    return None if name is None else check_gnn(name)
 
 
 def parse_columns(text: str | None) -> dict[str, str] | None:

@@ -25,7 +25,7 @@ def tune(
     out: Annotated[Path, typer.Argument(help="The preset to write, such as mine.toml; use it with train --preset mine.toml.")],
     data: Annotated[list[str] | None, typer.Option(help="As for train.")] = None,
     preset: Annotated[str, typer.Option(help=f"Where to start from: {', '.join(presets())}, or a file.")] = "best",
-    model: Annotated[str | None, typer.Option(help="gcn, gat or ggnn.")] = None,
+    model: Annotated[str | None, typer.Option(help="gcn, gat, ggnn or a plug-in's.")] = None,
     parties: Annotated[int | None, typer.Option(help="As for train.", min=1)] = None,
     by: Annotated[str | None, typer.Option(help="As for train.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,

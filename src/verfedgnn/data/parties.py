@@ -94,6 +94,13 @@ def parties_from_files(
         raise _no_parties()
     _refuse_same_names([name for name, _ in named])
     tables = [replace(read_ratings(file, scale=scale, **options), name=name) for name, file in named]
+    return parties_from_tables(tables)
+
+
+def parties_from_tables(tables: Sequence[Ratings]) -> list[PartyData]:
+    """One party per table, of its name; on shared scales (see `parties_from_files`) and aligned to the users in every one."""
+    if not tables:
+        raise _no_parties()
     highest = max(table.scale[1] for table in tables)
     alike = [table.scale for table in tables if table.scale[1] > highest / 2]
     shared = (min(low for low, _ in alike), highest)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from verfedgnn.baselines import Where, method
+from verfedgnn import plugins
+from verfedgnn.baselines import METHODS, Where, method
 from verfedgnn.config import Config, build_config
 from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
 from verfedgnn.evaluation.figures import cost, environment
@@ -50,8 +51,7 @@ class Cell:
     def config(self) -> Config:
         """The method's settings, then the cell's own."""
         chosen = method(self.method)
-        gnn: Any = self.gnn
-        base = build_config(preset=chosen.preset, model=gnn, overrides={"seed": self.seed})
+        base = build_config(preset=chosen.preset, model=self.gnn, overrides={"seed": self.seed})
         return chosen.configure(base).with_values(dict(self.settings))
 
     def read(self) -> list[PartyData]:
@@ -64,11 +64,19 @@ class Cell:
         about = [RECORDS, checksum(self), self.parties, self.users, self.method, config.fingerprint()]
         if version > 1:
             about.append(version)
+        about += self._plugins(config)
         if self.parties is None:  # who has which item is in the files, not in the seed
             about.append(_cut(self.read()))
         if config.split.kind == "time":
             about.append(_times(self.read()))
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+    def _plugins(self, config: Config) -> list[str]:
+        """The code of plug-ins, which their names do not tell; nothing without them."""
+        used: list[type] = [] if self.method in METHODS else [type(method(self.method))]
+        if self.gnn not in plugins.GNNS:
+            used.append(plugins.gnn(self.gnn, config.model.form))
+        return [plugins.code(plugin) for plugin in used]
 
     def run(self, where: Where) -> dict[str, Any]:
         """Train, judge, and say how."""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verfedgnn.baselines import METHODS, method
+from verfedgnn.baselines import method, methods
 from verfedgnn.experiments.cell import Cell
 from verfedgnn.experiments.queue import Record
 from verfedgnn.experiments.tables import comma_separated, declarations, in_order, markdown, mean_std
@@ -35,7 +35,7 @@ def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for cell, record in records.items():
         groups.setdefault((cell.method, cell.gnn), []).append(record)
-    places = list(METHODS)
+    places = list(methods())
     rows = []
     for name, gnn in sorted(groups, key=lambda group: places.index(group[0])):
         group, chosen = groups[name, gnn], method(name)

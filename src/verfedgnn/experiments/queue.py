@@ -153,7 +153,7 @@ class _Guess:
 
     def seconds(self, cell: Cell) -> float:
         settings = dict(cell.settings)
-        rough = 20.0 * {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}[cell.gnn] * (10 if "ml-1m" in cell.data[0] else 1)
+        rough = 20.0 * {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}.get(cell.gnn, 1.5) * (10 if "ml-1m" in cell.data[0] else 1)
         rough *= float(settings.get("training.epochs", 50)) / 50 * (0.1 if "training.batch" in settings else 1)
         return self.known.get(_alike(cell.data, cell.method, cell.gnn, settings), rough)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.baselines import METHODS, Declaration, Method
+from verfedgnn.baselines import Declaration, Method, methods
 from verfedgnn.runtime.checkpoint import write_bytes, writing
 
 
@@ -60,4 +60,4 @@ def _mark(value: bool) -> str:
 def in_order(names: Iterable[str]) -> list[Method]:
     """Methods by name, in the order of tables."""
     wanted = set(names)
-    return [m for name, m in METHODS.items() if name in wanted]
+    return [m for name, m in methods().items() if name in wanted]

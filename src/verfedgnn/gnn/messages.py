@@ -30,6 +30,7 @@ class MessageGCN(Operator):
     """
 
     name = "gcn"
+    form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """None."""
@@ -56,6 +57,7 @@ class MessageGAT(Operator):
     """
 
     name = "gat"
+    form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """The attention vectors."""
@@ -89,6 +91,7 @@ class MessageGGNN(Operator):
     """
 
     name = "ggnn"
+    form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """The gated recurrent unit."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verfedgnn import plugins
 from verfedgnn.config import ModelConfig
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
@@ -24,7 +25,7 @@ OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
     "messages": {cls.name: cls for cls in (MessageGCN, MessageGAT, MessageGGNN)},
 }
-"""By form and GNN; factors have none, and never call theirs."""
+"""The built-in ones by form and GNN; factors have none, and never call theirs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Model:
     def __init__(self, config: ModelConfig, users: int) -> None:
         self.config, self.users = config, users
         self.generator = Generator(config.dim, config.layers) if config.generator else None
-        self.operator = OPERATORS.get(config.form, OPERATORS["propagation"])[config.gnn](
+        built_in = OPERATORS.get(config.form, OPERATORS["propagation"]).get(config.gnn)
+        self.operator = (built_in or plugins.gnn(config.gnn, config.form))(
             dim=config.dim,
             layers=config.layers,
             activation=config.activation,

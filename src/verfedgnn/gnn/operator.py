@@ -55,6 +55,10 @@ class Operator(ABC):
     """One GNN: its shared weights and its layer. Stateless; weights are passed in."""
 
     name: ClassVar[str]
+    """In a configuration."""
+    form: ClassVar[str] = "propagation"
+    """The `model.form` it is written for: propagation, where `layer` makes the next embeddings of users and items (preset paper);
+    or messages, where `items` are messages and the users it returns are h_u (presets best and ranking, docs/model.md)."""
 
     def __init__(
         self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True, hears_itself: bool = True

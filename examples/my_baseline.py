@@ -1,0 +1,53 @@
+"""A baseline of one's own: item-item ridge regression on pooled ratings (EASE, Steck 2019), around user and item means.
+
+verfedgnn --plugin examples/my_baseline.py compare --methods bias,ease,best --seeds 3
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+import verfedgnn as vf
+from verfedgnn.baselines.central import cut, handed_over
+from verfedgnn.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.data import TRAIN, pool_parties
+from verfedgnn.evaluation.bias import fit_biases
+from verfedgnn.prepare import split
+from verfedgnn.run import PartyModel
+
+RIDGE = 100.0
+"""Weight of the squared regression coefficients."""
+
+
+@vf.register
+class Ease(Method):
+    """r_uv = mu + b_u + b_v + sum_w (what u gave w above its means) B_wv, with B_vv = 0, in closed form."""
+
+    name = "ease"
+    title = "Item-item ridge (EASE)"
+    by_gnn = False
+    declares = Declaration(
+        high_order=False,
+        gradient_protection=False,
+        cross_graph=False,
+        storage="central",
+        protects="nothing: whoever trains holds all ratings",
+    )
+
+    def train(self, parties: Sequence[vf.PartyData], config: vf.Config, where: Where) -> Trained:
+        """A model is two matrices for each party whose products are ratings; here users are rows of what is left of ratings."""
+        began = time.perf_counter()
+        table = pool_parties(parties)
+        parts = np.concatenate([split(party.ratings, config.split, config.seed) for party in parties])
+        mean, by_user, by_item = fit_biases(table, parts)
+        seen = table.take(parts == TRAIN)
+        left = np.zeros((table.n_users, table.n_items))
+        left[seen.user, seen.item] = seen.rating - mean - by_user[seen.user] - by_item[seen.item]
+        inverse = np.linalg.inv(left.T @ left + RIDGE * np.eye(table.n_items))
+        regression = np.eye(table.n_items) - inverse / np.diag(inverse)
+        users = np.column_stack([left, mean + by_user, np.ones(table.n_users)])
+        items = np.column_stack([regression.T, np.ones(table.n_items), by_item])
+        whole = PartyModel(*(torch.from_numpy(each).float().to(where.device) for each in (users, items, items)))
+        return Trained(cut(whole, table, parties), handed_over(parties), 0, 0, time.perf_counter() - began)

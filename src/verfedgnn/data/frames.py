@@ -1,0 +1,52 @@
+"""Ratings that are in memory already: Arrow tables, data frames of any library that speaks Arrow, and plain arrays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from verfedgnn.data.ratings import Ratings, make_ratings
+from verfedgnn.data.read import read_ratings
+from verfedgnn.data.tables import ALIASES, REQUIRED, plain, seconds
+from verfedgnn.errors import DataError
+
+
+def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = ()) -> Ratings:
+    """Ratings from a path or data set's name, an Arrow table, a data frame, or a tuple (users, items, ratings).
+
+    A data frame is anything with `__arrow_c_stream__`: of pandas, polars, DuckDB, ... Its columns are found by the names that
+    files may have, too (user, item, rating; userId, movieId, stars; ...); `keep` names further item columns.
+    """
+    if isinstance(source, Ratings):
+        return source
+    if isinstance(source, str | Path):
+        return read_ratings(source, keep=keep)
+    if hasattr(source, "__arrow_c_stream__"):
+        return _from_table(pa.table(source), name, keep)
+    if isinstance(source, tuple) and len(source) == 3:
+        return make_ratings(*source, name=name)
+    raise DataError(
+        f"{name}: a {type(source).__name__} is no table of ratings: give a path, an Arrow table, a data frame, or three arrays "
+        "(users, items, ratings)"
+    )
+
+
+def _from_table(table: pa.Table, name: str, keep: Sequence[str]) -> Ratings:
+    by_alias = {plain(column): column for column in reversed(table.column_names)}
+    found = {role: next((by_alias[a] for a in aliases if a in by_alias), None) for role, aliases in ALIASES.items()}
+    names = {role: column for role, column in found.items() if column is not None}
+    missing = [role for role in REQUIRED if role not in names]
+    if missing:
+        there = ", ".join(table.column_names[:12]) or "none"
+        raise DataError(f"{name}: no column for {', '.join(missing)}; there are: {there}; rename yours to user, item and rating")
+    names |= {column: column for column in keep if column in table.column_names}
+    time, notes = seconds(table[names["time"]]) if "time" in names else (None, ())
+    return make_ratings(
+        *(table[names[role]] for role in REQUIRED),
+        time=time,
+        titles=table[names["title"]] if "title" in names else None,
+        columns={role: table[names[role]] for role in names if role not in (*REQUIRED, "time", "title")},
+        name=name,
+        notes=notes,
+    )

@@ -1,0 +1,12 @@
+"""Contract tests that a plug-in inherits, and that the built-in GNNs and methods pass as well (docs/python.md).
+
+    class TestMine(verfedgnn.testing.GNNContract):
+        gnn = MyOperator
+
+Run by pytest, or by calling the methods; nothing here needs pytest.
+"""
+
+from verfedgnn.testing.gnn import GNNContract
+from verfedgnn.testing.method import MethodContract
+
+__all__ = ["GNNContract", "MethodContract"]

@@ -1,0 +1,166 @@
+"""Plug-ins: found by name wherever names are taken, refused with cause and remedy where they are not installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import my_baseline
+import my_gnn
+import pytest
+from typer.testing import CliRunner
+
+import verfedgnn as vf
+from verfedgnn import plugins
+from verfedgnn.baselines import in_all, method
+from verfedgnn.cli.main import app
+from verfedgnn.experiments.cell import Cell
+from verfedgnn.federation.agreement import load_agreement
+from verfedgnn.gnn.model import Model
+
+EXAMPLES = Path(my_gnn.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing registered, nothing found before; as it was afterwards."""
+    monkeypatch.setattr(plugins, "_gnns", {})
+    monkeypatch.setattr(plugins, "_methods", {})
+    monkeypatch.delenv(plugins.FILES, raising=False)
+    plugins._run.cache_clear()
+    plugins._offered.cache_clear()
+    yield
+    plugins._run.cache_clear()
+    plugins._offered.cache_clear()
+
+
+def test_a_registered_gnn_is_configured_and_trained_by_name(small_parties: list[vf.PartyData]) -> None:
+    with pytest.raises(vf.ConfigError, match=r"no GNN 'sage' here; there are: gcn, gat, ggnn; .*--plugin FILE.py"):
+        vf.Config.preset("best", model="sage")
+    vf.register(my_gnn.Sage)
+    with pytest.raises(
+        vf.ConfigError, match=r"'sage' comes with model.form = propagation, not messages; start from preset paper"
+    ):
+        vf.Config.preset("best", model="sage")
+    vf.register(my_gnn.MessageSage)
+    assert isinstance(Model(vf.Config.preset("best", model="sage").model, 5).operator, my_gnn.MessageSage)
+    assert isinstance(Model(vf.Config.preset("paper", model="sage").model, 5).operator, my_gnn.Sage)
+    run = vf.train(small_parties, vf.Config.preset("paper", model="sage", epochs=2))
+    assert run.metrics["rounds"] > 1
+
+
+def test_names_are_taken_once() -> None:
+    vf.register(my_gnn.Sage)
+    assert vf.register(my_gnn.Sage) is my_gnn.Sage, "a notebook's cell may be run again"
+    for name, text in (
+        ("gcn", "'gcn' is built in"),
+        ("sage", "there is a GNN 'sage' already, in my_gnn"),
+        ("A b", "small letters"),
+    ):
+        with pytest.raises(vf.ConfigError, match=text):
+            vf.register(type("Other", (my_gnn.Sage,), {"name": name}))
+    with pytest.raises(vf.ConfigError, match="'mf' is built in"):
+        vf.register(type("Other", (my_baseline.Ease,), {"name": "mf"}))
+    with pytest.raises(vf.ConfigError, match="subclass of Operator or Method"):
+        vf.register(dict)  # type: ignore[type-var]
+
+
+def test_a_registered_method_is_compared_by_name() -> None:
+    with pytest.raises(vf.ConfigError, match=r"no method 'ease'; there are: bias, .*private; .*--plugin"):
+        method("ease")
+    vf.register(my_baseline.Ease)
+    assert in_all("mf,ease") == ["mf", "ease"]
+    assert in_all("all")[-1] == "ease"
+
+
+def test_a_record_does_not_outlive_a_change_of_the_plugin(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    text, keys = (EXAMPLES / "my_baseline.py").read_text(), []
+    for ridge in ("100.0", "50.0"):
+        file.write_text(text.replace("RIDGE = 100.0", f"RIDGE = {ridge}"))
+        plugins._methods.clear()
+        plugins._run.cache_clear()
+        plugins.load_file(file)
+        keys.append(Cell(("synthetic",), "ease", "gcn", 0, 3).key())
+    assert keys[0] != keys[1]
+
+
+def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) -> None:
+    files = [word for name in ("my_gnn.py", "my_baseline.py") for word in ("--plugin", str(EXAMPLES / name))]
+    words = ["compare", "--methods", "ease,best", "--models", "sage", "--seeds", "1", "--parties", "3", "--jobs", "1"]
+    words += ["--set", "training.epochs=2", "--out", str(tmp_path), "--quiet"]
+    done = subprocess.run([sys.executable, "-m", "verfedgnn", *files, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    assert {(record["method"], record["gnn"]) for record in records} == {("ease", "gcn"), ("best", "sage")}
+    assert "my_gnn.py" in (tmp_path / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [("import nowhere_at_all", "ModuleNotFoundError"), (None, "is no Python file"), ("1 / 0", "ZeroDivisionError")],
+)
+def test_a_broken_plugin_file_is_one_line(tmp_path: Path, text: str | None, cause: str) -> None:
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(vf.ConfigError, match=rf"the plug-in .*mine.py .*{cause}"):
+        plugins.load_file(file)
+
+
+def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As metadata, so that names are known without an import; a name that is asked for is imported."""
+    about = tmp_path / "acme-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    gnns = "[verfedgnn.gnns]\nsage = acme_sage\nlost = acme_sage\nbroken = acme_missing\n"
+    (about / "entry_points.txt").write_text(gnns + "[verfedgnn.methods]\nease = acme_ease:Ease\n")
+    (tmp_path / "acme_sage.py").write_text((EXAMPLES / "my_gnn.py").read_text())
+    (tmp_path / "acme_ease.py").write_text((EXAMPLES / "my_baseline.py").read_text().replace("@vf.register\n", ""))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.gnn_names() == ["gcn", "gat", "ggnn", "broken", "lost", "sage"]
+    assert "acme_sage" not in sys.modules
+    assert vf.Config.preset("best", model="sage").model.gnn == "sage"
+    assert method("ease").title == "Item-item ridge (EASE)"
+    with pytest.raises(vf.ConfigError, match="acme_missing cannot be loaded"):
+        vf.Config.preset("best", model="broken")
+    with pytest.raises(vf.ConfigError, match="acme_sage is offered as 'lost' and registers no such name"):
+        vf.Config.preset("best", model="lost")
+
+
+def test_a_preset_of_ones_own_has_a_section_for_a_plugin(tmp_path: Path) -> None:
+    vf.register(my_gnn.Sage)
+    file = tmp_path / "mine.toml"
+    file.write_text("[model]\ndim = 5\n[sage.model]\ndim = 9\n")
+    assert vf.Config.preset(str(file), model="sage").model.dim == 9
+    assert vf.Config.preset(str(file), model="gcn").model.dim == 5
+
+
+def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> None:
+    """The file names a GNN and brings none; whoever has not installed it says so before the first message."""
+    vf.register(my_gnn.Sage)
+    hub = tmp_path / "hub"
+    made = CliRunner().invoke(app, ["federation", "init", str(hub), "--address", "localhost:7443", "--model", "sage"])
+    assert made.exit_code == 0, made.output
+    assert load_agreement(hub).config.model.gnn == "sage"
+    plugins._gnns.clear()
+    with pytest.raises(vf.ConfigError, match=r"federation.toml: there is no GNN 'sage' here; .* package is installed"):
+        load_agreement(hub)
+
+
+def test_a_run_without_its_plugin_says_so(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    vf.register(my_gnn.Sage)
+    vf.train(small_parties, vf.Config.preset("paper", model="sage", epochs=1), out=tmp_path / "run")
+    assert vf.Run.load(tmp_path / "run").recommend(str(small_parties[0].ratings.user_ids[0]), 1)
+    plugins._gnns.clear()
+    with pytest.raises(vf.ConfigError, match="no GNN 'sage' here"):
+        vf.Run.load(tmp_path / "run")
+
+
+def test_a_configuration_needs_no_torch() -> None:
+    """Neither plug-ins nor torch are imported for built-in names."""
+    code = "import sys, verfedgnn as vf; vf.Config.preset('best'); assert 'torch' not in sys.modules, 'torch'"
+    subprocess.run([sys.executable, "-c", code], check=True)
