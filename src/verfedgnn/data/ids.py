@@ -48,6 +48,12 @@ def as_text(values: Any, what: str) -> pa.Array:
         ) from error
 
 
+def trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Text without blanks around it: '17, 4, 5' must not make ' 4' another item than '4' at the next party."""
+    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    return pc.utf8_trim_whitespace(column) if text else column
+
+
 def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> StrArray:
     """Numpy text from pyarrow text; nulls become "" and `longest` cuts what would widen the whole array."""
     if isinstance(array, pa.ChunkedArray):
@@ -58,9 +64,10 @@ def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> S
     return array.to_numpy(zero_copy_only=False).astype(np.str_)  # type: ignore[no-any-return]
 
 
-def order_of(ids: pa.Array) -> NDArray[np.int64]:
-    """The order in which ids are kept: by number if all of them are integers, else by code point."""
-    by_text: NDArray[np.int64] = pc.sort_indices(ids).to_numpy().astype(np.int64)
+def order_of(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
+    """The order in which ids, given in both forms, are kept: by number if all of them are integers, else by code point."""
+    # NumPy sorts fixed-width text in half of Arrow's time.
+    by_text: NDArray[np.int64] = np.argsort(text)
     if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]{1,18}$")).as_py():
         numbers = pc.cast(ids, pa.int64()).to_numpy()[by_text]
         return by_text[np.argsort(numbers, kind="stable")]
@@ -69,7 +76,7 @@ def order_of(ids: pa.Array) -> NDArray[np.int64]:
 
 def sorted_ids(ids: StrArray) -> StrArray:
     """Ids in the order of `order_of`, so that everyone who holds the same ids holds them in the same order."""
-    return ids[order_of(pa.array(ids, type=TEXT))]
+    return ids[order_of(pa.array(ids, type=TEXT), ids)]
 
 
 def encode(values: pa.Array, what: str) -> tuple[NDArray[np.int32], StrArray]:
@@ -81,10 +88,11 @@ def encode(values: pa.Array, what: str) -> tuple[NDArray[np.int32], StrArray]:
             f"a {what} id has {longest:,} characters (at most {LONGEST_ID}): that column is hardly one of ids,"
             f" name another with --columns {what}=..."
         )
-    order = order_of(coded.dictionary)
+    ids = to_numpy(coded.dictionary)
+    order = order_of(coded.dictionary, ids)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank[coded.indices.to_numpy()], to_numpy(coded.dictionary.take(pa.array(order)))
+    return rank[coded.indices.to_numpy()], ids[order]
 
 
 def positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:

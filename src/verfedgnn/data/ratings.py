@@ -1,6 +1,7 @@
 """`Ratings`, a table of (user, item, rating) with its original ids, and `make_ratings`, which checks what goes in."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,8 +159,9 @@ def make_ratings(
     outside = (values < low) | (values > high)
     _refuse(outside, f"have a rating outside the scale {low:g} to {high:g}", at, "correct them or give another scale")
 
-    user_code, user_ids = encode(users, "user")
-    item_code, item_ids = encode(items, "item")
+    with ThreadPoolExecutor(2) as both:
+        coded = both.map(encode, (users, items), ("user", "item"))
+        (user_code, user_ids), (item_code, item_ids) = coded
     table = Ratings(
         user=user_code,
         item=item_code,
