@@ -24,14 +24,12 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def as_text(values: Any, what: str) -> pa.Array:
-    """One pyarrow text array from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
+def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+    """Pyarrow text from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError) as error:
         raise DataError(f"the {what} column mixes types that do not go together: give them all as text") from error
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
     if pa.types.is_floating(array.type):
         # Tables that once had a gap hold integer ids as 17.0; as text they must still be '17'.
         try:
@@ -79,20 +77,31 @@ def sorted_ids(ids: StrArray) -> StrArray:
     return ids[order_of(pa.array(ids, type=TEXT), ids)]
 
 
-def encode(values: pa.Array, what: str) -> tuple[NDArray[np.int32], StrArray]:
+def coded(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
+    """The code of each value, in no particular order, and the values; nulls are coded -1."""
+    found = pc.dictionary_encode(values)
+    # All chunks have the last one's dictionary, as far as it was when they were made.
+    chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
+    if not chunks:
+        return np.empty(0, np.int32), pa.array([], TEXT)
+    codes = [pc.fill_null(chunk.indices, -1).to_numpy() for chunk in chunks]
+    return np.concatenate(codes), chunks[-1].dictionary
+
+
+def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], StrArray]:
     """The code of each value and the ids in order, ``ids[codes] == values``."""
-    coded = pc.dictionary_encode(values)
-    longest = pc.max(pc.utf8_length(coded.dictionary)).as_py() or 0
+    codes, dictionary = coded(values)
+    longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
     if longest > LONGEST_ID:
         raise DataError(
             f"a {what} id has {longest:,} characters (at most {LONGEST_ID}): that column is hardly one of ids,"
             f" name another with --columns {what}=..."
         )
-    ids = to_numpy(coded.dictionary)
-    order = order_of(coded.dictionary, ids)
+    ids = to_numpy(dictionary)
+    order = order_of(dictionary, ids)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank[coded.indices.to_numpy()], ids[order]
+    return rank[codes], ids[order]
 
 
 def positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:

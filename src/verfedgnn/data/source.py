@@ -19,6 +19,7 @@ from verfedgnn.errors import DataError
 
 _GZIP = b"\x1f\x8b"
 _BLOCK = 8 << 20
+_UTF8 = re.compile("UTF8|utf-8")
 
 
 def first_bytes(path: Path, count: int = 1 << 16) -> bytes:
@@ -72,6 +73,10 @@ def open_stream(path: Path) -> pa.NativeFile:
         return pa.input_stream(str(path), compression="gzip" if head == _GZIP else None)
 
 
+class EncodingError(DataError):
+    """A text file is in another encoding than it was read with."""
+
+
 @dataclass(frozen=True)
 class TextTable:
     """A delimited text file and how it is written."""
@@ -100,7 +105,7 @@ class TextTable:
         except pa.ArrowInvalid as error:
             message = str(error)
             first_bytes(self.path)
-            if "UTF8" in message or "utf-8" in message:
+            if _UTF8.search(message):
                 raise self._wrong_encoding() from error
             # Only a read in one thread knows the row it failed in.
             try:
@@ -140,8 +145,10 @@ class TextTable:
                         table = pa.csv.read_csv(stream, **self._options(types, threads=threads, handler=skip))
                     if not broken:
                         break
+            except UnicodeError as error:
+                raise self._wrong_encoding() from error
             except pa.ArrowInvalid as error:
-                raise self._explained(str(error)) from error
+                raise (self._wrong_encoding() if _UTF8.search(str(error)) else self._explained(str(error))) from error
         # Only a read in one thread knows the numbers.
         return table, sorted(number - 1 for number in broken if number is not None)
 
@@ -199,10 +206,10 @@ class TextTable:
                 except UnicodeError:
                     yield number
 
-    def _wrong_encoding(self) -> DataError:
+    def _wrong_encoding(self) -> EncodingError:
         line = next(self.undecodable(), None)
         place = str(self.path) if line is None else f"line {line} of {self.path}"
-        return DataError(
+        return EncodingError(
             f'{place} is not {self.encoding or "utf-8"} text: read the file with encoding="latin-1" (--encoding latin-1) or'
             " the one it was written in"
         )

@@ -41,12 +41,16 @@ class TextSource:
 
     def read(self) -> pa.Table:
         """All rows, one column a role."""
-        return _by_role(self.text.read(self.types), self.names)
+        return self.by_role(self.text.read(self.types))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows some at a time."""
         for batch in self.text.batches(self.types):
-            yield _by_role(batch, self.names)
+            yield self.by_role(batch)
+
+    def by_role(self, rows: Any) -> Any:
+        """Rows of the file with one column a role."""
+        return _by_role(rows, self.names)
 
     def at(self, row: int) -> str:
         """The place of a row for people."""
@@ -63,7 +67,10 @@ class ParquetSource:
     def read(self) -> pa.Table:
         """All rows, one column a role."""
         with readable(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
-            return _by_role(file.read(columns=list(self.names.values())), self.names)
+            # By row group: a read of all at once holds the packed pages of all as well.
+            columns, groups = list(self.names.values()), range(file.num_row_groups)
+            parts = [file.read_row_group(group, columns=columns) for group in groups]
+            return _by_role(pa.concat_tables(parts) if parts else file.read(columns=columns), self.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows some at a time."""
@@ -151,12 +158,14 @@ def read_table(
     if events is not None:
         return ratings_of_events(opened.batches(), events, scale=scale or (1, 5), name=name, where=opened.at)
     table = opened.read()
+    user, item = trimmed(table["user"]), trimmed(table["item"])
+    table = table.drop_columns(["user", "item"])
     if not table.num_rows:
         raise DataError(f"{shown(source)} holds no ratings: it has a header but no rows")
     time, notes = seconds(table["time"]) if "time" in opened.names else (None, ())
     return make_ratings(
-        trimmed(table["user"]),
-        trimmed(table["item"]),
+        user,
+        item,
         _as_float(table["rating"], shown(source)),
         time=time,
         titles=table["title"] if "title" in opened.names else None,

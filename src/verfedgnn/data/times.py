@@ -1,9 +1,20 @@
 """Columns of times as seconds since 1970, however they are written."""
 
+import time as clock
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+EARLIEST = 631_152_000
+"""1990: ratings from before are times in another unit, or none."""
+_DAY = 86_400
+
+
+def latest(now: int | None = None) -> int:
+    """Until when ratings can have been given: tomorrow, because zones differ."""
+    return (int(clock.time()) if now is None else now) + _DAY
 
 
 def seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
