@@ -98,7 +98,7 @@ def party(
             choose_gate(store.folder)
         _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
         return
-    table = None if store.begun else _read(ratings, reading)
+    table = None if store.begun else ratings_of_party(ratings, reading)
     if store.begun and ratings is not None:
         tell("going on with the ratings stored when users were aligned; --ratings is not read again", run=str(store.folder))
     each_of = workers(processes or os.cpu_count() or 1)
@@ -107,7 +107,7 @@ def party(
         link = Link(identity, transport, stop)
         while True:
             if not store.begun:
-                table = table or _read(ratings, reading)
+                table = table or ratings_of_party(ratings, reading)
                 _align(identity, store, link, table, each)
             try:
                 service = PartyService(identity, store, link, watch, checkpoint_every=checkpoint_every, device=device)
@@ -151,7 +151,7 @@ def align(
     )
     if store.trained:
         raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
-    table = _read(ratings, reading)
+    table = ratings_of_party(ratings, reading)
     each_of = workers(processes or os.cpu_count() or 1)
     with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
         users = _align(identity, store, Link(identity, transport, stop), table, each)
@@ -165,7 +165,8 @@ def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, e
     return data.ratings.n_users
 
 
-def _read(ratings: str | None, reading: Reading) -> Ratings:
+def ratings_of_party(ratings: str | None, reading: Reading) -> Ratings:
+    """What stands behind --ratings."""
     if ratings is None:
         raise ConfigError("give your ratings with --ratings FILE")
     name = table_stem(ratings)

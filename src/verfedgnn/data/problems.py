@@ -133,10 +133,10 @@ def worth_knowing(
             found.append(Problem(kind, _sentence(int(mask.sum()), what), remedy, int(mask.sum()), places))
 
     low, high = float(rating.min()), float(rating.max())
-    if low == high:
+    if low == high and len(rating) > 1:
         text = f"all ratings are {low:g}: there is nothing to learn from them"
         found.append(Problem("all-equal", text, "if they are events, weigh them with --events", len(rating)))
-    elif low == 0 and float(rating[rating > 0].min()) >= 1:
+    elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
     if time is not None:

@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from verfedgnn.data.ratings import counted
+
 EARLIEST = 631_152_000
 """1990: ratings from before are times in another unit, or none."""
 _DAY = 86_400
@@ -28,7 +30,8 @@ def seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.int64] | None, tuple[st
     else:
         return None, ("the times are neither numbers nor dates: left out",)
     if column.null_count:
-        return None, (f"{column.null_count:,} rows have no time: all times are left out",)
+        rows = counted(column.null_count, "row") + (" has" if column.null_count == 1 else " have")
+        return None, (f"{rows} no time: all times are left out",)
     seconds: NDArray[np.int64] = column.to_numpy()
     # In seconds 1e11 is the year 5138.
     if len(seconds) and np.median(np.abs(seconds)) > 1e11:
