@@ -260,3 +260,13 @@ def test_in_common_of_the_unreadable(tmp_path: Path) -> None:
     common = in_common([gone, check_source("b", put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n"))])
     assert common.users == 0
     assert not common.usable
+
+
+def test_the_page_shows_what_is_printed(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text("utf-8")
+    table, printed = (block.split("```")[0] for block in page.split("```text\n")[1:])
+    put(tmp_path / "film.csv", table)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    _, out, _ = command("data", "check", "film.csv")
+    assert [line.rstrip() for line in out.strip().splitlines()] == printed.strip().splitlines()

@@ -60,7 +60,7 @@ def distribution(
     if time is not None:
         likely = (time >= EARLIEST) & (time <= latest(now))
         time = time[likely] if likely.any() else time
-    days = None if time is None else time.astype("datetime64[s]")
+    days, daily = (None, None) if time is None else _by_day(time)
     return Distribution(
         ratings=len(rating),
         users=len(by_user),
@@ -71,9 +71,9 @@ def distribution(
         values=_values(rating),
         per_user=sizes(by_user),
         per_item=sizes(by_item),
-        first=None if days is None else str(days.min().astype("datetime64[D]")),
-        last=None if days is None else str(days.max().astype("datetime64[D]")),
-        over_time=() if days is None else _periods(days),
+        first=None if days is None else str(days[0]),
+        last=None if days is None else str(days[-1]),
+        over_time=() if days is None or daily is None else _periods(days, daily),
     )
 
 
@@ -101,17 +101,29 @@ def _values(rating: NDArray[np.floating]) -> Bars:
     return tuple((f"{low:.3g} to {high:.3g}", int(n)) for low, high, n in zip(edges, edges[1:], counts, strict=False))
 
 
-def _periods(times: NDArray[np.datetime64]) -> Bars:
-    """Counts by the finest of day, month and year that needs few bars; very long spans end with the newest years."""
+def _periods(days: NDArray[np.datetime64], count: NDArray[np.integer]) -> Bars:
+    """Ratings by the finest of day, month and year that needs few bars; very long spans end with the newest years."""
     for unit in ("D", "M", "Y"):
-        period = times.astype(f"datetime64[{unit}]")
+        period = days.astype(f"datetime64[{unit}]")
         first, last = period.min(), period.max()
         if int((last - first).astype(np.int64)) < MOST_BARS:
             break
     place = (period - last).astype(np.int64) + MOST_BARS - 1
-    count = np.bincount(np.maximum(place, 0), minlength=MOST_BARS).tolist()
+    found = np.bincount(np.maximum(place, 0), weights=count, minlength=MOST_BARS).astype(int).tolist()
     start = max(0, MOST_BARS - 1 - int((last - first).astype(np.int64)))
     labels = [str(last - np.timedelta64(MOST_BARS - 1 - k, unit)) for k in range(MOST_BARS)]
     if (place < 0).any():
         labels[0] = f"to {labels[0]}"
-    return tuple(zip(labels[start:], count[start:], strict=True))
+    return tuple(zip(labels[start:], found[start:], strict=True))
+
+
+def _by_day(time: NDArray[np.int64]) -> tuple[NDArray[np.datetime64], NDArray[np.integer]]:
+    """The days with ratings, in order, and how many each has."""
+    day = time // 86_400
+    first = int(day.min())
+    if int(day.max()) - first > 1_000_000:  # no dates: a count of each would be too long a list
+        found, count = np.unique(day, return_counts=True)
+        return found.astype("datetime64[D]"), count
+    count = np.bincount(day - first)
+    there = np.flatnonzero(count)
+    return (there + first).astype("datetime64[D]"), count[there]
