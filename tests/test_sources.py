@@ -235,7 +235,7 @@ def test_databases_that_cannot_be_opened(tmp_path: Path) -> None:
 
 # -- passwords -------------------------------------------------------------------------------------------------------------
 
-RIGHT = quote(getattr(postgres, "PASSWORD", ""), safe="")
+RIGHT = quote(postgres.PASSWORD, safe="")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_passwords_as_libpq_has_them(server: Any, monkeypatch: pytest.MonkeyPatc
     same(wanted, read_ratings(without))
 
 
-def test_no_password_in_what_is_written(server: Any, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_password_in_what_is_written(server: Any, command: Command, tmp_path: Path) -> None:
     address = server.reader(RIGHT)
     quick = ("--set", "epochs=2", "--set", "batch=400")
     code, out, err = command("train", "--data", address, "--parties", 2, "--out", tmp_path / "run", *quick)
