@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from shells import Shells
 from verfedgnn import PartyData, split_items
+from verfedgnn.cli.main import main
 from verfedgnn.data import synthetic_ratings
 
 settings.register_profile("steady", deadline=None, derandomize=True)
@@ -42,3 +44,20 @@ def shells(tmp_path: Path) -> Iterator[Shells]:
     for process in shells.running:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `verfedgnn ...` in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["verfedgnn", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

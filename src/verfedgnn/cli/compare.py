@@ -14,9 +14,12 @@ from rich.table import Table
 
 from verfedgnn.baselines import METHODS, in_all, method
 from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.show import CellProgress
 from verfedgnn.cli.train import parse_gnn
 from verfedgnn.config import parse_settings, setting_path
+from verfedgnn.data.address import shown
+from verfedgnn.data.reading import Reading
 from verfedgnn.errors import ConfigError
 from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
 from verfedgnn.experiments.queue import run_cells
@@ -31,6 +34,13 @@ def compare(
     models: Annotated[str, typer.Option(help="Some of gcn, gat, ggnn and plug-ins'.")] = "gcn",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     parties: Annotated[int | None, typer.Option(help="As for train.", min=1)] = None,
+    query: Query = None,
+    columns: Columns = None,
+    events: Events = None,
+    duplicates: Duplicates = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    scale: Scale = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="One setting for all methods, key=value, as for train.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the tables and the records of finished trainings.")] = Path("comparison"),
     jobs: Annotated[int, typer.Option(help="Trainings at a time; 0: as many as cores or GPU memory allow.", min=0)] = 0,
@@ -45,12 +55,22 @@ def compare(
     gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
     settings = parse_settings(set_ or [])
     _refuse_defining(settings)
-    cells = comparison_cells(given, names, gnns, seeds, parties, settings)
+    reading = Reading.of(
+        query=query,
+        columns=columns,
+        events=events,
+        duplicates=duplicates,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+    )
+    cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading)
+    given = [shown(source) for source in given]
     with Halt() as halt, CellProgress(hidden=quiet) as progress:
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
     words = [word for file in files() for word in ("--plugin", os.path.relpath(file))]
     words += ["compare", *(w for d in given for w in ("--data", d)), "--methods", ",".join(names), "--models", ",".join(gnns)]
-    words += ["--seeds", str(seeds), *([] if parties is None else ["--parties", str(parties)])]
+    words += [*reading.words(), "--seeds", str(seeds), *([] if parties is None else ["--parties", str(parties)])]
     words += [word for setting in set_ or [] for word in ("--set", setting)]
     write_text(out / "comparison.md", comparison_page(records, shlex.join(["verfedgnn", *words])))
     write_text(out / "comparison.csv", comparison_csv(records))
@@ -60,9 +80,9 @@ def compare(
     table = Table("method", "model", "RMSE", "NDCG@20", "a party and round", "seconds", title_justify="left")
     table.title = f"Comparison on {', '.join(given)} (test part)"
     for row in comparison_rows(records):
-        shown = dict(zip(HEADER, row, strict=True))
-        sent, seconds = size(shown["bytes a party and round"]), str(shown["seconds"])
-        table.add_row(shown["method"], shown["model"], shown["RMSE"], shown["NDCG@20"], sent, seconds)
+        figures = dict(zip(HEADER, row, strict=True))
+        sent, seconds = size(figures["bytes a party and round"]), str(figures["seconds"])
+        table.add_row(figures["method"], figures["model"], figures["RMSE"], figures["NDCG@20"], sent, seconds)
     console.print(table)
     header, rows = declarations(in_order(names))
     traits = Table(*header, title="What the methods declare", title_justify="left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,21 +10,62 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from verfedgnn.cli.picture import as_json as to_json
+from verfedgnn.cli.picture import show_checked, show_common
+from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
+from verfedgnn.data.check import check_source, in_common
+from verfedgnn.data.parties import sources_of
+from verfedgnn.data.reading import Reading
 from verfedgnn.data.shapes import LIKE, write_ratings
 from verfedgnn.errors import DataError
 
 app = typer.Typer(
     name="data",
-    help="Make tables of ratings.",
+    help="Look at tables of ratings, or make some.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
 
-@app.callback()
-def root() -> None:
-    """Keeps `synth` a sub-command while it is the only one."""
+@app.command()
+def check(
+    data: Annotated[
+        list[str], typer.Argument(help="A file, a folder, postgresql://... or a name; several, NAME=FILE: one source per party.")
+    ],
+    query: Query = None,
+    columns: Columns = None,
+    events: Events = None,
+    duplicates: Duplicates = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    scale: Scale = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found on one line of JSON.")] = False,
+) -> None:
+    """Say what is wrong with ratings, with line numbers, and show how they are spread; exit code 2 if they cannot be used."""
+    sources, _ = sources_of(data)
+    reading = Reading.of(
+        query=query,
+        columns=columns,
+        events=events,
+        duplicates=duplicates,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+    )
+    options = reading.for_each(list(sources))
+    found = [check_source(name, source, **options[name]) for name, source in sources.items()]
+    common = in_common(found) if len(found) > 1 else None
+    if as_json:
+        typer.echo(json.dumps(to_json(found, common)))
+    else:
+        console = Console(highlight=False)
+        for each in found:
+            show_checked(console, each)
+        if common is not None:
+            show_common(console, common, found)
+    if not all(each.usable for each in found) or (common is not None and not common.usable):
+        raise typer.Exit(2)
 
 
 @app.command()

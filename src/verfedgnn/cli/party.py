@@ -6,12 +6,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
+from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.service import (
     DATA,
     RUN,
@@ -30,8 +31,9 @@ from verfedgnn.cli.service import (
     stopping,
 )
 from verfedgnn.cli.show import run_table
-from verfedgnn.cli.train import parse_columns
 from verfedgnn.data import Ratings, read_ratings
+from verfedgnn.data.reading import Reading
+from verfedgnn.data.tables import table_stem
 from verfedgnn.errors import ConfigError
 from verfedgnn.federation.align import align as align_users
 from verfedgnn.federation.folder import PartyFolder
@@ -44,12 +46,9 @@ from verfedgnn.privacy.alignment import Each, workers
 from verfedgnn.run import Run
 from verfedgnn.runtime.checkpoint import holding
 
-RatingsFile = Annotated[str | None, typer.Option("--ratings", help="Your ratings: a file or folder.", rich_help_panel=DATA)]
-Columns = Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...", rich_help_panel=DATA)]
-Duplicates = Annotated[
-    str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.", rich_help_panel=DATA)
+RatingsFile = Annotated[
+    str | None, typer.Option("--ratings", help="Your ratings: a file, a folder or postgresql://...", rich_help_panel=DATA)
 ]
-Scale = Annotated[str | None, typer.Option(help="Lowest and highest rating, as 1,5; unset: as found.", rich_help_panel=DATA)]
 Out = Annotated[
     Path | None,
     typer.Option(help="Your run folder; what is there is continued. Unset: run, beside the key.", rich_help_panel=RUN),
@@ -62,8 +61,12 @@ def party(
     ratings: RatingsFile = None,
     key: KeyFile = None,
     out: Out = None,
+    query: Query = None,
     columns: Columns = None,
+    events: Events = None,
     duplicates: Duplicates = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     scale: Scale = None,
     status: Status = None,
     checkpoint_every: Every = 1,
@@ -80,13 +83,22 @@ def party(
     begin(log, quiet, threads)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
+    reading = Reading.of(
+        query=query,
+        columns=columns,
+        events=events,
+        duplicates=duplicates,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+    )
     if store.finished:
         tell("this run is finished already", run=str(store.folder))
         if store.ungated:
             choose_gate(store.folder)
         _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
         return
-    table = None if store.begun else _read(ratings, columns, duplicates, scale)
+    table = None if store.begun else ratings_of_party(ratings, reading)
     if store.begun and ratings is not None:
         tell("going on with the ratings stored when users were aligned; --ratings is not read again", run=str(store.folder))
     each_of = workers(processes or os.cpu_count() or 1)
@@ -95,7 +107,7 @@ def party(
         link = Link(identity, transport, stop)
         while True:
             if not store.begun:
-                table = table or _read(ratings, columns, duplicates, scale)
+                table = table or ratings_of_party(ratings, reading)
                 _align(identity, store, link, table, each)
             try:
                 service = PartyService(identity, store, link, watch, checkpoint_every=checkpoint_every, device=device)
@@ -113,8 +125,12 @@ def align(
     ratings: RatingsFile = None,
     key: KeyFile = None,
     out: Out = None,
+    query: Query = None,
     columns: Columns = None,
+    events: Events = None,
     duplicates: Duplicates = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     scale: Scale = None,
     processes: Processes = 0,
     log: LogFormat = "text",
@@ -124,9 +140,18 @@ def align(
     begin(log, quiet, 1)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
+    reading = Reading.of(
+        query=query,
+        columns=columns,
+        events=events,
+        duplicates=duplicates,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+    )
     if store.trained:
         raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
-    table = _read(ratings, columns, duplicates, scale)
+    table = ratings_of_party(ratings, reading)
     each_of = workers(processes or os.cpu_count() or 1)
     with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
         users = _align(identity, store, Link(identity, transport, stop), table, each)
@@ -140,19 +165,12 @@ def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, e
     return data.ratings.n_users
 
 
-def _read(ratings: str | None, columns: str | None, duplicates: str | None, scale: str | None) -> Ratings:
+def ratings_of_party(ratings: str | None, reading: Reading) -> Ratings:
+    """What stands behind --ratings."""
     if ratings is None:
         raise ConfigError("give your ratings with --ratings FILE")
-    options: dict[str, Any] = {"columns": parse_columns(columns)}
-    if duplicates is not None:
-        options["duplicates"] = duplicates
-    if scale is not None:
-        try:
-            low, high = (float(part) for part in scale.split(","))
-        except ValueError:
-            raise ConfigError(f"--scale takes the lowest and the highest rating, as 1,5, not '{scale}'") from None
-        options["scale"] = (low, high)
-    return read_ratings(ratings, **options)
+    name = table_stem(ratings)
+    return read_ratings(ratings, **reading.for_each([name])[name])
 
 
 def _show(run: Run, folder: Path, *, as_json: bool, quiet: bool) -> None:

@@ -13,10 +13,12 @@ import typer
 from rich.console import Console
 
 from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.show import RoundProgress, activity_table, error_console, lift_table, run_table
 from verfedgnn.config import build_config, fields, parse_settings, presets
 from verfedgnn.data import PartyData, read_parties
 from verfedgnn.data.ratings import counted
+from verfedgnn.data.reading import Reading
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.lift import lift as compute_lift
 from verfedgnn.evaluation.plots import draw_lift
@@ -50,7 +52,8 @@ def train(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="A file, a folder or a name (ml-1m, ...); several times, NAME=FILE: one file per party. Unset: synthetic.",
+            help="A file, a folder, postgresql://... or a name (ml-1m, ...); several times, NAME=FILE: one source per party. "
+            "Unset: synthetic.",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -102,16 +105,13 @@ def train(
     threads: Annotated[
         int, typer.Option(help="Processor threads; 0: all. On a busy machine, 1.", min=0, rich_help_panel=RUN)
     ] = 0,
-    columns: Annotated[
-        str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...", rich_help_panel=DATA)
-    ] = None,
-    duplicates: Annotated[
-        str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.", rich_help_panel=DATA)
-    ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="Text encoding of the table, such as latin-1.", rich_help_panel=DATA)
-    ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Column separator of the table.", rich_help_panel=DATA)] = None,
+    query: Query = None,
+    columns: Columns = None,
+    events: Events = None,
+    duplicates: Duplicates = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    scale: Scale = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.", rich_help_panel=RUN)] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print metrics.json on one line at the end.", rich_help_panel=RUN)
@@ -122,10 +122,19 @@ def train(
         torch.set_num_threads(threads)
     progress = RoundProgress(hidden=quiet)
     halt = Halt()
+    reading = Reading.of(
+        query=query,
+        columns=columns,
+        events=events,
+        duplicates=duplicates,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+    )
     with progress, halt:
         watch: dict[str, Any] = {"watch": progress.round, "stop": halt.asked, "device": device, "stack": not one_by_one}
         if resume is not None:
-            of_data = [data, parties, by, columns, duplicates, encoding, delimiter]
+            of_data = [data, parties, by, reading or None]
             of_training = [preset, model, seed, out, set_, epsilon, delta, config]
             if any(value is not None for value in of_data + of_training) or overwrite:
                 raise ConfigError("--resume takes data and settings from the run; leave out all options that set them")
@@ -144,15 +153,7 @@ def train(
                 chosen = within(chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta)
             if lift and chosen.training.ranks:
                 raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
-            options = {"duplicates": duplicates, "encoding": encoding, "delimiter": delimiter}
-            read = read_parties(
-                data or ["synthetic"],
-                parties=parties,
-                seed=chosen.seed,
-                by=by,
-                columns=parse_columns(columns),
-                **{key: value for key, value in options.items() if value is not None},
-            )
+            read = read_parties(data or ["synthetic"], parties=parties, seed=chosen.seed, by=by, reading=reading)
             if not quiet:
                 _introduce(read)
             folder = out
@@ -208,13 +209,3 @@ def _introduce(parties: list[PartyData]) -> None:
 def parse_gnn(name: str | None) -> str | None:
     """The name of a model, if there is one of that name."""
     return None if name is None else check_gnn(name)
-
-
-def parse_columns(text: str | None) -> dict[str, str] | None:
-    """`user=...,item=...` as a mapping."""
-    if text is None:
-        return None
-    pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-    if len(pairs) != len(text.split(",")):
-        raise ConfigError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
-    return pairs

@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 
 from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.show import error_console
 from verfedgnn.cli.train import parse_gnn
 from verfedgnn.config import build_config, parse_settings, presets
 from verfedgnn.data import read_parties
+from verfedgnn.data.reading import Reading
 from verfedgnn.errors import ConfigError
 from verfedgnn.evaluation.plots import draw_study
 from verfedgnn.runtime.checkpoint import write_bytes, writing
@@ -28,6 +30,13 @@ def tune(
     model: Annotated[str | None, typer.Option(help="gcn, gat, ggnn or a plug-in's.")] = None,
     parties: Annotated[int | None, typer.Option(help="As for train.", min=1)] = None,
     by: Annotated[str | None, typer.Option(help="As for train.")] = None,
+    query: Query = None,
+    columns: Columns = None,
+    events: Events = None,
+    duplicates: Duplicates = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    scale: Scale = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     trials: Annotated[int, typer.Option(help="How many trials the study shall have in all.", min=1)] = 40,
     study: Annotated[Path | None, typer.Option(help="The study's file; unset: beside the preset, ending in .db.")] = None,
@@ -49,7 +58,16 @@ def tune(
         raise ConfigError(f"the preset is a TOML file, such as {out.with_suffix('.toml')}, not {out}")
     overrides: dict[str, object] = {**parse_settings(set_ or []), "seed": seed}
     chosen = build_config(preset=preset, model=parse_gnn(model), overrides=overrides)
-    read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, columns=None)
+    reading = Reading.of(
+        query=query,
+        columns=columns,
+        events=events,
+        duplicates=duplicates,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+    )
+    read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, reading=reading)
     console = error_console()
 
     def show(trial: Trial) -> None:

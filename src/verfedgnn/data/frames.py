@@ -6,9 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from verfedgnn.data.columns import ALIASES, RATING_ROLES, plain
 from verfedgnn.data.ratings import Ratings, make_ratings
 from verfedgnn.data.read import read_ratings
-from verfedgnn.data.tables import ALIASES, REQUIRED, plain, seconds
+from verfedgnn.data.times import seconds
 from verfedgnn.errors import DataError
 
 
@@ -36,17 +37,17 @@ def _from_table(table: pa.Table, name: str, keep: Sequence[str]) -> Ratings:
     by_alias = {plain(column): column for column in reversed(table.column_names)}
     found = {role: next((by_alias[a] for a in aliases if a in by_alias), None) for role, aliases in ALIASES.items()}
     names = {role: column for role, column in found.items() if column is not None}
-    missing = [role for role in REQUIRED if role not in names]
+    missing = [role for role in RATING_ROLES if role not in names]
     if missing:
         there = ", ".join(table.column_names[:12]) or "none"
         raise DataError(f"{name}: no column for {', '.join(missing)}; there are: {there}; rename yours to user, item and rating")
     names |= {column: column for column in keep if column in table.column_names}
     time, notes = seconds(table[names["time"]]) if "time" in names else (None, ())
     return make_ratings(
-        *(table[names[role]] for role in REQUIRED),
+        *(table[names[role]] for role in RATING_ROLES),
         time=time,
         titles=table[names["title"]] if "title" in names else None,
-        columns={role: table[names[role]] for role in names if role not in (*REQUIRED, "time", "title")},
+        columns={role: table[names[role]] for role in names if role not in (*RATING_ROLES, "time", "title")},
         name=name,
         notes=notes,
     )

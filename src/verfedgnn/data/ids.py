@@ -24,14 +24,12 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def as_text(values: Any, what: str) -> pa.Array:
-    """One pyarrow text array from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
+def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+    """Pyarrow text from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
     except (pa.ArrowException, TypeError) as error:
         raise DataError(f"the {what} column mixes types that do not go together: give them all as text") from error
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
     if pa.types.is_floating(array.type):
         # Tables that once had a gap hold integer ids as 17.0; as text they must still be '17'.
         try:
@@ -48,6 +46,12 @@ def as_text(values: Any, what: str) -> pa.Array:
         ) from error
 
 
+def trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Text without blanks around it: '17, 4, 5' must not make ' 4' another item than '4' at the next party."""
+    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    return pc.utf8_trim_whitespace(column) if text else column
+
+
 def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> StrArray:
     """Numpy text from pyarrow text; nulls become "" and `longest` cuts what would widen the whole array."""
     if isinstance(array, pa.ChunkedArray):
@@ -58,9 +62,10 @@ def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> S
     return array.to_numpy(zero_copy_only=False).astype(np.str_)  # type: ignore[no-any-return]
 
 
-def order_of(ids: pa.Array) -> NDArray[np.int64]:
-    """The order in which ids are kept: by number if all of them are integers, else by code point."""
-    by_text: NDArray[np.int64] = pc.sort_indices(ids).to_numpy().astype(np.int64)
+def order_of(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
+    """The order in which ids, given in both forms, are kept: by number if all of them are integers, else by code point."""
+    # NumPy sorts fixed-width text in half of Arrow's time.
+    by_text: NDArray[np.int64] = np.argsort(text)
     if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]{1,18}$")).as_py():
         numbers = pc.cast(ids, pa.int64()).to_numpy()[by_text]
         return by_text[np.argsort(numbers, kind="stable")]
@@ -69,22 +74,34 @@ def order_of(ids: pa.Array) -> NDArray[np.int64]:
 
 def sorted_ids(ids: StrArray) -> StrArray:
     """Ids in the order of `order_of`, so that everyone who holds the same ids holds them in the same order."""
-    return ids[order_of(pa.array(ids, type=TEXT))]
+    return ids[order_of(pa.array(ids, type=TEXT), ids)]
 
 
-def encode(values: pa.Array, what: str) -> tuple[NDArray[np.int32], StrArray]:
+def coded(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
+    """The code of each value, in no particular order, and the values; nulls are coded -1."""
+    found = pc.dictionary_encode(values)
+    # All chunks have the last one's dictionary, as far as it was when they were made.
+    chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
+    if not chunks:
+        return np.empty(0, np.int32), pa.array([], TEXT)
+    codes = [pc.fill_null(chunk.indices, -1).to_numpy() for chunk in chunks]
+    return np.concatenate(codes), chunks[-1].dictionary
+
+
+def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], StrArray]:
     """The code of each value and the ids in order, ``ids[codes] == values``."""
-    coded = pc.dictionary_encode(values)
-    longest = pc.max(pc.utf8_length(coded.dictionary)).as_py() or 0
+    codes, dictionary = coded(values)
+    longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
     if longest > LONGEST_ID:
         raise DataError(
             f"a {what} id has {longest:,} characters (at most {LONGEST_ID}): that column is hardly one of ids,"
             f" name another with --columns {what}=..."
         )
-    order = order_of(coded.dictionary)
+    ids = to_numpy(dictionary)
+    order = order_of(dictionary, ids)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank[coded.indices.to_numpy()], to_numpy(coded.dictionary.take(pa.array(order)))
+    return rank[codes], ids[order]
 
 
 def positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.data.address import is_address
 from verfedgnn.data.ids import positions, sorted_ids
 from verfedgnn.data.pool import pool_tables, refuse_shared_items
 from verfedgnn.data.ratings import Ratings, counted
 from verfedgnn.data.read import is_folder_of_tables, locate, read_ratings, tables_in
+from verfedgnn.data.reading import AS_FOUND, Reading
 from verfedgnn.data.tables import table_stem
 from verfedgnn.errors import DataError
 
@@ -82,18 +84,23 @@ def _too_small(rated: NDArray[np.int64]) -> set[int]:
 
 
 def parties_from_files(
-    files: Mapping[str, str | Path] | Sequence[str | Path], *, scale: tuple[float, float] | None = None, **options: Any
+    files: Mapping[str, str | Path] | Sequence[str | Path],
+    *,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> list[PartyData]:
-    """One party per file, named by the mapping's keys or the files' stems, aligned to the users in every file.
+    """One party per file or database, named by the mapping's keys or the files' stems, aligned to the users in every one.
+
+    `options` are those of `read_ratings`; `own` has further ones for single parties, by name.
 
     Parties on one scale (the highest ratings within a factor of two) share it, from the lowest to the highest rating at any of
     them; a party whose stars mean something else (5 against 10) keeps its own. A given `scale` is everybody's.
     """
-    named = list(files.items()) if isinstance(files, Mapping) else [(table_stem(Path(file)), file) for file in files]
+    named = list(files.items()) if isinstance(files, Mapping) else [(table_stem(file), file) for file in files]
     if not named:
         raise _no_parties()
     _refuse_same_names([name for name, _ in named])
-    tables = [replace(read_ratings(file, scale=scale, **options), name=name) for name, file in named]
+    tables = [replace(read_ratings(file, **{**options, **(own or {}).get(name, {})}), name=name) for name, file in named]
     return parties_from_tables(tables)
 
 
@@ -176,30 +183,42 @@ def read_parties(
     parties: int | None = None,
     seed: int = 0,
     by: str | None = None,
-    columns: Mapping[str, str] | None = None,
+    reading: Reading = AS_FOUND,
     **options: Any,
 ) -> list[PartyData]:
     """From what stands on the command line to checked parties.
 
-    One path or name is read and its items are split (`parties`, `seed`, `by`). Several, each `FILE` or `NAME=FILE`, are
-    one party each; so is each table of a folder without a publisher's layout, unless `by` is given.
+    One path, address or name is read and its items are split (`parties`, `seed`, `by`). Several, each `SOURCE` or
+    `NAME=SOURCE`, are one party each; so is each table of a folder without a publisher's layout, unless `by` is given.
+    `reading` says how to read them, all or single ones; `options` are those of `read_ratings` for all.
     """
+    sources, single = sources_of(data, by=by)
+    own = reading.for_each(list(sources))
+    if single:
+        ((name, source),) = sources.items()
+        options = {**options, **own[name], "keep": () if by is None else (by,)}
+        found = split_items(read_ratings(source, seed=seed, **options), parties, seed=seed, by=by)
+    else:
+        found = parties_from_files(sources, own=own, seed=seed, **options)
+    check_parties(found)
+    return found
+
+
+def sources_of(data: str | Path | Sequence[str | Path], *, by: str | None = None) -> tuple[dict[str, str | Path], bool]:
+    """Where ratings come from, by name, and whether that is one table to be cut rather than one source a party."""
     given = [data] if isinstance(data, str | Path) else list(data)
     if not given:
         raise DataError("no data given: use --data with a file, a folder or a name such as synthetic or ml-1m")
     named = [_named(entry) for entry in given]
-    single = named[0][1] if len(named) == 1 and named[0][0] is None else None
-    if single is None:
-        _refuse_same_names([name or table_stem(Path(file)) for name, file in named])
-        files: dict[str, str | Path] = {name or table_stem(Path(file)): file for name, file in named}
-        found = parties_from_files(files, columns=columns, seed=seed, **options)
-    elif str(single) != "synthetic" and by is None and is_folder_of_tables(locate(single)):
-        found = parties_from_files(tables_in(locate(single)), columns=columns, seed=seed, **options)
-    else:
-        keep = () if by is None else (by,)
-        found = split_items(read_ratings(single, columns=columns, seed=seed, keep=keep, **options), parties, seed=seed, by=by)
-    check_parties(found)
-    return found
+    if len(named) == 1 and named[0][0] is None:
+        source = named[0][1]
+        whole = str(source) == "synthetic" or is_address(source) or by is not None
+        if whole or not is_folder_of_tables(locate(source)):
+            return {table_stem(source): source}, True
+        named = [(None, table) for table in tables_in(locate(source))]
+    names = [name or table_stem(source) for name, source in named]
+    _refuse_same_names(names)
+    return dict(zip(names, (source for _, source in named), strict=True)), False
 
 
 def _named(entry: str | Path) -> tuple[str | None, str | Path]:

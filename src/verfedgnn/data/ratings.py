@@ -1,6 +1,7 @@
 """`Ratings`, a table of (user, item, rating) with its original ids, and `make_ratings`, which checks what goes in."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_TITLE, StrArray, as_text, encode, to_numpy
+from verfedgnn.data.ids import LONGEST_TITLE, StrArray, as_text, coded, encode, to_numpy
 from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
@@ -158,8 +159,8 @@ def make_ratings(
     outside = (values < low) | (values > high)
     _refuse(outside, f"have a rating outside the scale {low:g} to {high:g}", at, "correct them or give another scale")
 
-    user_code, user_ids = encode(users, "user")
-    item_code, item_ids = encode(items, "item")
+    with ThreadPoolExecutor(2) as both:
+        (user_code, user_ids), (item_code, item_ids) = both.map(encode, (users, items), ("user", "item"))
     table = Ratings(
         user=user_code,
         item=item_code,
@@ -196,14 +197,16 @@ def _refuse(bad: Any, what: str, at: Callable[[int], str], remedy: str) -> None:
 
 def _per_item(values: Any, item: NDArray[np.int32], n_items: int) -> StrArray:
     """The first non-empty value of each item."""
-    coded = pc.dictionary_encode(pc.fill_null(as_text(values, "title"), ""))
-    dictionary = to_numpy(coded.dictionary, LONGEST_TITLE)
-    codes = coded.indices.to_numpy()
+    if not isinstance(values, pa.ChunkedArray) or not pa.types.is_dictionary(values.type):
+        values = as_text(values, "title")
+    codes, texts = coded(values)
+    # One more for nulls, whose code is -1.
+    dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
-    first = np.full(n_items, len(dictionary), np.int64)
+    first = np.full(n_items, -1, np.int64)
     # Written last to first, so that what stays is the first.
     first[item[filled]] = codes[filled]
-    return np.append(dictionary, "")[first]
+    return dictionary[first]
 
 
 def _without_duplicates(table: Ratings, duplicates: str, at: Callable[[int], str]) -> Ratings:

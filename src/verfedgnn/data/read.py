@@ -1,17 +1,21 @@
 """`read_ratings`: from a path or the name of a data set to `Ratings`, whatever the layout."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from verfedgnn.data import bookcrossing, movielens, yelp
+from verfedgnn.data.address import is_address, shown
+from verfedgnn.data.columns import plain
+from verfedgnn.data.events import EventWeights
 from verfedgnn.data.pool import pool_tables
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.source import TextTable, first_bytes, missing_file, readable
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.data.tables import TABLE_SUFFIXES, header, is_table, plain, read_table
+from verfedgnn.data.tables import TABLE_SUFFIXES, header, is_table, read_table
 from verfedgnn.errors import DataError
 
 DATA_FOLDER = "VERFEDGNN_DATA"
@@ -47,17 +51,21 @@ def read_ratings(
     delimiter: str | None = None,
     scale: tuple[float, float] | None = None,
     keep: Sequence[str] = (),
+    query: str | None = None,
+    events: EventWeights | None = None,
     subset: tuple[int, int] | None = bookcrossing.PAPER_SUBSET,
     **options: Any,
 ) -> Ratings:
-    """Read ratings from a file, a folder in a publisher's layout, or a data set by name.
+    """Read ratings from a file, a folder in a publisher's layout, a database, or a data set by name.
 
-    `path` is a table (CSV, TSV, .inter, Parquet, gzip or not), a MovieLens, BookCrossing or Yelp folder or main file, a
-    folder of tables (pooled, with the item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or
-    "synthetic". `columns` maps user, item, rating, time, title and further item columns to the names in a plain table;
-    `duplicates` ("error", "first", "last", "mean") says what becomes of a repeated (user, item) pair; `encoding`,
-    `delimiter`, `scale` and `keep` (further item columns, if there) are for plain tables, `subset` for BookCrossing;
-    `seed` and further options (users, items, ratings, ...) for synthetic data.
+    `path` is a table (CSV, TSV, .inter, Parquet, gzip or not), a DuckDB or SQLite file, a PostgreSQL server
+    ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the item
+    column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic". `columns` maps user, item, rating,
+    time, title and further item columns to the names in a plain table; `duplicates` ("error", "first", "last", "mean") says
+    what becomes of a repeated (user, item) pair; `query` is the select that gives a database's table; `events` says what
+    events are worth ({"view": 1, "purchase": 5}, or a number for every row) where each row is one and there are no ratings;
+    `encoding`, `delimiter`, `scale` and `keep` (further item columns, if there) are for plain tables, `subset` for
+    BookCrossing; `seed` and further options (users, items, ratings, ...) for synthetic data.
     """
     if str(path) == "synthetic" and not Path(path).exists():
         unknown = options.keys() - SYNTHETIC_OPTIONS
@@ -65,8 +73,7 @@ def read_ratings(
             raise DataError(f"synthetic data has no option {min(unknown)}: there is {', '.join(SYNTHETIC_OPTIONS)}")
         return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
     if options:
-        raise DataError(f"{', '.join(options)}: options of synthetic data only, not of {path}")
-    found = locate(path)
+        raise DataError(f"{', '.join(options)}: options of synthetic data only, not of {shown(path)}")
     table = partial(
         read_table,
         columns=columns,
@@ -75,8 +82,13 @@ def read_ratings(
         delimiter=delimiter,
         scale=scale,
         keep=keep,
+        query=query,
+        events=events,
     )
-    layout = None if columns else _layout(found)
+    if is_address(path):
+        return table(path)
+    found = locate(path)
+    layout = None if columns or events is not None else layout_of(found)
     if layout is not None:
         main, companion, read = layout
         extra: dict[str, Any] = {} if duplicates is None else {"duplicates": duplicates}
@@ -97,7 +109,9 @@ def locate(path: str | Path) -> Path:
     with readable(given):
         if given.exists():
             return given
-    name = str(path)
+    name = shown(path)
+    if re.match(r"\w+://", name):
+        raise DataError(f"{name} is not an address that is known: ratings are read from files and from postgresql://...")
     if len(given.parts) != 1 or given.suffix:
         raise missing_file(name)
     fetch = f"fetch it from {FETCH[name]}" if name in FETCH else f"known names: synthetic, {', '.join(FETCH)}"
@@ -128,10 +142,10 @@ def tables_in(folder: Path) -> list[Path]:
 
 def is_folder_of_tables(path: Path) -> bool:
     """Whether a path is a folder without a publisher's layout, to be read as one organisation per table."""
-    return path.is_dir() and _layout(path) is None and len(tables_in(path)) > 1
+    return path.is_dir() and layout_of(path) is None and len(tables_in(path)) > 1
 
 
-def _layout(path: Path) -> tuple[Path, Path | None, Any] | None:
+def layout_of(path: Path) -> tuple[Path, Path | None, Any] | None:
     """Main file, companion if there is one, and reader, for a folder in a publisher's layout or its main file."""
     folder = path if path.is_dir() else path.parent
     for main, companion, read in _LAYOUTS:

@@ -5,7 +5,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
+from verfedgnn.data.address import shown
 from verfedgnn.errors import DataError
 
 _GZIP = b"\x1f\x8b"
 _BLOCK = 8 << 20
+_UTF8 = re.compile("UTF8|utf-8")
 
 
 def first_bytes(path: Path, count: int = 1 << 16) -> bytes:
@@ -55,7 +57,7 @@ def readable(path: Path) -> Iterator[None]:
 
 def missing_file(path: str | Path) -> DataError:
     """The error for a path where there is nothing."""
-    return DataError(f"{path} does not exist: check the path, or give the name of a data set such as ml-1m")
+    return DataError(f"{shown(path)} does not exist: check the path, or give the name of a data set such as ml-1m")
 
 
 def _broken_gzip(path: Path) -> DataError:
@@ -69,6 +71,10 @@ def open_stream(path: Path) -> pa.NativeFile:
         head = packed.read(2)
         packed.close()
         return pa.input_stream(str(path), compression="gzip" if head == _GZIP else None)
+
+
+class EncodingError(DataError):
+    """A text file is in another encoding than it was read with."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class TextTable:
         except pa.ArrowInvalid as error:
             message = str(error)
             first_bytes(self.path)
-            if "UTF8" in message or "utf-8" in message:
+            if _UTF8.search(message):
                 raise self._wrong_encoding() from error
             # Only a read in one thread knows the row it failed in.
             try:
@@ -114,30 +120,72 @@ class TextTable:
         except UnicodeError as error:
             raise self._wrong_encoding() from error
 
+    def batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
+        """The same columns, some rows at a time; a type that is not given is that of the first ones."""
+        try:
+            with readable(self.path), open_stream(self.path) as stream:
+                yield from pa.csv.open_csv(stream, **self._options(types))
+        except (pa.ArrowInvalid, KeyError, UnicodeError):
+            self.read(types)  # fails as well, and says where
+            raise
+
+    def rows(self, types: dict[str, pa.DataType | None]) -> tuple[pa.Table, list[int]]:
+        """The columns of all rows that can be read, and the records (header included, counted from 0) that cannot."""
+        broken: list[int | None] = []
+
+        def skip(row: Any) -> str:
+            broken.append(row.number)
+            return "skip"
+
+        with readable(self.path):
+            try:
+                for threads in (True, False):
+                    broken.clear()
+                    with open_stream(self.path) as stream:
+                        table = pa.csv.read_csv(stream, **self._options(types, threads=threads, handler=skip))
+                    if not broken:
+                        break
+            except UnicodeError as error:
+                raise self._wrong_encoding() from error
+            except pa.ArrowInvalid as error:
+                raise (self._wrong_encoding() if _UTF8.search(str(error)) else self._explained(str(error))) from error
+        # Only a read in one thread knows the numbers.
+        return table, sorted(number - 1 for number in broken if number is not None)
+
     def _read(self, types: dict[str, pa.DataType | None], names: list[str] | None, skip: bool, threads: bool) -> pa.Table:
+        handler = (lambda row: "skip") if skip else None
         with readable(self.path), open_stream(self.path) as stream:
-            return pa.csv.read_csv(
-                stream,
-                read_options=pa.csv.ReadOptions(
-                    column_names=names, encoding=self.encoding or "utf8", block_size=_BLOCK, use_threads=threads
-                ),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=self.delimiter,
-                    quote_char='"' if self.quoted else False,
-                    double_quote=self.quoted and self.escape is None,
-                    escape_char=self.escape or False,
-                    newlines_in_values=self.quoted,
-                    invalid_row_handler=(lambda row: "skip") if skip else None,
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    include_columns=list(types),
-                    column_types={name: kind for name, kind in types.items() if kind is not None},
-                ),
-            )
+            return pa.csv.read_csv(stream, **self._options(types, names, threads=threads, handler=handler))
+
+    def _options(
+        self,
+        types: dict[str, pa.DataType | None],
+        names: list[str] | None = None,
+        *,
+        threads: bool = True,
+        handler: Callable[[Any], str] | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "read_options": pa.csv.ReadOptions(
+                column_names=names, encoding=self.encoding or "utf8", block_size=_BLOCK, use_threads=threads
+            ),
+            "parse_options": pa.csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if self.quoted else False,
+                double_quote=self.quoted and self.escape is None,
+                escape_char=self.escape or False,
+                newlines_in_values=self.quoted,
+                invalid_row_handler=handler,
+            ),
+            "convert_options": pa.csv.ConvertOptions(
+                include_columns=list(types),
+                column_types={name: kind for name, kind in types.items() if kind is not None},
+            ),
+        }
 
     def _explained(self, message: str) -> DataError:
         row = re.search(r"Row #(\d+)", message)
-        place = f"line {self._line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
+        place = f"line {self.line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
         value = re.search(r"conversion error to double: invalid value '(.*)'", message, re.DOTALL)
         if value:
             return DataError(f"the rating {value[1][:40]!r} in {place} is not a number: correct it or remove the line")
@@ -149,29 +197,37 @@ class TextTable:
             )
         return DataError(f"{place} cannot be read as a table ({message.splitlines()[0][:120]}): correct or convert the file")
 
-    def _wrong_encoding(self) -> DataError:
-        encoding = self.encoding or "utf-8"
-        place = str(self.path)
+    def undecodable(self) -> Iterator[int]:
+        """The numbers of the lines that are not text in this encoding."""
         with readable(self.path), open_stream(self.path) as stream:
-            try:
-                for number, line in enumerate(io.BufferedReader(stream), 1):
-                    place = f"line {number} of {self.path}"
-                    line.decode(encoding)
-                place = str(self.path)
-            except UnicodeError:
-                pass
-        return DataError(
-            f'{place} is not {encoding} text: read the file with encoding="latin-1" (--encoding latin-1) or the one'
-            " it was written in"
+            for number, line in enumerate(io.BufferedReader(stream), 1):
+                try:
+                    line.decode(self.encoding or "utf-8")
+                except UnicodeError:
+                    yield number
+
+    def _wrong_encoding(self) -> EncodingError:
+        line = next(self.undecodable(), None)
+        place = str(self.path) if line is None else f"line {line} of {self.path}"
+        return EncodingError(
+            f'{place} is not {self.encoding or "utf-8"} text: read the file with encoding="latin-1" (--encoding latin-1) or'
+            " the one it was written in"
         )
 
-    def _line(self, record: int) -> int:
-        """The line in which the record of this number ends (header included, counted from 0)."""
+    def lines(self, records: Iterable[int]) -> dict[int, int]:
+        """The line in which each of these records (header included, counted from 0) ends."""
+        wanted = set(records)
+        last = max(wanted, default=-1)
         with readable(self.path), open_stream(self.path) as stream:
             text = io.TextIOWrapper(io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline="")
             reader = self.records(text)
             filled = (reader.line_num for fields in reader if fields)
-            return next((line for number, line in enumerate(filled) if number == record), record + 1)
+            found = {number: line for number, line in zip(range(last + 1), filled, strict=False) if number in wanted}
+        return {record: found.get(record, record + 1) for record in wanted}
+
+    def line(self, record: int) -> int:
+        """The line of one record."""
+        return self.lines([record])[record]
 
     def records(self, lines: Iterable[str]) -> Any:
         """Python's own reader of this kind of file, for headers and for finding lines."""
@@ -185,4 +241,4 @@ class TextTable:
 
     def at(self, row: int) -> str:
         """The place of a row of the table, counted from 0, for people."""
-        return f"line {self._line(row + self.header)} of {self.path.name}"
+        return f"line {self.line(row + self.header)} of {self.path.name}"

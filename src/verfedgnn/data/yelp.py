@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from verfedgnn.data.ids import TEXT, look_up
 from verfedgnn.data.ratings import Ratings, make_ratings
 from verfedgnn.data.source import first_bytes, open_stream, readable
-from verfedgnn.data.tables import seconds
+from verfedgnn.data.times import seconds
 from verfedgnn.errors import DataError
 
 _BLOCK = 16 << 20

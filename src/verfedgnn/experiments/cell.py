@@ -18,6 +18,8 @@ from verfedgnn import plugins
 from verfedgnn.baselines import METHODS, Where, method
 from verfedgnn.config import Config, build_config
 from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
+from verfedgnn.data.address import shown
+from verfedgnn.data.reading import AS_FOUND, Reading
 from verfedgnn.evaluation.figures import cost, environment
 from verfedgnn.evaluation.report import evaluate
 from verfedgnn.prepare import prepare
@@ -41,11 +43,18 @@ class Cell:
     """What differs from the method's own settings."""
     users: int | None = None
     """Only the first so many users."""
+    reading: Reading = AS_FOUND
+    """How the data is read."""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Where the data is, without passwords."""
+        return tuple(shown(source) for source in self.data)
 
     @property
     def name(self) -> str:
         """For people, in a line of progress."""
-        parts = [",".join(self.data), self.method, *([self.gnn] if method(self.method).by_gnn else []), f"seed {self.seed}"]
+        parts = [",".join(self.shown), self.method, *([self.gnn] if method(self.method).by_gnn else []), f"seed {self.seed}"]
         return " ".join(parts + [f"{key.split('.')[-1]}={value}" for key, value in self.settings])
 
     def config(self) -> Config:
@@ -56,7 +65,7 @@ class Cell:
 
     def read(self) -> list[PartyData]:
         """Its parties."""
-        return _read(self.data, self.parties, self.seed, self.users)
+        return _read(self.data, self.reading, self.parties, self.seed, self.users)
 
     def key(self) -> str:
         """What its record is found by: everything that decides the result, the data included."""
@@ -96,7 +105,8 @@ class Cell:
         """The part of a record that says what was trained, on what, and with which code."""
         return {
             "key": self.key(),
-            "data": list(self.data),
+            "data": list(self.shown),
+            **({"reading": self.reading.words()} if self.reading else {}),
             "data_sha256": checksum(self),
             "parties": len(self.read()),
             **({} if self.users is None else {"users": self.users}),
@@ -115,8 +125,8 @@ def _short(value: float | None) -> float | None:
 
 
 @lru_cache(maxsize=4)
-def _read(data: tuple[str, ...], parties: int | None, seed: int, users: int | None) -> list[PartyData]:
-    found = read_parties(list(data), parties=parties, seed=seed)
+def _read(data: tuple[str, ...], reading: Reading, parties: int | None, seed: int, users: int | None) -> list[PartyData]:
+    found = read_parties(list(data), parties=parties, seed=seed, reading=reading)
     if users is None:
         return found
     chosen = np.arange(min(users, found[0].ratings.n_users))
@@ -141,12 +151,12 @@ def _times(parties: Sequence[PartyData]) -> str:
 
 def checksum(cell: Cell) -> str:
     """SHA-256 of a cell's data, whatever the order of its rows and however it is cut into parties."""
-    return _checksum(cell.data, cell.seed if "synthetic" in cell.data else 0)
+    return _checksum(cell.data, cell.reading, cell.seed if "synthetic" in cell.data else 0)
 
 
 @lru_cache(maxsize=16)
-def _checksum(data: tuple[str, ...], seed: int) -> str:
-    table = pool_parties(read_parties(list(data), seed=seed))
+def _checksum(data: tuple[str, ...], reading: Reading, seed: int) -> str:
+    table = pool_parties(read_parties(list(data), seed=seed, reading=reading))
     order = np.lexsort((table.item, table.user))
     digest = hashlib.sha256("\n".join([*table.user_ids.tolist(), "", *table.item_ids.tolist()]).encode())
     for column in (table.user, table.item, table.rating):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verfedgnn.baselines import method, methods
+from verfedgnn.data.reading import AS_FOUND, Reading
 from verfedgnn.experiments.cell import Cell
 from verfedgnn.experiments.queue import Record
 from verfedgnn.experiments.tables import comma_separated, declarations, in_order, markdown, mean_std
@@ -21,12 +22,14 @@ def comparison_cells(
     seeds: int,
     parties: int | None,
     settings: Mapping[str, Any],
+    reading: Reading = AS_FOUND,
 ) -> list[Cell]:
     """Every method with every GNN it comes with, and every seed."""
     cells = []
     for name in methods:
         for gnn in method(name).gnns(gnns):
-            cells += [Cell(tuple(data), name, gnn, seed, parties, tuple(settings.items())) for seed in range(seeds)]
+            chosen = tuple(settings.items())
+            cells += [Cell(tuple(data), name, gnn, seed, parties, chosen, reading=reading) for seed in range(seeds)]
     return cells
 
 

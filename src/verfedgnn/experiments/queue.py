@@ -155,7 +155,7 @@ class _Guess:
         settings = dict(cell.settings)
         rough = 20.0 * {"gcn": 1.0, "gat": 2.0, "ggnn": 1.3}.get(cell.gnn, 1.5) * (10 if "ml-1m" in cell.data[0] else 1)
         rough *= float(settings.get("training.epochs", 50)) / 50 * (0.1 if "training.batch" in settings else 1)
-        return self.known.get(_alike(cell.data, cell.method, cell.gnn, settings), rough)
+        return self.known.get(_alike(cell.shown, cell.method, cell.gnn, settings), rough)
 
 
 def _alike(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,221 @@
+"""Kinds of problems a table of ratings can have, looked for in all rows at once."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.data.ids import LONGEST_ID, TEXT, as_text, coded, trimmed
+from verfedgnn.data.ratings import DUPLICATES, counted
+from verfedgnn.data.times import EARLIEST, latest, seconds
+from verfedgnn.errors import DataError
+
+SHOWN = 5
+"""Places that are named for each kind of problem."""
+FEW = 5
+"""A user with fewer ratings than this is one little can be learnt about."""
+_NO_NUMBER = [
+    *("", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "#N/A", "#N/A N/A", "#NA"),
+    *("1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+]
+"""What Arrow's CSV reader takes for a missing number."""
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kind of problem."""
+
+    kind: str
+    """A name for programs."""
+    text: str
+    """How many rows have what, for people."""
+    remedy: str
+    count: int
+    places: tuple[int, ...] = ()
+    """The first few, in order."""
+    fatal: bool = False
+    """Whether the table cannot be used as it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Good:
+    """The rows without a problem, users and items as codes."""
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    rating: NDArray[np.float64]
+    time: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What was found in a table; places of problems are its rows, counted from 0."""
+
+    problems: list[Problem]
+    good: Good
+    row_of: NDArray[np.int64]
+    """The row of each good one."""
+    users: pa.Array
+    """The different ids of good rows."""
+    items: pa.Array
+    notes: tuple[str, ...]
+
+
+def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplicates: str) -> Found:
+    """Everything that keeps a table from being used, and the rows that are left without it."""
+    if duplicates not in DUPLICATES:
+        raise DataError(f"duplicates={duplicates!r} is not known: use one of {', '.join(DUPLICATES)}")
+    problems: list[Problem] = []
+    bad = np.zeros(table.num_rows, bool)
+
+    def note(kind: str, what: str, remedy: str, mask: Mask) -> None:
+        if mask.any():
+            problems.append(_of_rows(kind, what, remedy, mask))
+            bad[mask] = True
+
+    if not table.num_rows:
+        problems.append(Problem("empty", "there are no ratings, only columns", "check how it was written", 1, fatal=True))
+    with ThreadPoolExecutor(2) as both:
+        (user, users), (item, items) = both.map(_ids, (table["user"], table["item"]), ("user", "item"))
+    for role, codes, ids in (("user", user, users), ("item", item, items)):
+        # One more for nulls, whose code is -1.
+        empty = np.append(_mask(pc.equal(ids, "")), True)
+        note(f"no-{role}", f"have no {role}", "fill it in or remove them", empty[codes])
+        overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
+        what, remedy = f"have a {role} of more than {LONGEST_ID} characters", f"name another with --columns {role}=..."
+        note(f"long-{role}", what, remedy, overlong[codes])
+    rating, unlike = _numbers(table["rating"])
+    note("not-a-number", "have a rating that is not a number", "correct or remove them", unlike)
+    missing = ~np.isfinite(rating) & ~unlike
+    note("no-rating", "have a rating that is missing, NaN or infinite", "give a number or remove them", missing)
+    if scale is not None:
+        outside = ~bad & ((rating < scale[0]) | (rating > scale[1]))
+        what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
+        note("off-scale", what, "correct them or give another --scale", outside)
+    time, notes = seconds(table["time"]) if "time" in table.column_names else (None, ())
+    repeated = _repeated(user, item, len(items), ~bad)
+    if repeated.any():
+        problem = _of_rows("repeated", "repeat a (user, item) pair", "keep one with --duplicates first, last or mean", repeated)
+        if duplicates != "error":
+            outcome = "the mean rating is taken" if duplicates == "mean" else f"the {duplicates} one is kept"
+            problem = Problem(problem.kind, f"{problem.text}: {outcome}", "", problem.count, problem.places)
+        problems.append(problem)
+        bad |= repeated
+    kept = np.flatnonzero(~bad)
+    good = Good(user[kept], item[kept], rating[kept], None if time is None else time[kept])
+    return Found(problems, good, kept, _used(users, good.user), _used(items, good.item), notes)
+
+
+def worth_knowing(
+    user: NDArray[Any],
+    item: NDArray[Any],
+    rating: NDArray[Any],
+    time: NDArray[np.int64] | None,
+    now: int | None = None,
+    row_of: NDArray[np.int64] | None = None,
+) -> list[Problem]:
+    """What does not keep ratings from being used and is still likely to be a mistake, or to disappoint."""
+    if not len(rating):
+        return []
+    found = []
+
+    def warn(kind: str, mask: Mask, what: str, remedy: str) -> None:
+        if mask.any():
+            first = np.flatnonzero(mask)[:SHOWN]
+            places = () if row_of is None else tuple(row_of[first].tolist())
+            found.append(Problem(kind, _sentence(int(mask.sum()), what), remedy, int(mask.sum()), places))
+
+    low, high = float(rating.min()), float(rating.max())
+    if low == high and len(rating) > 1:
+        text = f"all ratings are {low:g}: there is nothing to learn from them"
+        found.append(Problem("all-equal", text, "if they are events, weigh them with --events", len(rating)))
+    elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
+        what = "have the rating 0, where the others begin at 1 or more"
+        warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
+    if time is not None:
+        warn("future", time > latest(now), "have a time in the future", "check the unit and the zone of times")
+        warn("early", time < EARLIEST, "have a time before 1990", "check that times are seconds or milliseconds since 1970")
+    counts = np.bincount(user)
+    few, everybody = int(((counts > 0) & (counts < FEW)).sum()), int((counts > 0).sum())
+    if few:
+        have = "has" if few == 1 else "have"
+        text = f"{few:,} of {counted(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
+        found.append(Problem("few-ratings", text, "little can be learnt about them alone", few))
+    return found
+
+
+def _of_rows(kind: str, what: str, remedy: str, mask: Mask) -> Problem:
+    count = int(mask.sum())
+    return Problem(kind, _sentence(count, what), remedy, count, tuple(np.flatnonzero(mask)[:SHOWN].tolist()), fatal=True)
+
+
+def _sentence(count: int, what: str) -> str:
+    if count > 1:
+        return f"{count:,} rows {what}"
+    return "1 row " + what.replace("have", "has", 1).replace("repeat", "repeats", 1)
+
+
+def _mask(array: Any) -> Mask:
+    return np.asarray(array, bool)
+
+
+def _numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Mask]:
+    """Ratings, NaN where there is none, and which of them are no numbers at all."""
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+        try:
+            return pc.cast(column, pa.float64(), safe=False).to_numpy(), np.zeros(len(column), bool)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"the rating column has type {column.type}, which is not a number: correct or convert it") from error
+    place, words = coded(trimmed(column))
+    missing = pc.is_in(words, value_set=pa.array(_NO_NUMBER, TEXT))
+    values = [None if none else _number(word) for word, none in zip(words.to_pylist(), missing.to_pylist(), strict=True)]
+    number = np.array([np.nan if value is None else value for value in [*values, None]], np.float64)
+    unlike = np.array([value is None and not none for value, none in zip(values, missing.to_pylist(), strict=True)] + [False])
+    return number[place], unlike[place]
+
+
+_PLAIN = re.compile(r"-?\d+(\.\d+)?")
+
+
+def _number(word: str) -> float | None:
+    """The number Arrow would read, or None; Arrow itself is only asked about what is not plain."""
+    if _PLAIN.fullmatch(word):
+        return float(word)
+    try:
+        return float(pc.cast(pa.scalar(word), pa.float64()).as_py())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _ids(column: pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], pa.Array]:
+    """Codes and trimmed ids; millions of rows are trimmed by trimming their different ids."""
+    codes, ids = coded(as_text(column, what))
+    plain = trimmed(ids)
+    if plain.equals(ids):
+        return codes, ids
+    recoded, ids = coded(plain)
+    return np.append(recoded, np.int32(-1))[codes], ids
+
+
+def _used(ids: pa.Array, codes: NDArray[np.int32]) -> pa.Array:
+    there = np.bincount(codes, minlength=len(ids)) > 0
+    return ids if there.all() else ids.filter(pa.array(there))
+
+
+def _repeated(user: NDArray[np.int32], item: NDArray[np.int32], items: int, valid: Mask) -> Mask:
+    """The rows whose pair stands in an earlier one."""
+    key = user.astype(np.int64) * items + item
+    key[~valid] = -1 - np.flatnonzero(~valid)
+    in_order = np.sort(key)
+    repeated = np.zeros(len(key), bool)
+    if (in_order[1:] == in_order[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        repeated[order[1:]] = in_order[1:] == in_order[:-1]
+    return repeated

@@ -1,0 +1,50 @@
+"""Columns of times as seconds since 1970, however they are written."""
+
+import time as clock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.data.ratings import counted
+
+EARLIEST = 631_152_000
+"""1990: ratings from before are times in another unit, or none."""
+_DAY = 86_400
+
+
+def latest(now: int | None = None) -> int:
+    """Until when ratings can have been given: tomorrow, because zones differ."""
+    return (int(clock.time()) if now is None else now) + _DAY
+
+
+def seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Seconds since 1970 from numbers (seconds or milliseconds), dates or timestamps, and a note if that went wrong."""
+    column = parsed(column)
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        column = pc.cast(pc.cast(pc.cast(column, pa.timestamp("us")), pa.timestamp("s"), safe=False), pa.int64())
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        column = pc.cast(column, pa.int64(), safe=False)
+    else:
+        return None, ("the times are neither numbers nor dates: left out",)
+    if column.null_count:
+        rows = counted(column.null_count, "row") + (" has" if column.null_count == 1 else " have")
+        return None, (f"{rows} no time: all times are left out",)
+    seconds: NDArray[np.int64] = column.to_numpy()
+    # In seconds 1e11 is the year 5138.
+    if len(seconds) and np.median(np.abs(seconds)) > 1e11:
+        return seconds // 1000, ("times were read as milliseconds",)
+    return seconds, ()
+
+
+def parsed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Text as numbers or as ISO 8601, with a zone or without; anything else as it is."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        for kind in (pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")):
+            try:
+                return pc.cast(column, kind)
+            except pa.ArrowInvalid:
+                continue
+    return column

@@ -1,0 +1,272 @@
+"""`data check`: every kind of problem with its lines in one go, usable exactly when it can be read, and a picture."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from verfedgnn.data import read_ratings
+from verfedgnn.data.check import Checked, check_source, in_common
+from verfedgnn.data.distribution import distribution, sizes
+from verfedgnn.errors import DataError
+
+Command = Callable[..., tuple[int, str, str]]
+NOW = 1_750_000_000
+
+BAD = """user,item,rating,time
+1,a,3,1700000000
+1,b,great,1700000001
+
+2,a,4,1700000002
+2,a,4,1700000003
+"x
+y",c,5,4700000003
+3,c
+,c,2,1700000003
+4,  ,2,1700000003
+5,e,nan,1700000003
+6,f,7,1700000003
+7,g,1,2,3,4
+8, h ,1,1700000003
+8,h,3,1700000003
+9,i,,10
+"""
+
+
+def put(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def kinds(found: Checked) -> dict[str, tuple[int, tuple[int, ...]]]:
+    return {problem.kind: (problem.count, problem.places) for problem in found.problems}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_kind_of_problem_with_its_lines(tmp_path: Path, packed: bool) -> None:
+    text = gzip.compress(BAD.encode()) if packed else BAD
+    path = put(tmp_path / f"bad.csv{'.gz' if packed else ''}", text)
+    found = check_source("bad", path, scale=(1, 5), now=NOW)
+    assert found.unit == "line"
+    assert not found.usable
+    assert kinds(found) == {
+        "broken": (2, (9, 14)),
+        "no-user": (1, (10,)),
+        "no-item": (1, (11,)),
+        "not-a-number": (1, (3,)),
+        "no-rating": (2, (12, 17)),
+        "off-scale": (1, (13,)),
+        "repeated": (2, (6, 16)),
+        "future": (1, (8,)),
+        "few-ratings": (4, ()),
+    }
+    assert found.shape is not None
+    assert (found.shape.ratings, found.shape.users, found.shape.items) == (4, 4, 3)
+    assert found.shape.last == "2023-11-14"  # what is in the future is no part of the picture
+
+
+def test_only_the_first_few_lines_of_many(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\n" + "".join(f"{k},{k},bad\n" for k in range(3000)))
+    assert kinds(check_source("t", path))["not-a-number"] == (3000, (2, 3, 4, 5, 6))
+
+
+def test_duplicates_are_no_error_once_it_is_said_what_becomes_of_them(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n1,a,4\n2,a,4\n")
+    assert not check_source("t", path).usable
+    found = check_source("t", path, duplicates="last")
+    assert found.usable
+    assert "the last one is kept" in found.problems[0].text
+    assert check_source("t", put(tmp_path / "t.inter", "user_id\titem_id\trating\n1\ta\t3\n1\ta\t4\n")).usable
+
+
+def test_wrong_encoding(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\nJosé,a,3\n1,b,x\nRené,b,2\n".encode("latin-1"))
+    found = check_source("t", path)
+    assert kinds(found)["encoding"] == (2, (2, 4))
+    assert kinds(found)["not-a-number"] == (1, (3,))
+    assert "--encoding latin-1" in found.problems[0].remedy
+    assert set(kinds(check_source("t", path, encoding="latin-1"))) == {"not-a-number", "few-ratings"}
+
+
+def test_what_is_worth_knowing(tmp_path: Path) -> None:
+    equal = check_source("t", put(tmp_path / "a.csv", "user,item,rating\n1,a,3\n2,a,3\n"))
+    assert equal.usable
+    assert "all-equal" in kinds(equal)
+    zeros = check_source("t", put(tmp_path / "b.csv", "user,item,rating\n1,a,0\n2,a,3\n3,a,0\n"))
+    assert kinds(zeros)["zeros"] == (2, (2, 4))
+    early = check_source("t", put(tmp_path / "c.csv", "user,item,rating,time\n1,a,1,19000\n2,a,3,19001\n"))
+    assert kinds(early)["early"] == (2, (2, 3))
+    gaps = check_source("t", put(tmp_path / "d.csv", "user,item,rating,time\n1,a,1,1700000000\n2,a,3,\n"))
+    assert gaps.usable
+    assert gaps.notes == ("1 row has no time: all times are left out",)
+
+
+def test_rows_of_parquet(tmp_path: Path) -> None:
+    table = pa.table({"user": ["a", None, "c", " a "], "item": [1, 2, 3, 1], "rating": [1.0, 2.0, float("nan"), 4.0]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    found = check_source("t", tmp_path / "t.parquet")
+    assert found.unit == "row"
+    assert kinds(found) == {"no-user": (1, (2,)), "no-rating": (1, (3,)), "repeated": (1, (4,)), "few-ratings": (1, ())}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("user,thing,rating\n1,2,3\n", "no column for item"),
+        ("", "is empty"),
+        (b"PAR1junk", "cut off or damaged"),
+        (b"\0\1\2\3" * 9, "is not a text table"),
+    ],
+)
+def test_what_cannot_be_read_at_all(tmp_path: Path, content: str | bytes, words: str) -> None:
+    (problem,) = check_source("t", put(tmp_path / "t.csv", content)).problems
+    assert problem.kind == "unreadable"
+    assert words in problem.text
+
+
+FIELDS = st.sampled_from(
+    ["1", "2", "", " 2 ", "a", "nan", "NA", "+3", "1e1", "4.5", ".5", "5.", "inf", "x", "0x1", "1_0", '"q"', "-2"]
+)
+LINES = st.lists(st.lists(FIELDS, min_size=2, max_size=4), max_size=12)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LINES, st.sampled_from([None, "first", "mean"]), st.sampled_from([None, (1.0, 5.0)]))
+def test_usable_is_what_can_be_read(
+    tmp_path: Path, lines: list[list[str]], duplicates: str | None, scale: tuple[float, float] | None
+) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\n" + "".join(",".join(line) + "\n" for line in lines))
+    try:
+        ratings = read_ratings(path, duplicates=duplicates, scale=scale)
+    except DataError:
+        ratings = None
+    found = check_source("t", path, duplicates=duplicates, scale=scale)
+    assert found.usable == (ratings is not None)
+    if ratings is not None:
+        assert found.shape is not None
+        assert (found.shape.ratings, found.shape.users, found.shape.items) == (len(ratings), ratings.n_users, ratings.n_items)
+
+
+def test_real_layouts_have_their_own_readers(real_data: Path) -> None:
+    if not (real_data / "ml-100k").exists():
+        pytest.skip("ml-100k is not in VERFEDGNN_DATA")
+    found = check_source("ml-100k", "ml-100k")
+    assert found.usable
+    assert found.shape is not None
+    assert found.shape.ratings == 100_000
+    assert sum(count for _, count in found.shape.values) == 100_000
+
+
+# -- the picture -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
+def test_sizes_count_everyone_once(counts: list[int]) -> None:
+    bars = sizes(np.array(counts))
+    assert sum(count for _, count in bars) == len(counts)
+    assert bars[0][1] > 0
+    assert bars[-1][1] > 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.floats(-10, 10, width=32), st.integers(0, NOW + 10**9)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -> None:
+    user, item, rating, time = (np.array(column) for column in zip(*rows, strict=True))
+    shape = distribution(user, item, rating, time, NOW)
+    assert shape is not None
+    assert sum(count for _, count in shape.values) == len(rows)
+    assert sum(count for _, count in shape.per_user) == len(set(user.tolist()))
+    assert 0 < sum(count for _, count in shape.over_time) <= len(rows)
+    assert len(shape.over_time) <= 24
+
+
+def test_times_by_day_month_or_year() -> None:
+    def labels(*days: str) -> list[str]:
+        time = np.array(days, "datetime64[s]").astype(np.int64)
+        shape = distribution(np.zeros(len(days), int), np.arange(len(days)), np.ones(len(days)), time, NOW)
+        assert shape is not None
+        return [label for label, _ in shape.over_time]
+
+    assert labels("2024-02-28", "2024-03-01") == ["2024-02-28", "2024-02-29", "2024-03-01"]
+    assert labels("2023-11-28", "2024-02-01") == ["2023-11", "2023-12", "2024-01", "2024-02"]
+    assert labels("2021-11-28", "2025-02-01") == ["2021", "2022", "2023", "2024", "2025"]
+    assert labels("1991-01-01", "2025-02-01")[0] == "to 2002"
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
+    assert code == 2
+    assert "(lines 9, 14)" in out
+    assert "1 row has a rating that is not a number (line 3): correct or remove them" in out
+    assert "not usable as it is" in out
+    good = put(
+        tmp_path / "good.csv", "user,item,rating\n" + "".join(f"{u},{i},{1 + (u + i) % 5}\n" for u in range(9) for i in range(9))
+    )
+    code, out, _ = command("data", "check", good)
+    assert code == 0
+    for words in ("81 ratings by 9 users on 9 items", "█", "users by their ratings", "5-9", "usable"):
+        assert words in out
+    code, out, err = command("data", "check", tmp_path / "gone.csv")
+    assert code == 2
+    assert "gone.csv does not exist" in out + err
+
+
+def test_json_is_one_line(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5", "--json")
+    assert code == 2
+    assert out.count("\n") == 1
+    told = json.loads(out)
+    assert not told["usable"]
+    (source,) = told["sources"]
+    assert {p["kind"]: p["places"] for p in source["problems"]}["broken"] == [9, 14]
+    assert source["distribution"]["ratings"] == 4
+    assert told["common"] is None
+
+
+def test_several_sources_say_who_is_in_common(command: Command, tmp_path: Path) -> None:
+    film = put(tmp_path / "film.csv", "user,item,rating\n" + "".join(f"Anna{u},f{u % 3},{1 + u % 5}\n" for u in range(10)))
+    books = put(tmp_path / "books.csv", "user,item,rating\n" + "".join(f"Anna{u},b{u % 3},{1 + u % 5}\n" for u in range(5, 20)))
+    code, out, _ = command("data", "check", f"film={film}", f"books={books}")
+    assert code == 0
+    assert "5 users in all 2 (50 % of film's, 33 % of books's)" in out
+    code, out, _ = command("data", "check", tmp_path, "--json")
+    assert json.loads(out)["common"]["users"] == 5
+    other = put(tmp_path / "music.csv", "user,item,rating\n" + "".join(f"anna{u},b{u % 3},{1 + u % 5}\n" for u in range(10)))
+    code, out, _ = command("data", "check", film, other, books)
+    assert code == 2
+    assert "5 would be if capitals did not matter" in out
+    assert "3 items are at both music and books" in out
+
+
+def test_in_common_of_the_unreadable(tmp_path: Path) -> None:
+    gone = check_source("a", tmp_path / "gone.csv")
+    common = in_common([gone, check_source("b", put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n"))])
+    assert common.users == 0
+    assert not common.usable
+
+
+def test_the_page_shows_what_is_printed(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text("utf-8")
+    table, printed = (block.split("```")[0] for block in page.split("```text\n")[1:])
+    put(tmp_path / "film.csv", table)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    _, out, _ = command("data", "check", "film.csv")
+    assert [line.rstrip() for line in out.strip().splitlines()] == printed.strip().splitlines()
