@@ -18,6 +18,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.data import read_ratings
+from verfedgnn.errors import Interrupted
 from verfedgnn.experiments import cell as cell_module
 from verfedgnn.experiments.cell import Cell, checksum, commit
 from verfedgnn.experiments.comparison import comparison_cells, comparison_csv, comparison_page
@@ -29,7 +30,6 @@ from verfedgnn.paper.experiment import Experiment
 from verfedgnn.paper.page import fill_page
 from verfedgnn.paper.published import PROJECTION_SAVES, QUANTIZATION_SAVES, TABLE2
 from verfedgnn.paper.table2 import compared, verdict
-from verfedgnn.training import Interrupted
 
 
 @pytest.fixture

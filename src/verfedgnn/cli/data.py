@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from verfedgnn.data.shapes import LIKE, write_ratings
+from verfedgnn.cli.complete import SHAPES, among
+from verfedgnn.cli.options import AsJson, Quiet
+from verfedgnn.cli.output import Output
 from verfedgnn.errors import DataError
 
 app = typer.Typer(
@@ -29,15 +30,22 @@ def root() -> None:
 @app.command()
 def synth(
     out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
-    like: Annotated[str, typer.Option(help=f"The data set whose shape it has: {', '.join(LIKE)}.")] = "yelp",
+    like: Annotated[
+        str, typer.Option(help=f"The data set whose shape it has: {', '.join(SHAPES)}.", autocompletion=among(SHAPES))
+    ] = "yelp",
     users: Annotated[int | None, typer.Option(help="Users; unset: as there.")] = None,
     items: Annotated[int | None, typer.Option(help="Items; unset: as there.")] = None,
     ratings: Annotated[int | None, typer.Option(help="Ratings; unset: as there.")] = None,
     scale_down: Annotated[float, typer.Option(help="Divide the counts that are unset by this.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate ratings in the shape of a large data set: its counts, long tails and columns; tastes are shared by all items."""
+    from verfedgnn.data.shapes import LIKE, write_ratings
+
+    output = Output(quiet=quiet, as_json=as_json)
     if like not in LIKE:
         raise DataError(f"there is no shape '{like}': use --like {' or '.join(LIKE)}, with --users, --items and --ratings")
     if out.exists() and not overwrite:
@@ -51,11 +59,13 @@ def synth(
     )
     part = out.with_name(f".{out.name}.part")
     try:
-        write_ratings(shape, part, seed=seed)
+        with output.busy(f"generating {shape.ratings:,} ratings"):
+            write_ratings(shape, part, seed=seed)
         part.replace(out)
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}; choose another --out, or make room") from None
     finally:
         part.unlink(missing_ok=True)
-    text = f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items"
-    Console().print(f"{text}; next: verfedgnn train --data {out}", highlight=False, markup=False, soft_wrap=True)
+    made = {"file": out, "users": shape.users, "items": shape.items, "ratings": shape.ratings}
+    output.result(made, f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items")
+    output.remark(f"next: verfedgnn train --data {out}")

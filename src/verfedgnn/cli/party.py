@@ -2,53 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
 
+from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.options import DATA, RUN, AsJson, Columns, Device, Duplicates, Quiet
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.service import (
-    DATA,
-    RUN,
-    Device,
     Every,
     FederationFile,
     KeyFile,
     LogFormat,
-    Quiet,
+    ServiceThreads,
     Status,
-    Threads,
     begin,
     connected,
     make_watch,
     member,
-    stopping,
 )
 from verfedgnn.cli.show import run_table
 from verfedgnn.cli.train import parse_columns
-from verfedgnn.data import Ratings, read_ratings
 from verfedgnn.errors import ConfigError
-from verfedgnn.federation.align import align as align_users
-from verfedgnn.federation.folder import PartyFolder
-from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.link import Link
-from verfedgnn.federation.log import tell, warn
-from verfedgnn.federation.party import PartyService, Realign, choose_gate
-from verfedgnn.prepare import prepare
-from verfedgnn.privacy.alignment import Each, workers
-from verfedgnn.run import Run
-from verfedgnn.runtime.checkpoint import holding
+
+if TYPE_CHECKING:
+    from verfedgnn.data import Ratings
+    from verfedgnn.federation.folder import PartyFolder
+    from verfedgnn.federation.identity import Identity
+    from verfedgnn.federation.link import Link
+    from verfedgnn.privacy.alignment import Each
+    from verfedgnn.run import Run
 
 RatingsFile = Annotated[str | None, typer.Option("--ratings", help="Your ratings: a file or folder.", rich_help_panel=DATA)]
-Columns = Annotated[str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...", rich_help_panel=DATA)]
-Duplicates = Annotated[
-    str | None, typer.Option(help="Repeated (user, item) pairs: error, first, last or mean.", rich_help_panel=DATA)
-]
 Scale = Annotated[str | None, typer.Option(help="Lowest and highest rating, as 1,5; unset: as found.", rich_help_panel=DATA)]
 Out = Annotated[
     Path | None,
@@ -68,31 +56,42 @@ def party(
     status: Status = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: Threads = 1,
+    threads: ServiceThreads = 1,
     processes: Processes = 0,
     log: LogFormat = "text",
     quiet: Quiet = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print metrics.json on one line at the end.", rich_help_panel=RUN)
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run your side of a federation: align users, train with the others, end with a model of your own."""
+    """Run your side of a federation: align users, train with the others, end with a model of your own.
+
+    After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
+    """
+    from verfedgnn.federation.folder import PartyFolder
+    from verfedgnn.federation.link import Link
+    from verfedgnn.federation.log import tell, warn
+    from verfedgnn.federation.party import PartyService, Realign, choose_gate
+    from verfedgnn.privacy.alignment import workers
+    from verfedgnn.run import Run
+    from verfedgnn.runtime.checkpoint import holding, writable
+
     begin(log, quiet, threads)
+    output = Output(quiet=quiet, as_json=as_json)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
     if store.finished:
         tell("this run is finished already", run=str(store.folder))
         if store.ungated:
             choose_gate(store.folder)
-        _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
+        _show(Run.load(store.folder), store.folder, output)
         return
+    writable(store.folder)
     table = None if store.begun else _read(ratings, columns, duplicates, scale)
     if store.begun and ratings is not None:
         tell("going on with the ratings stored when users were aligned; --ratings is not read again", run=str(store.folder))
     each_of = workers(processes or os.cpu_count() or 1)
-    with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
+    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
         watch = make_watch(store.folder, status)
-        link = Link(identity, transport, stop)
+        link = Link(identity, transport, halt.asked)
         while True:
             if not store.begun:
                 table = table or _read(ratings, columns, duplicates, scale)
@@ -105,7 +104,7 @@ def party(
                 warn("another party came without aligned users: aligning again")
                 store.clear()
         watch.close()
-    _show(run, store.folder, as_json=as_json, quiet=quiet)
+    _show(run, store.folder, output)
 
 
 def align(
@@ -119,21 +118,34 @@ def align(
     processes: Processes = 0,
     log: LogFormat = "text",
     quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
+    from verfedgnn.federation.folder import PartyFolder
+    from verfedgnn.federation.link import Link
+    from verfedgnn.privacy.alignment import workers
+    from verfedgnn.runtime.checkpoint import holding, writable
+
     begin(log, quiet, 1)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
     if store.trained:
         raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
+    writable(store.folder)
     table = _read(ratings, columns, duplicates, scale)
     each_of = workers(processes or os.cpu_count() or 1)
-    with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
-        users = _align(identity, store, Link(identity, transport, stop), table, each)
-    Console().print(f"{users:,} common users, stored in {store.folder}", highlight=False, soft_wrap=True)
+    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
+        users = _align(identity, store, Link(identity, transport, halt.asked), table, each)
+    found = {"users": users, "run": store.folder}
+    Output(quiet=quiet, as_json=as_json).result(found, f"{users:,} common users, stored in {store.folder}")
 
 
 def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, each: Each) -> int:
+    import torch
+
+    from verfedgnn.federation.align import align as align_users
+    from verfedgnn.prepare import prepare
+
     data, name = align_users(table, identity, link, each)
     (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
     store.begin(prepared, name)
@@ -141,6 +153,8 @@ def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, e
 
 
 def _read(ratings: str | None, columns: str | None, duplicates: str | None, scale: str | None) -> Ratings:
+    from verfedgnn.data import read_ratings
+
     if ratings is None:
         raise ConfigError("give your ratings with --ratings FILE")
     options: dict[str, Any] = {"columns": parse_columns(columns)}
@@ -155,10 +169,6 @@ def _read(ratings: str | None, columns: str | None, duplicates: str | None, scal
     return read_ratings(ratings, **options)
 
 
-def _show(run: Run, folder: Path, *, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(run.metrics))
-    elif not quiet:
-        console = Console()
-        console.print(run_table(run.metrics))
-        console.print(f"next: {sys.argv[0]} recommend {folder} --user ID", highlight=False, markup=False, soft_wrap=True)
+def _show(run: Run, folder: Path, output: Output) -> None:
+    output.result(run.metrics, run_table(run.metrics))
+    output.remark(f"next: {sys.argv[0]} recommend {folder} --user ID")
