@@ -57,6 +57,8 @@ def synth(
         items=round(there.items / scale_down) if items is None else items,
         ratings=round(there.ratings / scale_down) if ratings is None else ratings,
     )
+    if not out.parent.is_dir():
+        raise DataError(f"{out.parent} is not a folder, so {out.name} cannot be written there; make it, or choose another --out")
     part = out.with_name(f".{out.name}.part")
     try:
         with output.busy(f"generating {shape.ratings:,} ratings"):

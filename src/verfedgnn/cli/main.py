@@ -86,7 +86,7 @@ def main() -> None:
 def _run() -> int:
     """The exit code: 0 fine, 2 a mistake of the user's, 3 refused by a peer, 4 interrupted; docs/terminal.md."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="verfedgnn", standalone_mode=False)
         if code == _CTRL_C:
             raise Interrupted("interrupted")
         return code if isinstance(code, int) else 0
@@ -107,10 +107,11 @@ def _misused(error: typer.TyperException) -> int:
     """An unknown option, a missing argument and the like: one line that says where the help is."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-        print(context.get_help(), file=sys.stderr)
+        typer.echo(context.get_help(), nl=False)
     else:
         path = context.command_path if context is not None else "verfedgnn"
-        _say(f"{error.format_message().rstrip('.')}; see `{path} --help`")
+        text = error.format_message().rstrip(".")
+        _say(f"{text}{'' if text.endswith('?') else ';'} see `{path} --help`")
     return error.exit_code
 
 

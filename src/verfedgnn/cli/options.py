@@ -42,9 +42,7 @@ By = Annotated[
         help="Cut by an item column, such as genre; with --parties N: its largest values and the rest.", rich_help_panel=DATA
     ),
 ]
-Columns = Annotated[
-    str | None, typer.Option(help="Names in your table: user=...,item=...,rating=...,time=...", rich_help_panel=DATA)
-]
+Columns = Annotated[str | None, typer.Option(help="Names in your table, as user=A,item=B,rating=C,time=D.", rich_help_panel=DATA)]
 Duplicates = Annotated[
     str | None,
     typer.Option(
