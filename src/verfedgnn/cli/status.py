@@ -16,6 +16,7 @@ from rich.table import Table
 from verfedgnn.cli.options import AsJson, Quiet
 from verfedgnn.cli.output import Output
 from verfedgnn.errors import RunError
+from verfedgnn.federation.words import shown, whereabouts
 
 _STALE_SECONDS = 30
 
@@ -26,8 +27,6 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show rounds, validation RMSE, parties, bytes and the time left of a coordinator or a party."""
-    from verfedgnn.federation.watch import shown, whereabouts
-
     output = Output(quiet=quiet, as_json=as_json)
     found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
     table = Table("", "", show_header=False, box=None)
