@@ -163,7 +163,7 @@ def test_a_failed_cell_is_named_and_the_others_are_kept(table: str, tmp_path: Pa
 
 def test_a_stop_keeps_what_is_finished(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed, **{"training.epochs": 2 if seed == 0 else 20000}) for seed in range(2)]
-    with pytest.raises(Interrupted, match="1 of 2 trainings done; the same command goes on"):
+    with pytest.raises(Interrupted, match="stopped with 1 of 2 trainings done"):
         run_cells(cells, tmp_path, jobs=2, stop=lambda: bool(Records(tmp_path).found))
     assert list(Records(tmp_path).found) == [cells[0].key()]
 
