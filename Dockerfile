@@ -1,20 +1,27 @@
 # verfedgnn for a coordinator or a party; docs/deploy.md says how to use it.
-#     docker build -t verfedgnn .
-FROM python:3.12-slim
+#     docker build -t verfedgnn --build-arg VERSION=0.1.0 .
+FROM python:3.12-slim AS build
 
 # psi is needed for alignment = "ecdh" only, and there for x86_64 only: --build-arg EXTRAS=federation leaves it out.
 ARG EXTRAS=federation,psi
 # torch without CUDA, a fraction of the size; for GPUs: --build-arg TORCH_INDEX=https://pypi.org/simple
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# The version to call itself, such as 0.1.0: there is no .git in here. Unset: the fallback of pyproject.toml.
+ARG VERSION
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
+RUN python -m venv /opt/verfedgnn
+ENV PATH=/opt/verfedgnn/bin:$PATH
 WORKDIR /src
 COPY constraints.txt ./
 RUN pip install --no-deps --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install -c constraints.txt ".[$EXTRAS]" && rm -rf build src
+RUN ${VERSION:+env SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VERFEDGNN="$VERSION"} pip install -c constraints.txt ".[$EXTRAS]"
 
+FROM python:3.12-slim
+COPY --from=build /opt/verfedgnn /opt/verfedgnn
+ENV PATH=/opt/verfedgnn/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin verfedgnn \
     && install -d -o verfedgnn -g verfedgnn -m 0700 /data
 USER verfedgnn

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import verfedgnn as vf
-from verfedgnn.errors import VerFedGNNError
+from verfedgnn.errors import Interrupted, VerFedGNNError
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
 from verfedgnn.federation.align import align
 from verfedgnn.federation.certificates import issue, key_pem, new_authority, new_key, request, write_secret
@@ -24,7 +24,6 @@ from verfedgnn.federation.party import PartyService, Realign
 from verfedgnn.federation.watch import Watch
 from verfedgnn.prepare import prepare
 from verfedgnn.runtime.transport import Event
-from verfedgnn.training import Interrupted
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)

@@ -18,6 +18,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.data import read_ratings
+from verfedgnn.errors import Interrupted
 from verfedgnn.experiments import cell as cell_module
 from verfedgnn.experiments.cell import Cell, checksum, commit
 from verfedgnn.experiments.comparison import comparison_cells, comparison_csv, comparison_page
@@ -29,7 +30,6 @@ from verfedgnn.paper.experiment import Experiment
 from verfedgnn.paper.page import fill_page
 from verfedgnn.paper.published import PROJECTION_SAVES, QUANTIZATION_SAVES, TABLE2
 from verfedgnn.paper.table2 import compared, verdict
-from verfedgnn.training import Interrupted
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_failed_cell_is_named_and_the_others_are_kept(table: str, tmp_path: Pa
 
 def test_a_stop_keeps_what_is_finished(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed, **{"training.epochs": 2 if seed == 0 else 20000}) for seed in range(2)]
-    with pytest.raises(Interrupted, match="1 of 2 trainings done; the same command goes on"):
+    with pytest.raises(Interrupted, match="stopped with 1 of 2 trainings done"):
         run_cells(cells, tmp_path, jobs=2, stop=lambda: bool(Records(tmp_path).found))
     assert list(Records(tmp_path).found) == [cells[0].key()]
 

@@ -29,7 +29,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing registered, nothing found before; as it was afterwards."""
     monkeypatch.setattr(plugins, "_gnns", {})
     monkeypatch.setattr(plugins, "_methods", {})
-    monkeypatch.delenv(plugins.FILES, raising=False)
+    monkeypatch.setenv(plugins.FILES, "")  # so that it is as before afterwards, too
     plugins._run.cache_clear()
     plugins._offered.cache_clear()
     yield

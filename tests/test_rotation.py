@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import config as paper
 from helpers import federation, same
+from verfedgnn.errors import Interrupted
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import party_graph, users_of
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.rotation import Rotation
 from verfedgnn.protocol.terms import Terms
-from verfedgnn.training import Interrupted, resume
+from verfedgnn.training import resume
 
 
 def best(**values: Any) -> vf.Config:

@@ -17,9 +17,9 @@ import pytest
 import verfedgnn as vf
 from helpers import config, same
 from verfedgnn.data import check_parties
+from verfedgnn.errors import Interrupted
 from verfedgnn.runtime import checkpoint
 from verfedgnn.store import safe_names
-from verfedgnn.training import Interrupted
 
 
 @pytest.mark.parametrize("values", [{}, {"participation": 0.5}, {"model": "gat", "refresh": 1}, {"mechanism": "laplace"}])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from verfedgnn.run import Recommendation, Run
     from verfedgnn.training import resume, train
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "Config",
@@ -74,9 +74,21 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"verfedgnn.{_HOMES[name]}"), name)
+    if name == "__version__":
+        return _version()
     if name == "data":
         return import_module("verfedgnn.data")
     raise AttributeError(f"module 'verfedgnn' has no attribute '{name}'")
+
+
+def _version() -> str:
+    """The version that was installed, which is the repository's tag; looked up only when asked for."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("verfedgnn")
+    except PackageNotFoundError:  # a source tree on the path
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

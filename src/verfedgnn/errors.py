@@ -27,3 +27,13 @@ class ProtocolError(VerFedGNNError):
     """A message is malformed, out of order or out of bounds; its content is never part of the text."""
 
     exit_code = 3
+
+
+class Interrupted(VerFedGNNError):
+    """A stop was asked for; what was finished is kept. `remedy` says how to go on; without one, by the same command."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what, self.remedy = what, remedy

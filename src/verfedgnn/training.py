@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData, check_parties
-from verfedgnn.errors import ConfigError, RunError, VerFedGNNError
+from verfedgnn.errors import ConfigError, Interrupted, RunError
 from verfedgnn.evaluation.figures import figures, history_entry
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
@@ -24,7 +24,7 @@ from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.run import PartyModel, Run, begin_folder, read_history, write_history
-from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint, writing
+from verfedgnn.runtime.checkpoint import read_checkpoint, writable, write_checkpoint, writing
 from verfedgnn.runtime.local import LocalRuntime
 from verfedgnn.store import read_parties, safe_names
 
@@ -41,12 +41,6 @@ class Progress:
     """What a validation found, by name, if there was one."""
     best: dict[str, float]
     bytes: int
-
-
-class Interrupted(VerFedGNNError):
-    """Training was asked to stop; what was trained is in the checkpoint."""
-
-    exit_code = 4
 
 
 Watcher = Callable[[Progress], None]
@@ -80,7 +74,7 @@ def train(
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not say which variant of a party made it; leave out `out`")
-    replaced = folder is not None and _claim(folder, overwrite)
+    replaced = folder is not None and claim(folder, overwrite)
     training = _Training(prepare(parties, config, usable_device(device), parts), config, folder, stack, party)
     if folder is not None:
         if replaced:
@@ -149,8 +143,7 @@ class _Training:
             if self.folder is not None and (stopping or done or closed.round % self.config.training.checkpoint_every == 0):
                 self._checkpoint()
             if stopping:
-                where = f"; continue with `verfedgnn train --resume {self.folder}`" if self.folder else ""
-                raise Interrupted(f"stopped after round {closed.round} of {coordinator.rounds}{where}")
+                raise Interrupted(f"stopped after round {closed.round} of {coordinator.rounds}", self._remedy())
         self.runtime.finish()
         return self._finished(watch, stop)
 
@@ -187,6 +180,11 @@ class _Training:
         self.exchanges = values["exchanges"]
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
 
+    def _remedy(self) -> str:
+        if self.folder is None:
+            return "nothing is kept: train with a folder to be able to continue"
+        return f"continue with `verfedgnn train --resume {self.folder}`"
+
     def _files(self) -> list[str]:
         return safe_names([p.party for p in self.prepared])
 
@@ -202,8 +200,7 @@ class _Training:
             try:
                 gated = gated_models(self.prepared, models, self.config, self.coordinator.ratings, watch=watch, stop=stop)
             except Interrupted:
-                where = f"; continue with `verfedgnn train --resume {self.folder}`" if self.folder else ""
-                raise Interrupted(f"the federation is trained, the parties' gates are not chosen{where}") from None
+                raise Interrupted("the federation is trained, the parties' gates are not chosen", self._remedy()) from None
             models = [each.model for each in gated]
         coordinator, ledger = self.coordinator, self.runtime.ledger
         first = next(iter(self.runtime.parties.values()))
@@ -250,8 +247,9 @@ def party_secret(seed: int, index: int) -> int:
     return int(np.random.default_rng([seed, 3, index]).integers(2**62))
 
 
-def _claim(folder: Path, overwrite: bool) -> bool:
-    """Whether there is a run to be replaced; whatever else is there is left alone, with an error."""
+def claim(folder: Path, overwrite: bool) -> bool:
+    """Whether there is a run to be replaced; whatever else is there is left alone, and a place not to be written is an error."""
+    writable(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     if not overwrite:

@@ -14,8 +14,8 @@ import torch
 import verfedgnn
 from verfedgnn.config import Config, fields
 from verfedgnn.data import PartyData
-from verfedgnn.errors import ConfigError, DivergedError
-from verfedgnn.training import Interrupted, Progress, train
+from verfedgnn.errors import ConfigError, DivergedError, Interrupted
+from verfedgnn.training import Progress, train
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def tune(
     try:
         found.optimize(objective, n_trials=max(0, trials - len(finished())), callbacks=[tell])
     except Interrupted:
-        raise Interrupted(f"stopped; go on with the same command: the study {study} keeps the finished trials") from None
+        raise Interrupted(f"stopped; the study {study} keeps {len(finished())} of {trials} trials") from None
     if not any(t.state == complete for t in finished()):
         raise DivergedError("no trial came to an end; lower the range of training.lr")
     best = found.best_trial

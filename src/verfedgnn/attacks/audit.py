@@ -6,6 +6,7 @@ Every finding is kept in RUN/audit/findings.json as soon as it is there, so an a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError
 from verfedgnn.run import Run, write_json
 from verfedgnn.runtime.checkpoint import writing
-from verfedgnn.training import train
+from verfedgnn.training import Progress, train
 
 THIS = "this run"
 
@@ -81,25 +82,32 @@ class Audit:
         """Whether that was found already."""
         return step.part in self.found.get(step.variant, {})
 
-    def take(self, step: Step) -> None:
-        """Find it and keep it."""
+    def take(self, step: Step, watch: Callable[[float], None] = lambda share: None) -> None:
+        """Find it and keep it; `watch` is told the share of it that is done."""
         config = self.variants[step.variant]
+
+        def count(round: int, rounds: int) -> None:
+            watch(round / rounds)
+
         rounds, victims = min(self.settings["rounds"], config.training.epochs), self.settings["victims"]
         if step.part == "model":
-            finding = self._model(step.variant, config)
+            finding = self._model(step.variant, config, count)
         elif step.part == "gradients":
-            finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed)
+            finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed, watch=count)
         elif config.exchange.mode == "none":
             finding = {}
         else:
-            finding = attack_sums(self.run.parties, config, rounds=rounds, victims=victims, seed=config.seed)
+            finding = attack_sums(self.run.parties, config, rounds=rounds, victims=victims, seed=config.seed, watch=count)
         self.found.setdefault(step.variant, {})[step.part] = finding
         with writing(self.path.parent):
             self.path.parent.mkdir(exist_ok=True)
             write_json(self.path, {"settings": self.settings, "found": self.found})
 
-    def _model(self, variant: str, config: Config) -> dict[str, Any]:
-        run = self.run if variant == THIS else train(self.run.parties, config, parts=self.run.parts)
+    def _model(self, variant: str, config: Config, count: Callable[[int, int], None]) -> dict[str, Any]:
+        def watch(event: Progress) -> None:
+            count(event.round, event.rounds)
+
+        run = self.run if variant == THIS else train(self.run.parties, config, parts=self.run.parts, watch=watch)
         about = {"rmse": run.metrics["test"]["rmse"], "privacy": run.metrics["privacy"], "membership": None}
         if config.training.ranks:  # such a model predicts no ratings that could be compared
             return about

@@ -45,6 +45,9 @@ FEW = 8
 SINGLE = 20
 """Rounds that are read one by one."""
 
+Watch = Callable[[int, int], None]
+"""Told the rounds that were listened to, of how many."""
+
 
 def judged(claims: Tensor, truth: Tensor, popularity: Tensor) -> dict[str, Any]:
     """Scores of claims (V, M), of the guess that claims as many, and of the same claims held against others' truth."""
@@ -86,6 +89,7 @@ def attack_sums(
     victims: int = 500,
     seed: int = 0,
     method: str = "",
+    watch: Watch = lambda round, rounds: None,
 ) -> dict[str, dict[str, Any]]:
     """All attacks on sums of neighbourhoods over so many rounds, with `copies` fake accounts for each of `share` of the items.
 
@@ -102,6 +106,7 @@ def attack_sums(
     exchanges: list[Exchange] = []
     while federation.coordinator.round < rounds:
         exchanges.append(federation.exchange())
+        watch(federation.coordinator.round, rounds)
     truth = federation.parties[target].neighbours[: planted.honest]
     chosen = torch.from_numpy(choose_victims(truth, victims, rng))
     fakes, items = torch.from_numpy(planted.users), torch.from_numpy(planted.items)
@@ -283,7 +288,13 @@ def _attacks(view: _View) -> dict[str, Callable[[], Tensor]]:
 
 
 def attack_gradients(
-    parties: Sequence[PartyData], config: Config, *, rounds: int, at: Sequence[int] = (1, 10, 100), seed: int = 0
+    parties: Sequence[PartyData],
+    config: Config,
+    *,
+    rounds: int,
+    at: Sequence[int] = (1, 10, 100),
+    seed: int = 0,
+    watch: Watch = lambda round, rounds: None,
 ) -> dict[str, Any]:
     """What the coordinator reads in user gradients: in single rounds, and from the mean over the first `at` rounds.
 
@@ -310,6 +321,7 @@ def attack_gradients(
                 single.append({"auc": reading.separation.auc, "proven": reading.proven, "false": reading.false})
         if number in at or number == rounds:
             found[str(number)] = _over_rounds(federation, averages, true, counts, generator)
+        watch(number, rounds)
     batch = {key: short(np.mean([each[key] for each in single])) for key in single[0]} if single else None
     return {"batch": batch, "rounds": found}
 

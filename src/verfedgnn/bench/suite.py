@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -113,7 +114,7 @@ def take(task: Task, command: str, memory: float = math.inf) -> dict[str, Any]:
         env={**os.environ, **threads},
     )
     record = {"name": task.name, **task.about, **about, "took": round(time.time() - began, 1)}
-    if process.returncode == 130 or process.returncode == -2:
+    if process.returncode in (130, -signal.SIGINT, -signal.SIGTERM):
         raise KeyboardInterrupt
     try:
         return {**record, "figures": json.loads(process.stdout.splitlines()[-1])}

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.attacks.membership import membership
-from verfedgnn.attacks.stronger import attack_gradients, attack_sums
-from verfedgnn.cli.show import error_console
+from verfedgnn.cli.complete import among
+from verfedgnn.cli.options import AsJson, Quiet, Threads, WholeRun, use_threads
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.show import RoundProgress
 from verfedgnn.errors import ConfigError
-from verfedgnn.run import Run, write_json
-from verfedgnn.runtime.checkpoint import writing
+
+if TYPE_CHECKING:
+    from verfedgnn.run import Run
+
+Watch = Callable[[int, int], None]
 
 
 def attack(
-    run: Annotated[Path, typer.Argument(help="A run folder that holds all parties, as `train --out` writes it.")],
+    run: WholeRun,
     who: Annotated[
-        str, typer.Option("--as", help="party:NAME (or its number, from 0), coordinator, or outsider (with the final model).")
+        str,
+        typer.Option(
+            "--as",
+            help="party:NAME (or its number, from 0), coordinator, or outsider (with the final model).",
+            autocompletion=among(("party:", "coordinator", "outsider")),
+        ),
     ] = "outsider",
     target: Annotated[
         str | None, typer.Option(help="party:...: whose users' items are looked for; unset: the next party.")
@@ -30,38 +37,47 @@ def attack(
     method: Annotated[str, typer.Option(help="party:...: only attacks with this in their names, such as fakes or omp.")] = "",
     rounds: Annotated[int, typer.Option(help="Rounds that are listened to.", min=1)] = 300,
     victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
-    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Mount attacks on a run and say what they found, next to what anybody could guess.
 
     A run folder holds no messages, so for a party and for the coordinator the training is run again, with the same settings and
     data, and listened to.
     """
-    if threads:
-        torch.set_num_threads(threads)
+    from verfedgnn.run import Run, write_json
+    from verfedgnn.runtime.checkpoint import writable, writing
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
+    path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
     loaded = Run.load(run)
+    writable(path.parent)
     names = [party.name for party in loaded.parties]
     if len(names) < 2:
         raise ConfigError("an attack needs the parties of a whole federation; this run holds one")
-    console = error_console()
-    if who == "outsider":
-        found, table = _outsider(loaded)
-    elif who == "coordinator":
-        console.print(f"listening to {rounds:,} rounds")
-        found, table = _coordinator(loaded, rounds)
-    else:
-        attacker = _place(who.removeprefix("party:"), names)
-        victim = (attacker + 1) % len(names) if target is None else _place(target, names)
-        if victim == attacker:
-            raise ConfigError("a party knows its own users' items; give another party as --target")
-        console.print(f"{names[attacker]} opens fake accounts at {names[victim]} and listens to {rounds:,} rounds", markup=False)
-        found, table = _party(loaded, attacker, victim, rounds, victims, method)
-    path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
+    with RoundProgress(hidden=quiet) as progress:
+
+        def listen(round: int, rounds: int) -> None:
+            progress.step("listening", round, rounds)
+
+        if who == "outsider":
+            found, table = _outsider(loaded)
+        elif who == "coordinator":
+            progress.line(f"listening to {rounds:,} rounds")
+            found, table = _coordinator(loaded, rounds, listen)
+        else:
+            attacker = _place(who.removeprefix("party:"), names)
+            victim = (attacker + 1) % len(names) if target is None else _place(target, names)
+            if victim == attacker:
+                raise ConfigError("a party knows its own users' items; give another party as --target")
+            progress.line(f"{names[attacker]} opens fake accounts at {names[victim]} and listens to {rounds:,} rounds")
+            found, table = _party(loaded, attacker, victim, rounds, victims, method, listen)
     with writing(path.parent):
         path.parent.mkdir(exist_ok=True)
         write_json(path, found)
-    Console().print(table)
-    Console().print(f"written: {path}", highlight=False, soft_wrap=True)
+    output.result({"file": path, "found": found}, table, f"written: {path}")
 
 
 def _place(name: str, names: list[str]) -> int:
@@ -75,6 +91,10 @@ def _place(name: str, names: list[str]) -> int:
 
 
 def _outsider(run: Run) -> tuple[dict[str, Any], Table]:
+    import torch
+
+    from verfedgnn.attacks.membership import membership
+
     models = [(m.users, m.items) for m in run.models]
     told = membership(run.prepared(), models, torch.Generator().manual_seed(run.config.seed))
     table = Table(
@@ -86,8 +106,10 @@ def _outsider(run: Run) -> tuple[dict[str, Any], Table]:
     return {"training": told.trained.to_dict(), "validation": told.control.to_dict()}, table
 
 
-def _coordinator(run: Run, rounds: int) -> tuple[dict[str, Any], Table]:
-    found = attack_gradients(run.parties, run.config, rounds=rounds, seed=run.config.seed)
+def _coordinator(run: Run, rounds: int, watch: Watch) -> tuple[dict[str, Any], Table]:
+    from verfedgnn.attacks.stronger import attack_gradients
+
+    found = attack_gradients(run.parties, run.config, rounds=rounds, seed=run.config.seed, watch=watch)
     table = Table("rounds", "AUC", "AUC of the guess", "correlation with how many", title_justify="left")
     table.title = "Who has a rating at which party, from user gradients"
     for number, row in found["rounds"].items():
@@ -96,12 +118,16 @@ def _coordinator(run: Run, rounds: int) -> tuple[dict[str, Any], Table]:
     return found, table
 
 
-def _party(run: Run, attacker: int, target: int, rounds: int, victims: int, method: str) -> tuple[dict[str, Any], Table]:
+def _party(
+    run: Run, attacker: int, target: int, rounds: int, victims: int, method: str, watch: Watch
+) -> tuple[dict[str, Any], Table]:
+    from verfedgnn.attacks.stronger import attack_sums
+
     config = run.config
     if config.exchange.mode == "none":
         raise ConfigError("nothing is exchanged in this run, so a party sees no sums to attack; try --as coordinator or outsider")
-    options = {"attacker": attacker, "target": target, "victims": victims}
-    found = attack_sums(run.parties, config, rounds=rounds, seed=config.seed, method=method, **options)
+    options: dict[str, Any] = {"attacker": attacker, "target": target, "victims": victims}
+    found = attack_sums(run.parties, config, rounds=rounds, seed=config.seed, method=method, watch=watch, **options)
     table = Table("attack", "precision", "recall", "F1", "F1 of the guess", title_justify="left")
     table.title = f"Which items users have at {escape(run.parties[target].name)}, from summed neighbourhoods"
     for name, row in found.items():

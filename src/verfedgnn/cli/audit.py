@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
 
-from verfedgnn.attacks.audit import THIS, Audit
+from verfedgnn.cli.options import AsJson, Quiet, Threads, WholeRun, use_threads
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.show import RoundProgress
-from verfedgnn.reports.audit import ATTACKERS, audit_document, strongest
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="A run folder that holds all parties, as `train --out` writes it.")],
+    run: WholeRun,
     rounds: Annotated[int, typer.Option(help="Rounds that attackers listen to.", min=1)] = 300,
     victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
     compare: Annotated[bool, typer.Option(help="Train and attack safer variants, too, to say what they cost.")] = True,
-    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
-    quiet: Annotated[bool, typer.Option(help="No progress.")] = False,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Attack a run as every participant could, and write a report: who sees what, what is guaranteed, what leaks, what helps.
 
     The training is run again and listened to, once for every attack and variant. Findings are kept as they come, so an audit
     that was stopped goes on where it was.
     """
-    if threads:
-        torch.set_num_threads(threads)
+    from rich.text import Text
+
+    from verfedgnn.attacks.audit import THIS, Audit
+    from verfedgnn.reports.audit import ATTACKERS, audit_document, strongest
+    from verfedgnn.runtime.checkpoint import writable
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
     work = Audit(run, rounds=rounds, victims=victims, compare=compare)
+    writable(run / "audit")
     with RoundProgress(hidden=quiet, unit="steps") as progress:
         for done, step in enumerate(work.steps):
-            progress.step("audit", done, len(work.steps), f"{step.variant}: {step.part}")
+
+            def show(share: float, done: int = done, note: str = f"{step.variant}: {step.part}") -> None:
+                progress.step("audit", done + share, len(work.steps), note)
+
+            show(0)
             if not work.known(step):
-                work.take(step)
-        progress.step("audit", len(work.steps), len(work.steps), "")
+                work.take(step, show)
+        progress.step("audit", len(work.steps), len(work.steps))
     page, text = audit_document(work).write(run / "audit", "audit")
-    console = Console(highlight=False, soft_wrap=True)
-    for reached in strongest(work.found[THIS]):
-        verdict = "[bold red]more than a guess[/]" if reached.learnt else "no more than a guess"
-        name = ATTACKERS[reached.attacker].title
-        console.print(f"{name}: {reached.figure} {reached.found:.2f} against {reached.guess:.2f}, {verdict}")
-    console.print(f"written: {page} and {text.name}", markup=False)
+    reached = strongest(work.found[THIS])
+    lines = []
+    for each in reached:
+        verdict = ("more than a guess", "bold red") if each.learnt else ("no more than a guess", "")
+        compared = f"{each.figure} {each.found:.2f} against {each.guess:.2f}, "
+        lines.append(Text.assemble(f"{ATTACKERS[each.attacker].title}: {compared}", verdict))
+    figures = [
+        {"attacker": each.attacker, "figure": each.figure, "found": each.found, "guess": each.guess, "learnt": each.learnt}
+        for each in reached
+    ]
+    output.result({"page": page, "markdown": text, "strongest": figures}, *lines, f"written: {page} and {text.name}")

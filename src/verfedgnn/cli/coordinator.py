@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from verfedgnn.cli.federation import COORDINATOR_KEY
+from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.options import AsJson, Device, Quiet
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.service import (
-    Device,
+    COORDINATOR_KEY,
     Every,
     LogFormat,
-    Quiet,
+    ServiceThreads,
     Status,
-    Threads,
     address,
     begin,
     connected,
     make_watch,
-    stopping,
 )
 from verfedgnn.errors import ConfigError
-from verfedgnn.federation.agreement import FILE, load_agreement
-from verfedgnn.federation.coordinator import CoordinatorService
-from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.log import tell
-from verfedgnn.runtime.checkpoint import holding
 
 
 def coordinator(
@@ -38,11 +33,21 @@ def coordinator(
     tensorboard: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.")] = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: Threads = 1,
+    threads: ServiceThreads = 1,
     log: LogFormat = "text",
     quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run a federation's coordinator: wait for the parties, align their users, train, hand out the result."""
+    """Run a federation's coordinator: wait for the parties, align their users, train, hand out the result.
+
+    After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
+    """
+    from verfedgnn.federation.agreement import FILE, load_agreement
+    from verfedgnn.federation.coordinator import CoordinatorService
+    from verfedgnn.federation.identity import Identity
+    from verfedgnn.federation.log import tell
+    from verfedgnn.runtime.checkpoint import holding
+
     begin(log, quiet, threads)
     agreement = load_agreement(folder / FILE)
     key = folder / COORDINATOR_KEY
@@ -54,11 +59,11 @@ def coordinator(
     if len(agreement.parties) < 2:
         raise ConfigError("the roster has fewer than two parties; approve their requests with `verfedgnn federation approve`")
     run, here = out or folder / "run", address(listen, "--listen") or ("0.0.0.0", agreement.port)
-    with stopping() as stop, holding(run), connected(identity, here) as transport:
+    with Halt(quiet=True) as halt, holding(run), connected(identity, here) as transport:
         watch = make_watch(run, status, tensorboard)
         service = CoordinatorService(agreement, transport, run, watch, checkpoint_every=checkpoint_every, device=device)
         tell("listening", address=f"{here[0]}:{here[1]}")
-        service.run(stop)
+        service.run(halt.asked)
         watch.close()
-    if not quiet:
-        Console().print(f"public parameters: {run}/model; each party has its own model", highlight=False, soft_wrap=True)
+    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+    Output(quiet=quiet, as_json=as_json).result(metrics, f"public parameters: {run}/model; each party has its own model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from verfedgnn.cli.picture import as_json as to_json
-from verfedgnn.cli.picture import show_checked, show_common
+from verfedgnn.cli.complete import SHAPES, among
+from verfedgnn.cli.options import AsJson, Quiet
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
-from verfedgnn.data.check import check_source, in_common
-from verfedgnn.data.parties import sources_of
-from verfedgnn.data.reading import Reading
-from verfedgnn.data.shapes import LIKE, write_ratings
 from verfedgnn.errors import DataError
 
 app = typer.Typer(
@@ -40,9 +36,17 @@ def check(
     encoding: Encoding = None,
     delimiter: Delimiter = None,
     scale: Scale = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found on one line of JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is wrong with ratings, with line numbers, and show how they are spread; exit code 2 if they cannot be used."""
+    from verfedgnn.cli.picture import as_json as to_json
+    from verfedgnn.cli.picture import show_checked, show_common
+    from verfedgnn.data.check import check_source, in_common
+    from verfedgnn.data.parties import sources_of
+    from verfedgnn.data.reading import Reading
+
+    output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
     reading = Reading.of(
         query=query,
@@ -54,10 +58,11 @@ def check(
         scale=scale,
     )
     options = reading.for_each(list(sources))
-    found = [check_source(name, source, **options[name]) for name, source in sources.items()]
+    with output.busy("reading the data"):
+        found = [check_source(name, source, **options[name]) for name, source in sources.items()]
     common = in_common(found) if len(found) > 1 else None
     if as_json:
-        typer.echo(json.dumps(to_json(found, common)))
+        output.result(to_json(found, common))
     else:
         console = Console(highlight=False)
         for each in found:
@@ -71,15 +76,22 @@ def check(
 @app.command()
 def synth(
     out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
-    like: Annotated[str, typer.Option(help=f"The data set whose shape it has: {', '.join(LIKE)}.")] = "yelp",
+    like: Annotated[
+        str, typer.Option(help=f"The data set whose shape it has: {', '.join(SHAPES)}.", autocompletion=among(SHAPES))
+    ] = "yelp",
     users: Annotated[int | None, typer.Option(help="Users; unset: as there.")] = None,
     items: Annotated[int | None, typer.Option(help="Items; unset: as there.")] = None,
     ratings: Annotated[int | None, typer.Option(help="Ratings; unset: as there.")] = None,
     scale_down: Annotated[float, typer.Option(help="Divide the counts that are unset by this.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate ratings in the shape of a large data set: its counts, long tails and columns; tastes are shared by all items."""
+    from verfedgnn.data.shapes import LIKE, write_ratings
+
+    output = Output(quiet=quiet, as_json=as_json)
     if like not in LIKE:
         raise DataError(f"there is no shape '{like}': use --like {' or '.join(LIKE)}, with --users, --items and --ratings")
     if out.exists() and not overwrite:
@@ -91,13 +103,17 @@ def synth(
         items=round(there.items / scale_down) if items is None else items,
         ratings=round(there.ratings / scale_down) if ratings is None else ratings,
     )
+    if not out.parent.is_dir():
+        raise DataError(f"{out.parent} is not a folder, so {out.name} cannot be written there; make it, or choose another --out")
     part = out.with_name(f".{out.name}.part")
     try:
-        write_ratings(shape, part, seed=seed)
+        with output.busy(f"generating {shape.ratings:,} ratings"):
+            write_ratings(shape, part, seed=seed)
         part.replace(out)
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}; choose another --out, or make room") from None
     finally:
         part.unlink(missing_ok=True)
-    text = f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items"
-    Console().print(f"{text}; next: verfedgnn train --data {out}", highlight=False, markup=False, soft_wrap=True)
+    made = {"file": out, "users": shape.users, "items": shape.items, "ratings": shape.ratings}
+    output.result(made, f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items")
+    output.remark(f"next: verfedgnn train --data {out}")

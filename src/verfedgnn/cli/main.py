@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,14 +21,16 @@ from verfedgnn.cli.compare import compare
 from verfedgnn.cli.coordinator import coordinator
 from verfedgnn.cli.evaluate import evaluate
 from verfedgnn.cli.export import export
+from verfedgnn.cli.halt import interrupt
 from verfedgnn.cli.paper import paper
 from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
 from verfedgnn.cli.report import report
 from verfedgnn.cli.status import status
-from verfedgnn.cli.train import settings_help, train
+from verfedgnn.cli.streams import lasting_streams
+from verfedgnn.cli.train import WithSettings, train
 from verfedgnn.cli.tune import tune
-from verfedgnn.errors import VerFedGNNError
+from verfedgnn.errors import Interrupted, VerFedGNNError
 from verfedgnn.plugins import load_file
 from verfedgnn.runtime.memory import keep_freed_memory
 
@@ -59,7 +63,8 @@ def root(
         load_file(file)
 
 
-app.command(epilog=settings_help())(train)
+# These modules load what their commands need when they are called: `--help` and completion do not wait for torch.
+app.command(cls=WithSettings)(train)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(export)
@@ -75,17 +80,56 @@ app.add_typer(federation.app, rich_help_panel="Across organisations")
 for command in (coordinator, party, align, status):
     app.command(rich_help_panel="Across organisations")(command)
 
+_CTRL_C = 130
+"""What typer makes of Ctrl-C."""
+
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
     keep_freed_memory()
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        app()
+        with lasting_streams():
+            code = _run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code: 0 fine, 2 a mistake of the user's, 3 refused by a peer, 4 interrupted; docs/terminal.md."""
+    try:
+        code = app(prog_name="verfedgnn", standalone_mode=False)
+        if code == _CTRL_C:
+            raise Interrupted("interrupted")
+        return code if isinstance(code, int) else 0
+    except Interrupted as error:
+        _say(str(error) if error.remedy else f"{error}; continue with `{shlex.join(['verfedgnn', *sys.argv[1:]])}`")
+        return error.exit_code
     except VerFedGNNError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escape(str(error))}")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(4)
+        _say(str(error))
+        return error.exit_code
+    except typer.Abort:
+        _say("nothing was changed: the question was not answered; give --yes to leave it out")
+        return Interrupted.exit_code
+    except typer.TyperException as error:
+        return _misused(error)
+
+
+def _misused(error: typer.TyperException) -> int:
+    """An unknown option, a missing argument and the like: one line that says where the help is."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        typer.echo(context.get_help(), nl=False)
+    else:
+        path = context.command_path if context is not None else "verfedgnn"
+        text = error.format_message().rstrip(".")
+        _say(f"{text}{'' if text.endswith('?') else ';'} see `{path} --help`")
+    return error.exit_code
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escape(text)}")
 
 
 def _escape(text: str) -> str:

@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.console import Console
 
+from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.options import DATA, RUN, AsJson, Device, Quiet
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.service import (
-    DATA,
-    RUN,
-    Device,
     Every,
     FederationFile,
     KeyFile,
     LogFormat,
-    Quiet,
+    ServiceThreads,
     Status,
-    Threads,
     begin,
     connected,
     make_watch,
     member,
-    stopping,
 )
 from verfedgnn.cli.show import run_table
-from verfedgnn.data import Ratings, read_ratings
-from verfedgnn.data.reading import Reading
-from verfedgnn.data.tables import table_stem
 from verfedgnn.errors import ConfigError
-from verfedgnn.federation.align import align as align_users
-from verfedgnn.federation.folder import PartyFolder
-from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.link import Link
-from verfedgnn.federation.log import tell, warn
-from verfedgnn.federation.party import PartyService, Realign, choose_gate
-from verfedgnn.prepare import prepare
-from verfedgnn.privacy.alignment import Each, workers
-from verfedgnn.run import Run
-from verfedgnn.runtime.checkpoint import holding
+
+if TYPE_CHECKING:
+    from verfedgnn.data import Ratings
+    from verfedgnn.data.reading import Reading
+    from verfedgnn.federation.folder import PartyFolder
+    from verfedgnn.federation.identity import Identity
+    from verfedgnn.federation.link import Link
+    from verfedgnn.privacy.alignment import Each
+    from verfedgnn.run import Run
 
 RatingsFile = Annotated[
     str | None, typer.Option("--ratings", help="Your ratings: a file, a folder or postgresql://...", rich_help_panel=DATA)
@@ -71,16 +62,27 @@ def party(
     status: Status = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
-    threads: Threads = 1,
+    threads: ServiceThreads = 1,
     processes: Processes = 0,
     log: LogFormat = "text",
     quiet: Quiet = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print metrics.json on one line at the end.", rich_help_panel=RUN)
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run your side of a federation: align users, train with the others, end with a model of your own."""
+    """Run your side of a federation: align users, train with the others, end with a model of your own.
+
+    After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
+    """
+    from verfedgnn.data.reading import Reading
+    from verfedgnn.federation.folder import PartyFolder
+    from verfedgnn.federation.link import Link
+    from verfedgnn.federation.log import tell, warn
+    from verfedgnn.federation.party import PartyService, Realign, choose_gate
+    from verfedgnn.privacy.alignment import workers
+    from verfedgnn.run import Run
+    from verfedgnn.runtime.checkpoint import holding, writable
+
     begin(log, quiet, threads)
+    output = Output(quiet=quiet, as_json=as_json)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
     reading = Reading.of(
@@ -96,15 +98,16 @@ def party(
         tell("this run is finished already", run=str(store.folder))
         if store.ungated:
             choose_gate(store.folder)
-        _show(Run.load(store.folder), store.folder, as_json=as_json, quiet=quiet)
+        _show(Run.load(store.folder), store.folder, output)
         return
+    writable(store.folder)
     table = None if store.begun else ratings_of_party(ratings, reading)
     if store.begun and ratings is not None:
         tell("going on with the ratings stored when users were aligned; --ratings is not read again", run=str(store.folder))
     each_of = workers(processes or os.cpu_count() or 1)
-    with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
+    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
         watch = make_watch(store.folder, status)
-        link = Link(identity, transport, stop)
+        link = Link(identity, transport, halt.asked)
         while True:
             if not store.begun:
                 table = table or ratings_of_party(ratings, reading)
@@ -117,7 +120,7 @@ def party(
                 warn("another party came without aligned users: aligning again")
                 store.clear()
         watch.close()
-    _show(run, store.folder, as_json=as_json, quiet=quiet)
+    _show(run, store.folder, output)
 
 
 def align(
@@ -135,8 +138,15 @@ def align(
     processes: Processes = 0,
     log: LogFormat = "text",
     quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
+    from verfedgnn.data.reading import Reading
+    from verfedgnn.federation.folder import PartyFolder
+    from verfedgnn.federation.link import Link
+    from verfedgnn.privacy.alignment import workers
+    from verfedgnn.runtime.checkpoint import holding, writable
+
     begin(log, quiet, 1)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
@@ -151,14 +161,21 @@ def align(
     )
     if store.trained:
         raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
+    writable(store.folder)
     table = ratings_of_party(ratings, reading)
     each_of = workers(processes or os.cpu_count() or 1)
-    with stopping() as stop, holding(store.folder), connected(identity) as transport, each_of as each:
-        users = _align(identity, store, Link(identity, transport, stop), table, each)
-    Console().print(f"{users:,} common users, stored in {store.folder}", highlight=False, soft_wrap=True)
+    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
+        users = _align(identity, store, Link(identity, transport, halt.asked), table, each)
+    found = {"users": users, "run": store.folder}
+    Output(quiet=quiet, as_json=as_json).result(found, f"{users:,} common users, stored in {store.folder}")
 
 
 def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, each: Each) -> int:
+    import torch
+
+    from verfedgnn.federation.align import align as align_users
+    from verfedgnn.prepare import prepare
+
     data, name = align_users(table, identity, link, each)
     (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
     store.begin(prepared, name)
@@ -167,16 +184,15 @@ def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, e
 
 def ratings_of_party(ratings: str | None, reading: Reading) -> Ratings:
     """What stands behind --ratings."""
+    from verfedgnn.data import read_ratings
+    from verfedgnn.data.tables import table_stem
+
     if ratings is None:
         raise ConfigError("give your ratings with --ratings FILE")
     name = table_stem(ratings)
     return read_ratings(ratings, **reading.for_each([name])[name])
 
 
-def _show(run: Run, folder: Path, *, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(run.metrics))
-    elif not quiet:
-        console = Console()
-        console.print(run_table(run.metrics))
-        console.print(f"next: {sys.argv[0]} recommend {folder} --user ID", highlight=False, markup=False, soft_wrap=True)
+def _show(run: Run, folder: Path, output: Output) -> None:
+    output.result(run.metrics, run_table(run.metrics))
+    output.remark(f"next: {sys.argv[0]} recommend {folder} --user ID")

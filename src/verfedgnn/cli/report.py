@@ -6,17 +6,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from verfedgnn.reports.run import run_document
-from verfedgnn.run import Run
+from verfedgnn.cli.options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.output import Output
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="Folder for the report; unset: RUN/report.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's figures, curves, lift, bytes, guarantees and worst errors as one HTML page, and as Markdown."""
-    folder = run / "report" if out is None else out
-    page, text = run_document(Run.load(run), run.resolve().name).write(folder, "report")
-    Console(highlight=False, soft_wrap=True).print(f"written: {page} and {text.name}", markup=False)
+    from verfedgnn.reports.run import run_document
+    from verfedgnn.run import Run
+    from verfedgnn.runtime.checkpoint import writable
+
+    output = Output(quiet=quiet, as_json=as_json)
+    loaded, folder = Run.load(run), run / "report" if out is None else out
+    writable(folder)
+    with output.busy("writing the report"):
+        page, text = run_document(loaded, run.resolve().name).write(folder, "report")
+    output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")

@@ -1,43 +1,44 @@
-"""What the commands of a running federation share: their options, their stop signal, their connection."""
+"""What the commands of a running federation share: their options, their log, their connection."""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from verfedgnn.cli.federation import PARTY_KEY
+from verfedgnn.cli.complete import among
+from verfedgnn.cli.options import RUN, use_threads
 from verfedgnn.errors import ConfigError
-from verfedgnn.federation.agreement import FILE, load_agreement
-from verfedgnn.federation.connect import connect
-from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.log import set_up, warn
-from verfedgnn.federation.watch import Watch
-from verfedgnn.runtime.transport import Transport
 
-DATA, FEDERATION, RUN = "Data", "Federation", "Run"
-"""Panels of the help."""
+if TYPE_CHECKING:
+    from verfedgnn.federation.identity import Identity
+    from verfedgnn.federation.watch import Watch
+    from verfedgnn.runtime.transport import Transport
 
-
-def _run(*names: str, text: str, min: int | None = None) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=RUN, min=min)
+FEDERATION = "Federation"
+"""A panel of the help."""
+AUTHORITY_KEY, AUTHORITY, COORDINATOR_KEY, PARTY_KEY = "authority.key", "authority.pem", "coordinator.key", "key.pem"
+"""Files beside federation.toml: the first three at the coordinator, the last at a party."""
 
 
-Threads = Annotated[int, _run(text="Processor threads; 0: all. More than 1 pays from about a million ratings.", min=0)]
-Device = Annotated[str, _run(text="cpu, cuda or cuda:N.")]
+def _run(*names: str, text: str, **options: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=RUN, **options)
+
+
+ServiceThreads = Annotated[int, _run(text="Processor threads; 0: all. More than 1 pays from about a million ratings.", min=0)]
 Every = Annotated[int, _run(text="Rounds between two checkpoints.", min=1)]
 Status = Annotated[str | None, _run(text="HOST:PORT of a status page, with /metrics for Prometheus; unset: none.")]
-LogFormat = Annotated[str, _run("--log", text="text or json, a line per event on standard error.")]
-Quiet = Annotated[bool, _run("--quiet", text="Only warnings.")]
+LogFormat = Annotated[
+    str, _run("--log", text="text or json, a line per event on standard error.", autocompletion=among(("text", "json")))
+]
 FederationFile = Annotated[
-    Path, typer.Option("--federation", help=f"The coordinator's {FILE}, or its folder.", rich_help_panel=FEDERATION)
+    Path,
+    typer.Option("--federation", help="The coordinator's federation.toml, or its folder.", rich_help_panel=FEDERATION),
 ]
 KeyFile = Annotated[
     Path | None,
@@ -47,15 +48,19 @@ KeyFile = Annotated[
 
 def begin(log: str, quiet: bool, threads: int) -> None:
     """Logs and threads as asked for."""
+    from verfedgnn.federation.log import set_up
+
     if log not in ("text", "json"):
         raise ConfigError(f"--log takes text or json, not '{log}'")
     set_up(as_json=log == "json", quiet=quiet)
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
 
 
 def member(federation: Path, key: Path | None) -> Identity:
     """The party whose key this is."""
+    from verfedgnn.federation.agreement import load_agreement
+    from verfedgnn.federation.identity import Identity
+
     folder = federation if federation.is_dir() else federation.parent
     identity = Identity(load_agreement(federation), key or folder / PARTY_KEY)
     if identity.is_coordinator:
@@ -65,6 +70,8 @@ def member(federation: Path, key: Path | None) -> Identity:
 
 def make_watch(folder: Path, status: str | None, tensorboard: Path | None = None) -> Watch:
     """Status on disk, and where asked for over HTTP and for TensorBoard."""
+    from verfedgnn.federation.watch import Watch
+
     return Watch(folder, port=address(status, "--status"), tensorboard=tensorboard)
 
 
@@ -86,6 +93,8 @@ class _Complaints:
         self._since: Counter[str] = Counter()
 
     def __call__(self, reason: str) -> None:
+        from verfedgnn.federation.log import warn
+
         self._since[reason] += 1
         if time.monotonic() - self._told.get(reason, -60.0) >= 60:
             self._told[reason] = time.monotonic()
@@ -95,27 +104,10 @@ class _Complaints:
 @contextmanager
 def connected(identity: Identity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
     """The transport, closed in the end whatever happens."""
+    from verfedgnn.federation.connect import connect
+
     transport = connect(identity, _Complaints(), listen)
     try:
         yield transport
     finally:
         transport.close()
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or a service manager asked to stop; the second time stops at once."""
-    asked = False
-
-    def ask(*_: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from verfedgnn.evaluation.plots import band
-from verfedgnn.experiments.queue import Report
+from verfedgnn.cli.output import drawable, error_console
 from verfedgnn.reports.words import duration, figure, size
-from verfedgnn.training import Progress as RoundEvent
 
-
-def error_console() -> Console:
-    """Where progress and remarks go."""
-    return Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from verfedgnn.experiments.queue import Report
+    from verfedgnn.training import Progress as RoundEvent
 
 
 class RoundProgress:
-    """A bar with the round, the validation RMSE (last and best), the bytes so far and the time left."""
+    """A bar with the round, the validation RMSE (last and best), the bytes so far and the time left; in a file, ten lines."""
 
     def __init__(self, *, hidden: bool, unit: str = "rounds") -> None:
-        console, self.unit = error_console(), unit
+        self.console, self.unit, self.hidden = error_console(), unit, hidden
+        seen = not hidden and drawable(self.console)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            disable=hidden or not console.is_terminal,
+            console=self.console,
+            disable=not seen,
         )
-        self.plain = console if not hidden and not console.is_terminal else None
+        self.plain = not hidden and not seen
         self.tasks: dict[str, TaskID] = {}
-        self.printed = 0
+        self.printed, self.began, self.first = 0, 0.0, 0.0
         self.valid = ""
 
     def __enter__(self) -> RoundProgress:
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is None:
+            self._close()
         self.bar.stop()
 
     def _close(self) -> None:
@@ -53,6 +52,11 @@ class RoundProgress:
             if not task.finished:
                 self.bar.update(task.id, total=task.completed, note=f"{task.fields['note']} (no longer improving)".strip())
 
+    def line(self, text: str) -> None:
+        """A remark that stays, above the bar."""
+        if not self.hidden:
+            self.console.print(text, markup=False, soft_wrap=True)
+
     def round(self, event: RoundEvent) -> None:
         """After a round of the federation."""
         for name, value in (event.valid or {}).items():
@@ -60,33 +64,37 @@ class RoundProgress:
         sent = size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
         self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
 
-    def step(self, label: str, done: int, total: int, note: str = "") -> None:
-        """After a round of any training."""
+    def step(self, label: str, done: float, total: int, note: str = "") -> None:
+        """After a round of any training, or a part of another work."""
         if label not in self.tasks:
             self._close()
-            self.tasks[label] = self.bar.add_task(label, total=total, note=note)
-            self.printed = 0
+            self.tasks[label] = self.bar.add_task(escape(label), total=total, note=note)
+            self.printed, self.began, self.first = 0, time.monotonic(), done
         self.bar.update(self.tasks[label], completed=done, note=note)
-        tenth = 10 * done // total
-        if self.plain is not None and (tenth > self.printed or done == total):
+        tenth = int(10 * done // total)
+        if self.plain and (tenth > self.printed or done == total):
             self.printed = tenth
-            self.plain.print(f"{label}: {done}/{total} {self.unit}  {note}".rstrip())
+            spent = time.monotonic() - self.began
+            known = self.first < done < total and spent > 1
+            left = f"  about {duration(spent * (total - done) / (done - self.first))} left" if known else ""
+            self.line(f"{label}: {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
 
 
 class CellProgress:
     """A bar with the finished trainings of an experiment, the last one and the time left."""
 
     def __init__(self, *, hidden: bool) -> None:
-        console = error_console()
+        self.console = error_console()
+        seen = not hidden and drawable(self.console)
         self.bar = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} trainings"),
             TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            disable=hidden or not console.is_terminal,
+            console=self.console,
+            disable=not seen,
         )
-        self.plain = console if not hidden and not console.is_terminal else None
+        self.plain = not hidden and not seen
         self.task: TaskID | None = None
         self.last = ""
 
@@ -103,8 +111,8 @@ class CellProgress:
         if self.task is None:
             self.task = self.bar.add_task("", total=report.total, left=left, note="")
         self.bar.update(self.task, total=report.total, completed=report.done, left=left, note=report.last)
-        if self.plain is not None and report.last != self.last:
-            self.plain.print(f"{report.done}/{report.total} {report.last}  {left}".rstrip(), markup=False, soft_wrap=True)
+        if self.plain and report.last != self.last:
+            self.console.print(f"{report.done}/{report.total} {report.last}  {left}".rstrip(), markup=False, soft_wrap=True)
         self.last = report.last
 
 
@@ -162,6 +170,8 @@ def lift_table(lift: dict[str, Any]) -> Table:
 
 def activity_table(lift: dict[str, Any]) -> Table:
     """The same by how many ratings a user has at the party that is judged."""
+    from verfedgnn.evaluation.plots import band
+
     table = _lift_table("ratings", "Lift by number of a user's training ratings at the party")
     for row in lift.get("by_own_ratings", []):
         table.add_row(*_lift_row(band(row), row))

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from verfedgnn.cli.options import AsJson, Quiet
+from verfedgnn.cli.output import Output
 from verfedgnn.errors import RunError
-from verfedgnn.federation.watch import shown, whereabouts
+from verfedgnn.federation.words import shown, whereabouts
 
 _STALE_SECONDS = 30
 
 
 def status(
     where: Annotated[str, typer.Argument(help="A run folder, the folder it is in, or http://HOST:PORT of a --status page.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON on one line.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show rounds, validation RMSE, parties, bytes and the time left of a coordinator or a party."""
+    output = Output(quiet=quiet, as_json=as_json)
     found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    console = Console()
     table = Table("", "", show_header=False, box=None)
     for label, key in (
         ("federation", "federation"), ("role", "role"), ("training", "training"), ("state", "state"), ("round", "round"),
@@ -36,16 +36,19 @@ def status(
         ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
     ):  # fmt: skip
         table.add_row(label, shown(found, key))
-    console.print(table)
     parties = Table("party", "", "MB up", "MB down", "refused")
     for name, about in found.get("parties", {}).items():
         parties.add_row(
-            name, whereabouts(about), f"{about['up'] / 1e6:,.1f}", f"{about['down'] / 1e6:,.1f}", str(about.get("refused", 0))
+            escape(name),
+            whereabouts(about),
+            f"{about['up'] / 1e6:,.1f}",
+            f"{about['down'] / 1e6:,.1f}",
+            str(about.get("refused", 0)),
         )
-    console.print(parties)
+    output.result(found, table, parties)
     age = time.time() - found.get("updated", 0)
     if age > _STALE_SECONDS and found.get("state") != "finished":
-        console.print(f"[bold]this was {age:,.0f} s ago: the process is not running, or hangs[/]")
+        output.remark(f"this was {age:,.0f} s ago: the process is not running, or hangs", style="bold")
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.console import Console
 
 from verfedgnn.cli.halt import Halt
+from verfedgnn.cli.options import (
+    TRAINING,
+    AsJson,
+    By,
+    Data,
+    Device,
+    Model,
+    Parties,
+    Preset,
+    Quiet,
+    Settings,
+    Threads,
+    use_threads,
+)
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
-from verfedgnn.cli.show import error_console
+from verfedgnn.cli.show import RoundProgress
 from verfedgnn.cli.train import parse_gnn
-from verfedgnn.config import build_config, parse_settings, presets
-from verfedgnn.data import read_parties
-from verfedgnn.data.reading import Reading
 from verfedgnn.errors import ConfigError
-from verfedgnn.evaluation.plots import draw_study
-from verfedgnn.runtime.checkpoint import write_bytes, writing
-from verfedgnn.tuning import Trial, parse_space
-from verfedgnn.tuning import tune as tune_study
+
+if TYPE_CHECKING:
+    from verfedgnn.tuning import Trial
 
 
 def tune(
     out: Annotated[Path, typer.Argument(help="The preset to write, such as mine.toml; use it with train --preset mine.toml.")],
-    data: Annotated[list[str] | None, typer.Option(help="As for train.")] = None,
-    preset: Annotated[str, typer.Option(help=f"Where to start from: {', '.join(presets())}, or a file.")] = "best",
-    model: Annotated[str | None, typer.Option(help="gcn, gat, ggnn or a plug-in's.")] = None,
-    parties: Annotated[int | None, typer.Option(help="As for train.", min=1)] = None,
-    by: Annotated[str | None, typer.Option(help="As for train.")] = None,
+    data: Data = None,
+    preset: Preset = None,
+    model: Model = None,
+    parties: Parties = None,
+    by: By = None,
     query: Query = None,
     columns: Columns = None,
     events: Events = None,
@@ -37,27 +46,45 @@ def tune(
     encoding: Encoding = None,
     delimiter: Delimiter = None,
     scale: Scale = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = 0,
     trials: Annotated[int, typer.Option(help="How many trials the study shall have in all.", min=1)] = 40,
     study: Annotated[Path | None, typer.Option(help="The study's file; unset: beside the preset, ending in .db.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="One setting, key=value, as for train.")] = None,
+    set_: Settings = None,
     space: Annotated[
         list[str] | None,
         typer.Option(help="What to try instead: training.lr=0.02:0.4 (a range) or model.dim=16|32."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Processor threads; 0: all.", min=0)] = 0,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try hyper-parameters on the validation part and write the best as a preset, with where they come from.
 
     Ctrl-C keeps the finished trials; the same command goes on with the study.
     """
-    if threads:
-        torch.set_num_threads(threads)
+    from verfedgnn.config import build_config, parse_settings
+    from verfedgnn.data import read_parties
+    from verfedgnn.data.reading import Reading
+    from verfedgnn.evaluation.plots import draw_study
+    from verfedgnn.runtime.checkpoint import writable, write_bytes, writing
+    from verfedgnn.tuning import parse_space
+    from verfedgnn.tuning import tune as tune_study
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
     if out.suffix != ".toml":
         raise ConfigError(f"the preset is a TOML file, such as {out.with_suffix('.toml')}, not {out}")
+    database = study or out.with_suffix(".db")
+    for place in (out, database):
+        if not place.parent.is_dir():
+            raise ConfigError(
+                f"{place.parent} is not a folder, so {place.name} cannot be written there; make it, or choose another"
+            )
+        writable(place.parent)
     overrides: dict[str, object] = {**parse_settings(set_ or []), "seed": seed}
-    chosen = build_config(preset=preset, model=parse_gnn(model), overrides=overrides)
+    chosen = build_config(preset=preset or "best", model=parse_gnn(model), overrides=overrides)
+    tried = parse_space(space) if space else None
     reading = Reading.of(
         query=query,
         columns=columns,
@@ -67,31 +94,23 @@ def tune(
         delimiter=delimiter,
         scale=scale,
     )
-    read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, reading=reading)
-    console = error_console()
+    with output.busy("reading the data"):
+        read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, reading=reading)
+    with RoundProgress(hidden=quiet, unit="trials") as progress, Halt(quiet=quiet) as halt:
 
-    def show(trial: Trial) -> None:
-        value, best = trial.error, trial.best
-        shown = {path.split(".")[-1]: f"{v:.3g}" if isinstance(v, float) else str(v) for path, v in trial.values.items()}
-        values = "  ".join(f"{name}={text}" for name, text in shown.items())
-        found = "given up" if value is None else f"error {value:.5f}"
-        console.print(f"trial {trial.number}/{trial.trials}: {found} (best {best:.5f})  {values}", soft_wrap=True)
+        def show(trial: Trial) -> None:
+            shown = {path.split(".")[-1]: f"{v:.3g}" if isinstance(v, float) else str(v) for path, v in trial.values.items()}
+            values = "  ".join(f"{name}={text}" for name, text in shown.items())
+            found = "given up" if trial.error is None else f"error {trial.error:.5f}"
+            progress.line(f"trial {trial.number}/{trial.trials}: {found} (best {trial.best:.5f})  {values}")
+            progress.step("tune", trial.number, trial.trials, f"best {trial.best:.5f}")
 
-    database = study or out.with_suffix(".db")
-    with Halt() as halt:
-        tuned = tune_study(
-            read,
-            chosen,
-            trials=trials,
-            study=database,
-            space=parse_space(space) if space else None,
-            device=device,
-            watch=show,
-            stop=halt.asked,
-        )
+        progress.step("tune", 0, trials)
+        tuned = tune_study(read, chosen, trials=trials, study=database, space=tried, device=device, watch=show, stop=halt.asked)
     with writing(out):
         write_bytes(out, tuned.to_preset().encode())
     drawn = draw_study(tuned.history, out.with_suffix(".png"))
-    Console().print(tuned.provenance, highlight=False, soft_wrap=True)
+    found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     picture = f", {out.with_suffix('.png')}" if drawn else ""
-    Console().print(f"written: {out}{picture}; the study is {database}. Use it with: train --preset {out}", soft_wrap=True)
+    output.result(found, tuned.provenance, f"written: {out}{picture}; the study is {database}")
+    output.remark(f"next: verfedgnn train --preset {out}")

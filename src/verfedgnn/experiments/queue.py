@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from verfedgnn.baselines import Where
-from verfedgnn.errors import RunError
+from verfedgnn.errors import Interrupted, RunError
 from verfedgnn.experiments.cell import Cell
-from verfedgnn.training import Interrupted, Progress, usable_device
+from verfedgnn.training import Progress, usable_device
 
 Record = dict[str, Any]
 
@@ -130,7 +130,7 @@ def run_cells(
                 running = {future: cell for future, cell in running.items() if not future.cancelled()}
         stopped = halt.is_set()
     if stopped:
-        raise Interrupted(f"stopped with {done} of {len(keys)} trainings done; the same command goes on with the others")
+        raise Interrupted(f"stopped with {done} of {len(keys)} trainings done")
     if failed:
         raise RunError(f"{len(failed)} of {len(keys)} trainings failed, the others are kept; the first: {failed[0]}")
     return {cell: records.found[key] for cell, key in keys.items()}
@@ -180,7 +180,8 @@ _shared: Any = None
 def _begin(progress: Any, halt: Any, threads: int) -> None:
     global _shared
     _shared = (progress, halt)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent says when to stop
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
 
@@ -208,15 +209,16 @@ def _work(cell: Cell, place: int, device: str) -> Record:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C from their first moment, not only once they have imported everything."""
+    """Processes started meanwhile ignore both signals from their first moment, not only once they have imported everything."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.errors import ConfigError, ProtocolError, RunError
+from verfedgnn.errors import ConfigError, Interrupted, ProtocolError, RunError
 from verfedgnn.evaluation.figures import cost, history_entry, round_seconds
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.identity import check_key
@@ -33,7 +33,6 @@ from verfedgnn.protocol.sums import SumError
 from verfedgnn.run import read_history, write_history, write_json, write_public
 from verfedgnn.runtime.checkpoint import read_checkpoint, write_bytes, write_checkpoint, writing
 from verfedgnn.runtime.transport import Event, Transport
-from verfedgnn.training import Interrupted
 
 MOST_OFFENCES = 20
 """Refused messages after which a party is not heard any more until the coordinator is started again."""
@@ -85,7 +84,7 @@ class CoordinatorService:
         tell("coordinator ready", training=self.coordinator.training, parties=self.coordinator.names, config=config.fingerprint())
         while not self._over:
             if stop():
-                raise Interrupted("stopped; start it again to go on")
+                raise Interrupted("stopped")
             event = self.transport.next(_TICK)
             if event is not None:
                 self._handle(event)
@@ -97,7 +96,7 @@ class CoordinatorService:
         without = [name for name in self.coordinator.names if name not in self.finished]
         if without:
             who = ", ".join(without)
-            raise Interrupted(f"training is over, but {who} could not be given the result; start it again when they are there")
+            raise Interrupted(f"training is over, but {who} could not be given the result", "start it again when they are there")
 
     # -- events --------------------------------------------------------------------------------------------------------------
 

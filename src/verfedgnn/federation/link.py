@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from verfedgnn.errors import ConfigError, ProtocolError, VerFedGNNError
+from verfedgnn.errors import ConfigError, Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.log import tell, warn
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Message, Refused, Waiting, decode, encode
 from verfedgnn.runtime.transport import Transport
-from verfedgnn.training import Interrupted
 
 _TICK = 0.25
 
@@ -40,7 +39,7 @@ class Link:
         self._heard = time.monotonic()  # silence counts while listening, not while computing
         while True:
             if self.stop():
-                raise Interrupted("stopped; start it again to go on")
+                raise Interrupted("stopped")
             now = time.monotonic()
             silent = now - self._heard > timeouts.idle
             if self.connected and now - self._greeted > timeouts.hello and (waiting() or silent):

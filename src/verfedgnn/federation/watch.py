@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.errors import ConfigError
+from verfedgnn.federation.words import shown, whereabouts
 from verfedgnn.protocol.coordinator import Closed
 from verfedgnn.run import write_json
 from verfedgnn.runtime.checkpoint import writing
@@ -179,14 +180,3 @@ def page(status: dict[str, Any]) -> str:
         f"<h1>{title}</h1><dl>{facts}</dl>"
         f"<table><tr><th>party<th><th>MB up<th>MB down<th>refused</tr>{rows}</table></html>"
     )
-
-
-def whereabouts(party: dict[str, Any]) -> str:
-    """Of a party: here (takes part), slow, joined (waits for others), away."""
-    return next((state for state in ("here", "slow", "joined") if party.get(state)), "away")
-
-
-def shown(status: dict[str, Any], key: str) -> str:
-    """A value of the status for people."""
-    value = status.get(key)
-    return "–" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,13 @@ def writing(place: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         remedy = "make room, then --resume" if error.errno == errno.ENOSPC else "choose another --out"
         raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
+
+
+def writable(folder: Path) -> None:
+    """An error if `folder` cannot be written, or made, before hours are spent on what it is for."""
+    with writing(folder):
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        tempfile.TemporaryDirectory(prefix=".verfedgnn-", dir=there).cleanup()
 
 
 @contextmanager
