@@ -20,6 +20,7 @@ from verfedgnn.cli.paper import paper
 from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
 from verfedgnn.cli.report import report
+from verfedgnn.cli.serve import serve
 from verfedgnn.cli.status import status
 from verfedgnn.cli.train import settings_help, train
 from verfedgnn.cli.tune import tune
@@ -51,6 +52,7 @@ def root(
 app.command(epilog=settings_help())(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(serve)
 app.command()(report)
 app.command()(tune)
 app.add_typer(data.app)
