@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cached_property
 from typing import Any
 
@@ -31,13 +32,13 @@ class Ids:
 
     def row(self, text: str) -> int | None:
         """The row of an id; None if there is none."""
-        place = int(np.searchsorted(self._sorted, text))
+        place = bisect_left(self._sorted, text)  # NumPy's own search would copy all ids where one is longer
         found = place < len(self._sorted) and str(self._sorted[place]) == text
         return int(self._order[place]) if found else None
 
     def starting_with(self, text: str, limit: int) -> list[int]:
         """Rows of the first ids that start so, the id itself first."""
-        first = int(np.searchsorted(self._sorted, text))
+        first = bisect_left(self._sorted, text)
         some = range(first, min(first + limit, len(self._sorted)))
         return [int(self._order[i]) for i in some if str(self._sorted[i]).startswith(text)]
 

@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -106,6 +107,7 @@ class Guard:
         return None
 
 
+@lru_cache(256)
 def _names_this_machine(host: str) -> bool:
     name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
     return is_loopback(name)

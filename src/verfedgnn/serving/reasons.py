@@ -39,8 +39,9 @@ def reasons(
 
     `average` is what the average user would get; `habit` what the user's own ratings add to the average item (some rate
     everything higher); `taste` what they add to this item beyond that, of which `because` names the largest parts; all by
-    folding in (`folding.py`). The `rest` is 0 for a user who was folded in; for a trained one it is what the model knows besides, such as
-    what the other parties contributed. Of a ranking the parts are those of the score before the softmax, and no rest is told.
+    folding in (`folding.py`). The `rest` is 0 for a user who was folded in; for a trained one it is what the model knows
+    besides, such as what the other parties contributed. Of a ranking the parts are those of the score before the softmax, and no
+    rest is told.
     """
     places = catalogue.places[model]
     if model == FEDERATED:

@@ -8,9 +8,9 @@ parties' places; a prediction is :math:`x_u \cdot h_v`. The trained users have a
 
 and a rating is a prediction with an error of variance :math:`\sigma_p^2`, the party's squared error on its validation part. A
 newcomer is the most probable :math:`z` given their own ratings (`folding.py`). Nothing has to be chosen: columns in which users
-do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and stay, the user's bias is a direction like any
-other, ridge weights are what the trained users say, and vectors that a gate made of two models are treated as what they are,
-correlated. Two parties' vectors of one user are correlated, too, so that a rating at one party speaks for items of another.
+do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and stay, the user's bias is a direction
+like any other, ridge weights are what the trained users say, and vectors that a gate made of two models are treated as what they
+are, correlated. Two parties' vectors of one user are correlated, too, so that a rating at one party speaks for items of another.
 
 Two items are alike when users who like one like the other: the cosine of :math:`L^\top h_v`, apart from the columns in which
 items do not differ (how high a user rates in general).

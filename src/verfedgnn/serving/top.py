@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from verfedgnn.run import PartyModel
 
 BLOCK = 128
 """Items whose maximum stands for them: the k best items lie in the k blocks with the highest maxima."""
+
+AT_ONCE = 1 << 23
+"""Scores held at a time."""
+_own = threading.local()
 
 Rows = NDArray[np.int64]
 
@@ -56,20 +61,34 @@ class Shelf:
 
     def best(self, wishes: Sequence[Wish]) -> list[Found]:
         """The answers, in order. Scores are predictions; of a ranking, shares of the party's catalogue."""
-        scores = torch.stack([wish.vector for wish in wishes]) @ self._columns
+        step = max(1, AT_ONCE // self._columns.shape[1])
+        return [found for start in range(0, len(wishes), step) for found in self._best(wishes[start : start + step])]
+
+    def _best(self, wishes: Sequence[Wish]) -> list[Found]:
+        scores = _room(len(wishes), self._columns.shape[1])
+        torch.mm(torch.stack([wish.vector for wish in wishes]), self._columns, out=scores)
         scores[:, self.count :] = -torch.inf
         whole = scores.logsumexp(1, keepdim=True) if self.ranks else None
         for line, wish in zip(scores, wishes, strict=True):
             if wish.only is not None:
                 line[: self.count].masked_fill_(~wish.only, -torch.inf)
-            if len(wish.leave_out):
-                line[torch.from_numpy(wish.leave_out)] = -torch.inf
+        # All at once, in NumPy: small steps in torch would each ask for the interpreter's lock again.
+        known = np.concatenate([wish.leave_out + place * scores.shape[1] for place, wish in enumerate(wishes)])
+        scores.numpy().reshape(-1)[known] = -np.inf
         values, rows = _largest(scores, min(self.count, max(wish.k for wish in wishes)))
         if whole is not None:
             values = (values - whole).exp()
         finite = (values > 0 if self.ranks else values > -torch.inf).sum(1).tolist()
         ends = [min(wish.k, there) for wish, there in zip(wishes, finite, strict=True)]
         return [Found(r[:end], v[:end]) for r, v, end in zip(rows.tolist(), values.tolist(), ends, strict=True)]
+
+
+def _room(rows: int, columns: int) -> Tensor:
+    """Memory for scores, each thread's own and used again: a fresh piece would cost as much as the product itself."""
+    room: Tensor | None = getattr(_own, "room", None)
+    if room is None or room.numel() < rows * columns:
+        room = _own.room = torch.empty(rows * columns)
+    return room[: rows * columns].view(rows, columns)
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
