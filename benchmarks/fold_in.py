@@ -1,14 +1,16 @@
 """How good folding in is: users who were not in training, served from their own ratings. Writes results/fold-in.md.
 
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/fold_in.py [--data ml-100k ml-1m] [--seeds 3]
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/fold_in.py [--only ml-100k]
 
-A tenth of the users is kept out of training. Their training ratings are folded into the model of the others, their test ratings
-judge; the same test ratings also judge item means, user and item means, and the model that was trained with everybody.
+Three parties by genre, preset best. A tenth of the users is kept out of training. Their training ratings (all, or a few drawn at
+random) are folded into the model of the others, and their test ratings judge; the same test ratings also judge item means, user
+and item means, and the model that was trained with everybody. Finished ones are kept in results/fold-in/ and not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -23,81 +25,115 @@ from verfedgnn.prepare import split
 from verfedgnn.serving.folding import Rated, fold_in
 from verfedgnn.serving.tastes import tastes
 
-ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+DATA = {"ml-100k": ((0, 1, 2), True), "ml-1m": ((0,), False)}
+"""Seeds, and whether each party also trains alone and mixes (the gate of preset best)."""
 SHOWN = (3, 10, 30, None)
-WAYS = ("average user", "item means", "user and item means", "**folded in**", "trained with everybody")
+WAYS = ("average user", "item means", "user and item means", "folded in", "trained with everybody")
+
+Own = list[tuple[np.ndarray, np.ndarray]]
 
 
-def measure(data: str, seed: int, shown: int | None) -> None:
-    """Filled by `runs`."""
-
-
-def runs(data: str, seed: int, epochs: int | None) -> dict[str, dict[str, float]]:
+def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
+    """Test RMSE of the newcomers by how many of their ratings are shown, and by way."""
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / data)
     parties = vf.split_items(table, parties=3, by="genre")
-    config = vf.Config.preset("best", seed=seed, **({"epochs": epochs} if epochs else {}))
-    parts = [split(p.ratings, config.split, seed) for p in parties]
+    config = vf.Config.preset("best", seed=seed, gate=gate)
+    parts = [split(party.ratings, config.split, seed) for party in parties]
     new = np.random.default_rng(seed).permutation(table.n_users) < table.n_users // 10
     everybody = vf.train(parties, config, parts=parts)
-    others = [vf.PartyData(p.name, p.ratings.select_users(~new)) for p in parties]
-    kept = [part[~new[p.ratings.user]] for p, part in zip(parties, parts, strict=True)]
+    others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]
+    kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
     run = vf.train(others, config, parts=kept)
-    places = tastes(run.models, [(p.ratings, part) for p, part in zip(others, kept, strict=True)])
-    means = [_means(p.ratings, part) for p, part in zip(others, kept, strict=True)]
-    found: dict[str, dict[str, float]] = {}
+    places = tastes(run.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)])
+    means = [item_means(party.ratings, part) for party, part in zip(others, kept, strict=True)]
+    found = {}
     for most in SHOWN:
         errors: dict[str, list[float]] = {way: [] for way in WAYS}
         for user in np.flatnonzero(new):
-            known = [_of(p.ratings, part, user, TRAIN) for p, part in zip(parties, parts, strict=True)]
-            if most is not None:  # the same share of every party, drawn by a hash that does not depend on the party
-                whole = [(p, i) for p, (items, _) in enumerate(known) for i in range(len(items))]
-                pick = np.random.default_rng([seed, int(user)]).permutation(len(whole))[:most]
-                keep = {whole[j] for j in pick}
-                known = [(items[[i for i in range(len(items)) if (p, i) in keep]], r[[i for i in range(len(items)) if (p, i) in keep]])
-                         for p, (items, r) in enumerate(known)]  # fmt: skip
-            rated = [Rated(p, items, ratings) for p, (items, ratings) in enumerate(known) if len(items)]
-            z = fold_in(places, rated, ranks=False).z
-            gaps = np.concatenate([r - means[p][i] for p, (i, r) in enumerate(known)])
+            known = some(
+                [of_user(p.ratings, part, user, TRAIN) for p, part in zip(parties, parts, strict=True)], most, [seed, user]
+            )
+            z = fold_in(places, [Rated(p, *own) for p, own in enumerate(known) if len(own[0])], ranks=False).z
+            gaps = np.concatenate([ratings - means[p][items] for p, (items, ratings) in enumerate(known)])
             lean = gaps.sum() / (len(gaps) + 5)
             for p, (party, part) in enumerate(zip(parties, parts, strict=True)):
-                items, ratings = _of(party.ratings, part, user, TEST)
-                if not len(items):
-                    continue
+                items, ratings = of_user(party.ratings, part, user, TEST)
                 predicted = (
                     places[p].level[items],
                     means[p][items],
                     means[p][items] + lean,
-                    run.models[p].items[items].numpy() @ places[p].vector(z).numpy(),
+                    (run.models[p].items[items] @ places[p].vector(z)).numpy(),
                     (everybody.models[p].items[items] @ everybody.models[p].users[user]).numpy(),
                 )
                 for way, guess in zip(WAYS, predicted, strict=True):
-                    errors[way].extend((guess - ratings) ** 2)
+                    errors[way] += ((guess - ratings) ** 2).tolist()
         found["all" if most is None else str(most)] = {way: math.sqrt(statistics.fmean(e)) for way, e in errors.items()}
     return found
 
 
-def _of(table: vf.Ratings, part: np.ndarray, user: int, which: int) -> tuple[np.ndarray, np.ndarray]:
+def of_user(table: vf.Ratings, part: np.ndarray, user: int, which: int) -> tuple[np.ndarray, np.ndarray]:
     mine = (table.user == user) & (part == which)
     return table.item[mine].astype(np.int64), table.rating[mine]
 
 
-def _means(table: vf.Ratings, part: np.ndarray) -> np.ndarray:
-    """Item means, shrunk towards the party's mean by five ratings."""
+def some(known: Own, most: int | None, seed: list[int]) -> Own:
+    """At most so many of a user's ratings, at random over all parties."""
+    if most is None:
+        return known
+    owner = np.repeat(np.arange(len(known)), [len(items) for items, _ in known])
+    chosen = np.zeros(len(owner), bool)
+    chosen[np.random.default_rng(seed).permutation(len(owner))[:most]] = True
+    return [(items[chosen[owner == p]], ratings[chosen[owner == p]]) for p, (items, ratings) in enumerate(known)]
+
+
+def item_means(table: vf.Ratings, part: np.ndarray) -> np.ndarray:
+    """Means of training ratings, shrunk towards the party's mean by five ratings."""
     train = part == TRAIN
     centre = table.rating[train].mean()
     sums = np.bincount(table.item[train], weights=table.rating[train] - centre, minlength=table.n_items)
     return centre + sums / (np.bincount(table.item[train], minlength=table.n_items) + 5)
 
 
-if __name__ == "__main__":
+def page() -> str:
+    """What is kept in results/fold-in, as a page."""
+    lines = [
+        "# Folding in: users who were not in training",
+        "",
+        "Test RMSE of a tenth of the users, kept out of training and served from their own training ratings",
+        "(`benchmarks/fold_in.py`; three parties by genre, preset best, GCN). *shown*: how many of their training ratings",
+        "were folded in. *trained with everybody* knows all of them. Means are shrunk by five ratings, and user means are over",
+        "the shown ratings of all parties.",
+    ]
+    for data, (_, gate) in DATA.items():
+        kept = [json.loads(path.read_text()) for path in sorted((RESULTS / "fold-in").glob(f"{data}-*.json"))]
+        if not kept:
+            continue
+        seeds = f"means of seeds 0-{len(kept) - 1}" if len(kept) > 1 else "seed 0"
+        lines += ["", f"## {data} ({seeds}{'' if gate else ', gate off'})", "| shown | " + " | ".join(WAYS) + " |",
+                  "|---|" + "---|" * len(WAYS)]  # fmt: skip
+        for shown in kept[0]:
+            values = [statistics.fmean(one[shown][way] for one in kept) for way in WAYS]
+            best = WAYS.index("folded in")
+            lines.append(
+                f"| {shown} | " + " | ".join(f"**{v:.4f}**" if i == best else f"{v:.4f}" for i, v in enumerate(values)) + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", nargs="+", default=["ml-100k"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--only", choices=DATA)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for data in given.data:
-        for seed in range(given.seeds):
-            print(data, seed)
-            for most, row in runs(data, seed, given.epochs).items():
-                print(most, {k: round(v, 4) for k, v in row.items()}, flush=True)
+    (RESULTS / "fold-in").mkdir(exist_ok=True)
+    for data, (seeds, gate) in DATA.items():
+        for seed in seeds if given.only in (None, data) else ():
+            path = RESULTS / "fold-in" / f"{data}-{seed}.json"
+            if not path.exists():
+                path.write_text(json.dumps(study(data, seed, gate), indent=1) + "\n")
+            (RESULTS / "fold-in.md").write_text(page())
+
+
+if __name__ == "__main__":
+    main()

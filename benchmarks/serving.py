@@ -1,19 +1,23 @@
-"""What serving costs: latency at a given load, the limit, and exact scores against approximate indexes. Writes results/serving.md.
+"""What serving costs: latency under load, the limit, and exact scores against approximate indexes. Writes results/serving.md.
 
-    .venv/bin/python benchmarks/serving.py [--items 100000] [--rate 500] [--seconds 20] [--repeats 3] [--index]
+    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
+    .venv/bin/python benchmarks/serving.py --index [--items 1000000]
 
-The server is `verfedgnn serve` in a process of its own, on a made run: random vectors of preset best's shape (35 columns; 70 where a
-gate mixes two models), every user with 50 rated items. The load generator is another process: requests for the ten best items of
-a random user arrive as a Poisson process whether or not earlier ones are answered (open loop), over kept-alive connections, and a
-request's latency counts from when it was due. `--index` compares with faiss; it is not needed for anything else.
+The server is `verfedgnn serve` in a process of its own, on a made run: random vectors of preset best's shape (35 columns; 70
+where a gate mixes two models), every user with 50 rated items, seed 0. The load generator is another process: requests for the ten
+best items of a random user arrive as a Poisson process whether or not earlier ones are answered (open loop), over 256 kept-alive
+connections, and a request's latency counts from when it was due; with all connections busy it is given up. `--index` compares
+with faiss, which nothing else needs. Rows add up over calls in results/serving.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -27,6 +31,7 @@ import torch
 import verfedgnn as vf
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.run import PartyModel, Run
+from verfedgnn.serving.top import Shelf, Wish
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, SEEN = 10_000, 50
@@ -62,19 +67,22 @@ def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
 
 
 class Client(asyncio.Protocol):
-    """One kept-alive connection with at most one request on its way; as little work a request as Python allows."""
+    """One kept-alive connection with at most one request on its way."""
 
     def __init__(self, free: list[Client]) -> None:
         self.free, self.got, self.done = free, b"", None
 
     def connection_made(self, transport: Any) -> None:
+        """The connection stands."""
         self.transport = transport
 
     def ask(self, request: bytes, done: Any) -> None:
+        """Send; `done` is told whether the answer was 200."""
         self.got, self.done = b"", done
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
+        """A part of the answer."""
         self.got += data
         head, gap, body = self.got.partition(b"\r\n\r\n")
         if gap and len(body) >= int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
@@ -116,9 +124,8 @@ async def _load(port: int, rate: float, seconds: float, seed: int, path: str) ->
     loop.call_at(begin + due[0], send, 0)
     await asyncio.wait_for(finished, seconds + 30)
     taken = np.array(latencies) * 1000
-    return {"p50": float(np.percentile(taken, 50)), "p90": float(np.percentile(taken, 90)), "p99": float(np.percentile(taken, 99)),
-            "max": float(taken.max()), "failed": len(failed), "requests": len(due),
-            "rate": len(due) / (loop.time() - begin)}  # fmt: skip
+    found = {f"p{part}": float(np.percentile(taken, part)) for part in (50, 90, 99)}
+    return found | {"max": float(taken.max()), "failed": len(failed), "requests": len(due)}
 
 
 def _generate(queue: Any, *arguments: Any) -> None:
@@ -172,6 +179,81 @@ def measure(folder: Path, rates: list[float], seconds: float, repeats: int, path
         server.wait(20)
 
 
+def vectors(count: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """Item or user vectors in 200 groups, which is kinder to an index than independent ones."""
+    centres = np.random.default_rng(1).normal(0, 1, (200, columns))
+    return (centres[rng.integers(0, 200, count)] + rng.normal(0, 0.7, (count, columns))).astype(np.float32)
+
+
+def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str, float, float, float]]:
+    """What, seconds to build, recall of the ten best, processor ms a question: exact in batches, and faiss one by one."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    rng = np.random.default_rng(0)
+    base, asked = vectors(items, columns, rng), vectors(256, columns, rng)
+    shelf = Shelf(PartyModel(torch.from_numpy(asked), torch.from_numpy(base), torch.empty(0)), ranks=False)
+    wishes = [Wish(shelf.users[i], 10, np.empty(0, np.int64)) for i in range(len(asked))]
+    truth = [set(found.rows) for found in shelf.best(wishes)]
+    rows = []
+    for batch in (1, 8, 32):
+        begin = time.process_time()
+        for start in range(0, len(wishes), batch):
+            shelf.best(wishes[start : start + batch])
+        rows.append((f"exact, {batch} at a time", 0.0, 1.0, (time.process_time() - begin) / len(wishes) * 1000))
+    lists = round(4 * items**0.5)
+    kinds = {
+        f"IVF, {lists} lists": (
+            faiss.index_factory(columns, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT),
+            "nprobe",
+            (8, 32, 128),
+        )
+    }
+    if graph:
+        kinds["HNSW, 16 links"] = (faiss.IndexHNSWFlat(columns, 16, faiss.METRIC_INNER_PRODUCT), "ef", (32, 128))
+    for name, (index, knob, values) in kinds.items():
+        begin = time.process_time()
+        index.train(base[:: max(1, items // 100_000)])
+        index.add(base)
+        built = time.process_time() - begin
+        for value in values:
+            if knob == "ef":
+                index.hnsw.efSearch = value
+            else:
+                index.nprobe = value
+            begin = time.process_time()
+            found = [index.search(asked[i : i + 1], 10)[1][0] for i in range(len(asked))]
+            spent = (time.process_time() - begin) / len(asked) * 1000
+            recall = float(np.mean([len(set(f.tolist()) & t) / 10 for f, t in zip(found, truth, strict=True)]))
+            rows.append((f"{name}, {knob} {value}", built, recall, spent))
+    return rows
+
+
+def machine() -> str:
+    """Processor, cores, versions."""
+    name = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
+    )
+    return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def page(kept: dict[str, Any]) -> str:
+    """results/serving.json as a page."""
+    lines = ["# What serving costs", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
+    lines += kept.get("words", [])
+    header = "| asked, requests/s | p50, ms | p90 | p99 | largest | given up | server CPU s per 1,000 requests | load average |"
+    for title, rows in kept["load"].items():
+        lines += ["", f"## {title}", header, "|---|---|---|---|---|---|---|---|"]
+        for r in rows:
+            late = " | ".join(f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max"))
+            given_up = f"{r['failed']:.0f} of {r['requests']:.0f}"
+            lines.append(f"| {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |")
+    for title, rows in kept["index"].items():
+        lines += ["", f"## {title}", "| | build, CPU s | recall of the ten best | CPU ms a question |", "|---|---|---|---|"]
+        lines += [f"| {name} | {built:.1f} | {recall:.3f} | {spent:.3f} |" for name, built, recall, spent in rows]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--items", type=int, default=100_000)
@@ -179,10 +261,25 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[500.0])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--index", action="store_true", help="Compare with faiss instead.")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        make_run(Path(folder) / "run", given.items, given.columns, 0)
-        measure(Path(folder) / "run", given.rates, given.seconds, given.repeats, "/v1/recommendations?user={user}&k=10")
+    torch.set_num_threads(1)
+    path = ROOT / "results" / "serving.json"
+    kept = json.loads(path.read_text()) if path.exists() else {"load": {}, "index": {}}
+    kept["machine"] = machine()
+    title = f"{given.items:,} items, {given.columns} columns"
+    if given.index:
+        kept["index"][f"Exact and approximate: {title}"] = compare_indexes(
+            given.items, given.columns, graph=given.items <= 100_000
+        )
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            make_run(Path(folder) / "run", given.items, given.columns, 0)
+            target = "/v1/recommendations?user={user}&k=10"
+            rows = measure(Path(folder) / "run", given.rates, given.seconds, given.repeats, target)
+        kept["load"].setdefault(f"Under load: {title}", []).extend(rows)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    (ROOT / "results" / "serving.md").write_text(page(kept))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ function drawCurve(box, run) {
   svg.append(vector("circle", { class: "dot", cx: x(kept.round), cy: y(kept.error), r: 4 }));
   svg.append(vector("text", { x: left, y: height - 10 }, `round ${first}`));
   svg.append(vector("text", { x: width - right, y: height - 10, "text-anchor": "end" }, `${last}`));
-  const anchor = x(kept.round) > width * 0.7 ? "end" : "start", shift = anchor === "end" ? -8 : 8;
+  const anchor = x(kept.round) + 120 > width ? "end" : "start", shift = anchor === "end" ? -8 : 8;
   svg.append(vector("text", { x: x(kept.round) + shift, y: top + 8, "text-anchor": anchor }, `kept: round ${kept.round}`));
   const words = run.ranks ? "higher is better" : "lower is better";
   const note = `${name} on the validation part, ${words}. ${run.rounds.toLocaleString("en")} rounds in ${Math.round(run.seconds)} s.`;

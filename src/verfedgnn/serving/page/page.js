@@ -55,6 +55,7 @@ async function start() {
   $("no-alone").hidden = run.alone;
   $("no-alone").textContent = "There is nothing to switch to: this run did not train its organisations alone as well. Preset best does, or train with --set gate=true.";
   $("key-form").hidden = true;
+  $("api").hidden = sessionStorage.getItem(KEY) !== null; // a link cannot carry a key
   for (const id of ["pick", "about"]) $(id).hidden = false;
   $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
   drawBytes($("bytes"), run);
@@ -165,24 +166,23 @@ function moved(item, place, other) {
 }
 
 function because(why) {
-  const line = make("p", { class: "why" });
-  if (why.because.length === 0) {
-    line.append("Liked by many; none of their own ratings speaks for it in particular.");
+  const line = make("p", { class: "why" }), told = why.because.filter((reason) => reason.adds >= 0.005);
+  if (told.length === 0) {
+    line.append("A good bet for many people; none of their own ratings here speaks for it in particular.");
     return line;
   }
-  const middle = (reason) => partyOf(reason.party).scale.reduce((low, high) => (low + high) / 2);
-  const groups = [["because they liked ", why.because.filter((reason) => reason.rating > middle(reason))],
-    ["because they did not like ", why.because.filter((reason) => reason.rating <= middle(reason))]];
-  for (const [words, reasons] of groups.filter(([, some]) => some.length)) {
-    line.append(line.hasChildNodes() ? "; " : "", words);
-    reasons.forEach((reason, index) => line.append(index ? ", " : "", make("b", {}, nameOf(reason)), ` (${reason.rating} ★, ${signed(reason.adds)})`));
-  }
+  line.append("because they gave ");
+  told.forEach((reason, index) => {
+    const [low, high] = partyOf(reason.party).scale, only = reason.rating <= (low + high) / 2 ? "only " : "";
+    const joint = index === 0 ? "" : index === told.length - 1 ? " and " : ", ";
+    line.append(joint, make("b", {}, nameOf(reason)), ` ${only}${reason.rating} ★ (${signed(reason.adds)})`);
+  });
   return line;
 }
 
 function explanation(ranks) {
   const texts = [
-    "A reason is one of the user's own ratings at this organisation, with what it adds to the prediction. It answers: why this item rather than another?",
+    "A reason is one of the user's own ratings at this organisation, with what it adds to the prediction in stars. It answers: why this item rather than another? A low rating speaks for items that differ from the one rated.",
     "It is computed by folding in: the user is placed among all trained users by their own ratings alone (a least-squares fit), and there a prediction is a plain sum of what the average user would give, how high this user rates in general, and one part for each own rating. The largest parts are shown.",
   ];
   if (!ranks) texts.push("The model itself knows more than these ratings, because it was trained on everybody's, in a federation together with the other organisations. So the parts explain most of a prediction, not all of it; the interface for programs also tells the rest.");
