@@ -25,6 +25,7 @@ from verfedgnn.errors import ConfigError
 from verfedgnn.prepare import split
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue, Ids
 from verfedgnn.serving.folding import Rated, fold_in
+from verfedgnn.serving.index import IndexedShelf
 from verfedgnn.serving.reasons import reasons, similar
 from verfedgnn.serving.table import write_table
 from verfedgnn.serving.tastes import tastes
@@ -110,6 +111,22 @@ def test_large_catalogues_are_sorted_exactly() -> None:
         if wish.only is not None:
             scores[~wish.only] = -torch.inf
         assert found.rows == scores.topk(5 + place).indices.tolist()
+
+
+def test_an_index_finds_nearly_all_and_leaves_out_the_known() -> None:
+    pytest.importorskip("faiss", reason="the extra index is not installed")
+    rng = np.random.default_rng(0)
+    centres = rng.normal(0, 1, (50, 16))
+    made = [centres[rng.integers(0, 50, n)] + rng.normal(0, 0.5, (n, 16)) for n in (5000, 40)]
+    items, people = (torch.from_numpy(values.astype(np.float32)) for values in made)
+    model = vf.run.PartyModel(people, items, items)
+    exact, indexed = Shelf(model, ranks=False), IndexedShelf(model, ranks=False)
+    wishes = [Wish(person, 10, (items @ person).topk(5).indices.numpy()) for person in people]
+    pairs = list(zip(exact.best(wishes), indexed.best(wishes), strict=True))
+    assert np.mean([len(set(a.rows) & set(b.rows)) / 10 for a, b in pairs]) > 0.9
+    assert all(not set(found.rows) & set(wish.leave_out.tolist()) for (_, found), wish in zip(pairs, wishes, strict=True))
+    narrow = [Wish(people[0], 10, np.empty(0, np.int64), torch.arange(5000) < 100)]
+    assert indexed.best(narrow) == exact.best(narrow)
 
 
 def test_party_and_column_narrow_the_answer(run: vf.Run, client: Any) -> None:

@@ -22,6 +22,10 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="A file with the key that requests must carry; unset: VERFEDGNN_API_KEY, or none.")
     ] = None,
+    approximate: Annotated[
+        bool,
+        typer.Option("--approximate", help="Search catalogues from 300,000 items on by an index; a few per cent may be missed."),
+    ] = False,
     threads: Annotated[int, typer.Option(help="Processor threads for scores; 0: all.", min=0)] = 1,
 ) -> None:
     """Serve recommendations, similar items and newcomers over HTTP, with a page at /."""
@@ -41,7 +45,7 @@ def serve(
         )
     if threads:
         torch.set_num_threads(threads)
-    app = make_app(Catalogue(Run.load(run), run.resolve().name, party), key=key)
+    app = make_app(Catalogue(Run.load(run), run.resolve().name, party, approximate=approximate), key=key)
     listener = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{listener.getsockname()[1]}"

@@ -15,8 +15,10 @@ from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray
 from verfedgnn.errors import RunError
 from verfedgnn.gnn.model import upper_quarter
-from verfedgnn.run import Run
+from verfedgnn.run import PartyModel, Run
+from verfedgnn.serving import index
 from verfedgnn.serving.folding import Rated
+from verfedgnn.serving.index import IndexedShelf
 from verfedgnn.serving.tastes import PartyTastes, tastes
 from verfedgnn.serving.top import Rows, Shelf
 
@@ -97,9 +99,9 @@ class PartyShelf:
 
 
 class Catalogue:
-    """A run, ready to be asked; with `party`, only that one's items."""
+    """A run, ready to be asked; with `party`, only that one's items; `approximate` indexes large catalogues."""
 
-    def __init__(self, run: Run, name: str, party: str | None = None) -> None:
+    def __init__(self, run: Run, name: str, party: str | None = None, *, approximate: bool = False) -> None:
         names = [p.name for p in run.parties]
         if party is not None and party not in names:
             raise RunError(f"there is no party '{party}' in this run; there are: {', '.join(names)}")
@@ -107,9 +109,13 @@ class Catalogue:
         self.run, self.name, self.chosen, self.ranks = run, name, chosen, run.config.training.ranks
         self.parties = [PartyShelf(run.parties[p], run.parts[p]) for p in chosen]
         self.users = Ids(run.parties[0].ratings.user_ids)
-        self.shelves = {FEDERATED: [Shelf(run.models[p], ranks=self.ranks) for p in chosen]}
+        self.shelves = {FEDERATED: [self._shelf(run.models[p], approximate) for p in chosen]}
         if run.alone is not None:
-            self.shelves[ALONE] = [Shelf(run.alone[p], ranks=self.ranks) for p in chosen]
+            self.shelves[ALONE] = [self._shelf(run.alone[p], approximate) for p in chosen]
+
+    def _shelf(self, model: PartyModel, approximate: bool) -> Shelf:
+        kind = IndexedShelf if approximate and len(model.items) >= index.FROM else Shelf
+        return kind(model, ranks=self.ranks)
 
     @property
     def columns(self) -> set[str]:
