@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
     .venv/bin/python benchmarks/serving.py --index [--items 1000000]
 
-The server is `verfedgnn serve` in a process of its own, on a made run: random vectors of preset best's shape (35 columns; 70
+The server is `verfedgnn serve` in a process of its own, on a made run: random vectors in the shape of preset best (35 columns; 70
 where a gate mixes two models), every user with 50 rated items, seed 0. The load generator is another process: requests for the
 ten best items of a random user arrive as a Poisson process whether or not earlier ones are answered (open loop), over 256
-kept-alive connections, and a request's latency counts from when it was due; with all connections busy it is given up. `--index` compares
-with faiss, which nothing else needs. Rows add up over calls in results/serving.json.
+kept-alive connections, and a request's latency counts from when it was due; with all connections busy it is given up. `--index`
+compares with faiss, which nothing else needs. Rows add up over calls in results/serving.json.
 """
 
 from __future__ import annotations

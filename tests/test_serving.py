@@ -99,6 +99,39 @@ def test_a_ranking_is_served_in_shares(ranking_run: vf.Run) -> None:
         assert pair["score"] == pytest.approx(found[0]["score"], rel=1e-4)
 
 
+def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
+    catalogue = Catalogue(ranking_run, "ranking")
+    places = catalogue.places[FEDERATED]
+    liked = [Rated(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)), Rated(2, np.array([1]), np.array([5], np.float32))]
+    fold = fold_in(places, liked, ranks=True)
+    assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
+
+    def likely(z: np.ndarray) -> float:
+        scores = [ranking_run.models[own.party].items @ places[own.party].vector(z) for own in liked]
+        return sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True)) - float(z @ z) / 2
+
+    around = np.random.default_rng(0).normal(0, 0.1, (20, len(fold.z)))
+    assert all(likely(fold.z) >= likely(fold.z + step) for step in around)
+    assert likely(fold.z) > likely(np.zeros_like(fold.z))
+    with serving(make_app(catalogue)) as address:
+        ratings = [{"item": str(ranking_run.parties[0].ratings.item_ids[i]), "rating": 5} for i in (0, 3, 5)]
+        found = httpx.post(f"{address}/v1/recommendations", json={"ratings": ratings, "k": 3, "why": 2}).json()
+    assert len(found["recommendations"]) == 3
+
+
+def test_a_mistake_of_ours_is_told_without_its_insides(catalogue: Catalogue, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("insides")
+
+    monkeypatch.setattr(Shelf, "best", broken)
+    with serving(make_app(catalogue)) as address:
+        answer = httpx.get(f"{address}/v1/recommendations", params={"user": known})
+        assert httpx.get(f"{address}/health").status_code == 200
+    assert answer.status_code == 500
+    assert "insides" not in answer.text
+    assert "content-security-policy" in answer.headers
+
+
 def test_large_catalogues_are_sorted_exactly() -> None:
     generator = torch.Generator().manual_seed(0)
     items, people = torch.randn(5000, 8, generator=generator), torch.randn(9, 8, generator=generator)

@@ -57,7 +57,8 @@ def where(catalogue: Catalogue, given: Mapping[str, str], known: Sequence[str]) 
     for name in wanted:
         if name not in catalogue.columns:
             there = ", ".join(sorted(catalogue.columns)) or "none"
-            raise Problem(400, "there is no such parameter or item column", f"parameters: {', '.join(known)}; columns: {there}")
+            names = f"parameters: {', '.join(known)}; " if known else ""
+            raise Problem(400, "there is no such parameter or item column", f"{names}columns: {there}")
     return wanted
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from functools import lru_cache
 from pathlib import Path
+from traceback import print_exception
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -84,12 +85,19 @@ class Guard:
             await send(message)
 
         problem = self._refuse(scope)
-        if problem is not None:
-            await _tell(problem, answer)
-        else:
-            await self.app(scope, _bounded(receive) if scope["method"] not in ("GET", "HEAD") else receive, answer)
-        route = getattr(scope.get("route"), "path", "other")
-        self.figures.request(route, status, time.perf_counter() - begin)
+        try:
+            if problem is not None:
+                await _tell(problem, answer)
+            else:
+                await self.app(scope, _bounded(receive) if scope["method"] not in ("GET", "HEAD") else receive, answer)
+        except Exception as error:
+            if status != 500:  # the answer has begun: all that is left is to break it off
+                raise
+            print_exception(type(error), error, error.__traceback__, chain=False)
+            await _tell(Problem(500, "the server made a mistake", "its standard error says which; please report it"), answer)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.figures.request(route, status, time.perf_counter() - begin)
 
     def _refuse(self, scope: Scope) -> Problem | None:
         headers = dict(scope["headers"])
@@ -102,9 +110,8 @@ class Guard:
             return Problem(
                 403, "without a key only this machine is served, under its own name", "use http://127.0.0.1 or set a key"
             )
-        if int(headers.get(b"content-length", b"0") or 0) > LARGEST_BODY:
-            return _too_large()
-        return None
+        length = headers.get(b"content-length", b"0")
+        return _too_large() if length.isdigit() and int(length) > LARGEST_BODY else None
 
 
 @lru_cache(256)

@@ -49,21 +49,21 @@ def reasons(
             {p for p, _, _ in best}, (fold_in(places, rated, ranks=catalogue.ranks), rated)
         )
     else:  # alone, a party knows its own ratings only
-        own = {p: [Rated(0, r.items, r.ratings) for r in rated if r.party == p] for p, _, _ in best}
-        folds = {p: (fold_in([places[p]], mine, ranks=catalogue.ranks), mine) for p, mine in own.items()}
+        alone = {p: [Rated(0, r.items, r.ratings) for r in rated if r.party == p] for p, _, _ in best}
+        folds = {p: (fold_in([places[p]], mine, ranks=catalogue.ranks), mine) for p, mine in alone.items()}
     found = []
     for p, row, score in best:
         fold, mine = folds[p]
         typical = places[p].typical
         parts = fold.contributions(places[p].directions(np.array([row])) - typical)
-        entries = [
-            (float(value), r.party if model == FEDERATED else p, int(item), float(rating))
-            for part, r in zip(parts, mine, strict=True)
-            for value, item, rating in zip(part[0], r.items, r.ratings, strict=True)
-        ]
-        average, habit, taste = float(places[p].level[row]), float(typical @ fold.z), sum(entry[0] for entry in entries)
-        top = sorted(entries, key=lambda entry: -entry[0])[:most]
-        because = [catalogue.parties[q].describe(i) | {"rating": r, "adds": v} for v, q, i, r in top if v > 0]
+        average, habit, taste = float(places[p].level[row]), float(typical @ fold.z), sum(float(part.sum()) for part in parts)
+        largest = []
+        for part, own in zip(parts, mine, strict=True):
+            owner = catalogue.parties[own.party if model == FEDERATED else p]
+            for i in np.argsort(-part[0])[:most]:
+                largest.append((float(part[0, i]), owner, int(own.items[i]), float(own.ratings[i])))
+        top = sorted(largest, key=lambda entry: -entry[0])[:most]
+        because = [owner.describe(item) | {"rating": rating, "adds": value} for value, owner, item, rating in top if value > 0]
         rest = {} if catalogue.ranks else {"rest": score - average - habit - taste}
         found.append({"average": average, "habit": habit, "taste": taste, **rest, "because": because})
     return found
