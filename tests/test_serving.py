@@ -191,6 +191,17 @@ def test_alone_is_another_model(run: vf.Run, client: Any) -> None:
     assert "preset best" in refused.json()["error"]["remedy"]
 
 
+def test_a_partys_own_run_is_served(run: vf.Run, known: str) -> None:
+    assert run.alone is not None
+    own = replace(run, parties=run.parties[1:2], parts=run.parts[1:2], models=run.models[1:2], alone=run.alone[1:2])
+    with serving(make_app(Catalogue(own, "own"))) as address, httpx.Client(base_url=address) as client:
+        about = client.get("/v1/run").json()
+        assert [party["name"] for party in about["parties"]] == [run.parties[1].name]
+        assert about["parties"][0]["alone"] > 0
+        found = client.get("/v1/recommendations", params={"user": known, "k": 5}).json()["recommendations"]
+        assert same_items(found, own.recommend(known, 5))
+
+
 def test_a_pair_and_what_was_given(run: vf.Run, client: Any) -> None:
     table = run.parties[2].ratings
     user, item, rating = int(table.user[0]), int(table.item[0]), float(table.rating[0])
