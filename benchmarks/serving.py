@@ -240,7 +240,11 @@ def machine() -> str:
 def page(kept: dict[str, Any]) -> str:
     """results/serving.json as a page."""
     lines = ["# What serving costs", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
-    lines += kept.get("words", [])
+    lines += [
+        "Open-loop load on loopback, server and load generator on the same cores; the last column is the load average of the machine",
+        "while it was measured: on two cores, anything much above 2 means that others were computing, and that latencies say more about",
+        "waiting for a core than about the server. Server CPU per 1,000 requests falls under load, because batches grow.",
+    ]
     header = "| asked, requests/s | p50, ms | p90 | p99 | largest | given up | server CPU s per 1,000 requests | load average |"
     for title, rows in kept["load"].items():
         lines += ["", f"## {title}", header, "|---|---|---|---|---|---|---|---|"]
