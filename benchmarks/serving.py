@@ -168,7 +168,7 @@ def measure(folder: Path, rates: list[float], seconds: float, repeats: int, path
                 entry = row | {
                     "asked": rate,
                     "repeat": repeat,
-                    "cpu_per_1000": used / row["requests"] * 1000,
+                    "cpu_per_1000": used / max(1, row["requests"] - row["failed"]) * 1000,
                     "load": os.getloadavg()[0],
                 }
                 print({key: round(value, 3) for key, value in entry.items()}, flush=True)
@@ -241,9 +241,10 @@ def page(kept: dict[str, Any]) -> str:
     """results/serving.json as a page."""
     lines = ["# What serving costs", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
     lines += [
-        "Open-loop load on loopback, server and load generator on the same cores; the last column is the load average of the machine",
-        "while it was measured: on two cores, anything much above 2 means that others were computing, and that latencies say more about",
-        "waiting for a core than about the server. Server CPU per 1,000 requests falls under load, because batches grow.",
+        "Open-loop load on loopback, server and load generator on the same cores. The last column is the load average of the",
+        "machine: on two cores, anything much above 2 means that others were computing, too, and that latencies say more about",
+        "waiting for a core than about the server. Server CPU is per 1,000 requests that were answered; it falls under load,",
+        "because batches grow.",
     ]
     header = "| asked, requests/s | p50, ms | p90 | p99 | largest | given up | server CPU s per 1,000 requests | load average |"
     for title, rows in kept["load"].items():
