@@ -26,6 +26,7 @@ from verfedgnn.cli.paper import paper
 from verfedgnn.cli.party import align, party
 from verfedgnn.cli.recommend import recommend
 from verfedgnn.cli.report import report
+from verfedgnn.cli.serve import serve
 from verfedgnn.cli.status import status
 from verfedgnn.cli.streams import lasting_streams
 from verfedgnn.cli.train import WithSettings, train
@@ -68,6 +69,7 @@ app.command(cls=WithSettings)(train)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(export)
+app.command()(serve)
 app.command()(report)
 app.command()(tune)
 app.add_typer(data.app)

@@ -8,19 +8,37 @@ from typing import Any
 from verfedgnn.reports.document import Document, Heading, Paragraph, Points, Table
 
 
+def guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Of each kind of release what is guaranteed, in words."""
+    return [
+        {
+            "release": name,
+            "mechanism": privacy[name]["mechanism"],
+            "times": f"{privacy[name].get('releases', 0):,}",
+            "guarantee": privacy[name]["guarantee"],
+            "neighbouring": privacy[name].get("neighbouring", "–"),
+        }
+        for name in ("gradients", "neighbourhoods", "validation")
+    ]
+
+
+def assumptions(privacy: Mapping[str, Any]) -> list[str]:
+    """What the guarantees rest on, as sentences."""
+    return [
+        f"Masks: {privacy['masking']}.",
+        f"Randomness: {privacy['randomness']}.",
+        "All guarantees assume participants who follow the protocol; each party adds the noise it promised.",
+    ]
+
+
 def add_guarantees(document: Document, privacy: Mapping[str, Any]) -> None:
     """Guarantees by kind of release, their assumptions, and the events they follow from."""
-    rows = []
-    for name in ("gradients", "neighbourhoods", "validation"):
-        part = privacy[name]
-        rows.append([name, part["mechanism"], f"{part['releases']:,}" if "releases" in part else "0", part["guarantee"],
-                     part.get("neighbouring", "–")])  # fmt: skip
+    rows = [list(row.values()) for row in guarantees(privacy)]
     document.add(
         Heading("What is guaranteed"),
         Table(["release", "mechanism", "times", "guarantee", "between which inputs"], rows),
-        Points([f"Masks: {privacy['masking']}.", f"Randomness: {privacy['randomness']}.",
-                "All guarantees assume participants who follow the protocol; each party adds the noise it promised."]),
-    )  # fmt: skip
+        Points(assumptions(privacy)),
+    )
     events = privacy.get("events")
     if events:
         about = ("what", "count", "event")

@@ -99,15 +99,22 @@ def _lift(document: Document, lift: dict[str, Any] | None) -> None:
     )  # fmt: skip
 
 
-def _bytes(document: Document, run: Run) -> None:
+def bytes_by_kind(run: Run) -> list[tuple[str, str, int, int]]:
+    """What was sent: kind of message, way in words, messages, bytes; the most first."""
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for (kind, way, _), amount in run.ledger.bytes.items():
         totals[kind, way][0] += amount
     for (kind, way, _), count in run.ledger.messages.items():
         totals[kind, way][1] += count
-    whole = sum(amount for amount, _ in totals.values()) or 1
-    rows = [[kind, {"up": "to the coordinator", "down": "to parties"}[way], f"{count:,}", size(amount), f"{amount / whole:.1%}"]
-            for (kind, way), (amount, count) in sorted(totals.items(), key=lambda item: -item[1][0])]  # fmt: skip
+    words = {"up": "to the coordinator", "down": "to parties"}
+    rows = [(kind, words[way], count, amount) for (kind, way), (amount, count) in totals.items()]
+    return sorted(rows, key=lambda row: -row[3])
+
+
+def _bytes(document: Document, run: Run) -> None:
+    kinds = bytes_by_kind(run)
+    whole = sum(amount for *_, amount in kinds) or 1
+    rows = [[kind, way, f"{count:,}", size(amount), f"{amount / whole:.1%}"] for kind, way, count, amount in kinds]
     document.add(Heading("What it cost"), Table(["message", "way", "messages", "bytes", "share"], rows))
 
 

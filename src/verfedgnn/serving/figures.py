@@ -1,0 +1,35 @@
+"""Figures of the server itself, for Prometheus; routes, not ids."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+
+
+class Figures:
+    """Requests by route and status, their duration, and how many questions were computed together."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter("verfedgnn_requests", "Requests answered.", ["route", "status"], registry=self._registry)
+        self._seconds = Histogram(
+            "verfedgnn_request_seconds", "Time to an answer.", ["route"], buckets=SECONDS, registry=self._registry
+        )
+        self._batch = Histogram(
+            "verfedgnn_batch_questions", "Questions computed together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self._registry
+        )
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """One request is answered."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def batch(self, size: int) -> None:
+        """One batch goes to be computed."""
+        self._batch.observe(size)
+
+    def text(self) -> tuple[str, bytes]:
+        """Content type and text of /metrics."""
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)

@@ -1,0 +1,259 @@
+// The page: pick a user, see what they liked, what is recommended and why, and what the federation changed.
+"use strict";
+
+const SHOWN = 10, COMPARED = 200, KEY = "verfedgnn-key";
+const state = { run: null, party: null, user: null, model: "federated", where: "", asked: 0, lists: {} };
+const $ = (id) => document.getElementById(id);
+
+class NeedsKey extends Error {}
+
+async function ask(path, parameters = {}) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== ""));
+  const key = sessionStorage.getItem(KEY), headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const answer = await fetch(`${path}?${query}`, { headers });
+  if (answer.status === 401) throw new NeedsKey();
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(`${body.error.cause}: ${body.error.remedy}`);
+  return body;
+}
+
+async function guarded(work) {
+  try {
+    await work();
+  } catch (error) {
+    if (error instanceof NeedsKey) return askForKey();
+    $("status").textContent = error instanceof TypeError ? "The server does not answer. Is it still running?" : error.message;
+  }
+}
+
+function askForKey() {
+  const tried = sessionStorage.getItem(KEY) !== null;
+  sessionStorage.removeItem(KEY);
+  for (const id of ["pick", "for-user", "about"]) $(id).hidden = true;
+  $("key-form").hidden = false;
+  $("key-error").textContent = tried ? "This key is not the right one." : "";
+  $("key").focus();
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, $("key").value.trim());
+  $("key").value = "";
+  guarded(start);
+});
+
+async function start() {
+  state.run = await ask("v1/run");
+  const run = state.run;
+  document.title = `${run.name} · verfedgnn`;
+  $("run-name").textContent = run.name;
+  const options = run.parties.map((party) => make("option", { value: party.name }, party.name));
+  if (run.parties.length > 1) options.push(make("option", { value: "" }, "all of them"));
+  $("party").replaceChildren(...options);
+  $("party").disabled = options.length < 2;
+  $("model-alone").disabled = !run.alone;
+  $("no-alone").hidden = run.alone;
+  $("no-alone").textContent = "There is nothing to switch to: this run did not train its organisations alone as well. Preset best does, or train with --set gate=true.";
+  $("key-form").hidden = true;
+  $("api").hidden = sessionStorage.getItem(KEY) !== null; // a link cannot carry a key
+  for (const id of ["pick", "about"]) $(id).hidden = false;
+  $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
+  drawBytes($("bytes"), run);
+  drawPrivacy($("privacy"), run);
+  new ResizeObserver(() => drawCurve($("curve"), run)).observe($("curve"));
+  chooseParty(run.parties[0].name);
+}
+
+const partyOf = (name) => state.run.parties.find((party) => party.name === name) ?? null;
+
+function chooseParty(name) {
+  state.party = name;
+  state.where = "";
+  $("party").value = name;
+  const party = partyOf(name), columns = Object.entries(party?.columns ?? {});
+  const choices = (party ?? state.run.parties[0]).examples.map((example) => {
+    const button = make("button", { type: "button", "data-user": example.user }, make("b", {}, example.user), ` ${example.label}`);
+    button.addEventListener("click", () => chooseUser(example.user));
+    return button;
+  });
+  $("examples").replaceChildren(...choices);
+  $("filter-box").hidden = columns.length === 0;
+  const groups = columns.map(([column, values]) => make("optgroup", { label: column }, ...values.map((value) => make("option", { value: JSON.stringify([column, value]) }, value))));
+  $("filter").replaceChildren(make("option", { value: "" }, "everything"), ...groups);
+  drawWorth($("worth"), state.run, party);
+  if (state.user !== null) guarded(showUser);
+}
+
+function chooseUser(user) {
+  state.user = user;
+  $("user").value = user;
+  closeUsers();
+  guarded(showUser);
+}
+
+async function showUser() {
+  const turn = ++state.asked, { user, party, run } = state;
+  const filter = state.where ? Object.fromEntries([JSON.parse(state.where)]) : {};
+  $("status").textContent = `Asking for user ${user} …`;
+  const models = run.alone ? ["federated", "alone"] : ["federated"];
+  const wanted = [ask("v1/history", { user, party, k: SHOWN })];
+  for (const model of models) {
+    wanted.push(ask("v1/recommendations", { user, party, model, k: COMPARED, ...filter }));
+    wanted.push(ask("v1/recommendations", { user, party, model, k: SHOWN, why: 3, ...filter }));
+  }
+  const [history, ...found] = await Promise.all(wanted);
+  if (turn !== state.asked) return; // somebody else was picked meanwhile
+  state.lists = {};
+  models.forEach((model, i) => (state.lists[model] = { all: found[2 * i].recommendations, best: found[2 * i + 1].recommendations }));
+  showLiked(history);
+  showBest();
+  showChanged();
+  $("for-user").hidden = false;
+}
+
+const nameOf = (item) => item.title || item.item;
+const keyOf = (item) => `${item.party}\n${item.item}`;
+
+function kindOf(item) {
+  const kinds = Object.values(item.columns).filter((value) => value && value !== item.party);
+  return [...(state.party ? [] : [item.party]), ...kinds].join(" · ");
+}
+
+function stars(value, share = false) {
+  const text = share ? `${(value * 100).toFixed(2)} %` : Number.isInteger(value) ? `${value}` : value.toFixed(1);
+  return make("span", { class: share ? "stars share" : "stars" }, text);
+}
+
+function showLiked(history) {
+  $("liked").replaceChildren(...history.items.map((item) => make("li", {}, make("div", { class: "line" },
+    make("span", { class: "what" }, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, kindOf(item))), stars(item.rating)))));
+  const where = state.party || "all organisations", count = history.count.toLocaleString("en");
+  $("liked-title").textContent = `What user ${state.user} liked here`;
+  $("liked-note").textContent = history.count === 0 ? `No ratings at ${where} yet.` : `The highest of ${count} rating${history.count === 1 ? "" : "s"} at ${where}.`;
+}
+
+function placeIn(model, item) {
+  return state.lists[model]?.all.findIndex((other) => keyOf(other) === keyOf(item)) + 1;
+}
+
+const placed = (place) => (place > 0 ? `place ${place}` : `beyond place ${COMPARED}`);
+
+function showBest() {
+  const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
+  const { best } = state.lists[model], party = partyOf(state.party);
+  const entries = best.map((item, index) => {
+    const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`),
+      make("span", { class: "what" }, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, kindOf(item)), moved(item, index + 1, other)),
+      stars(item.score, state.run.ranks));
+    const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.score - low) / (high - low || 1);
+    return make("li", {}, line, meter(share), because(item.why));
+  });
+  $("best").className = `plain ${model}`;
+  $("best").replaceChildren(...entries);
+  $("best-title").textContent = `What we recommend to user ${state.user}`;
+  const known = `${party ? party.name : "The organisations"} ${model === "alone" ? "alone, from own ratings only" : "in the federation"}.`;
+  $("best-note").textContent = best.length === 0 ? "Nothing is left to recommend with this filter." : `${known} ${state.run.ranks ? "Shares of all attention." : "Predicted ratings."} What they rated already is left out.`;
+  $("status").textContent = `${best.length} recommendations for user ${state.user}, ${model}.`;
+}
+
+function moved(item, place, other) {
+  if (!state.lists[other]) return null;
+  const there = placeIn(other, item);
+  if (there === place) return null;
+  const up = there === 0 || there > place, arrow = up ? "▲" : "▼";
+  const text = there > 0 && there <= SHOWN ? `${arrow} ${Math.abs(there - place)}` : `${arrow} ${other}: ${placed(there)}`;
+  return make("span", { class: `tag ${up ? "up" : "down"}`, title: `${other}: ${placed(there)}` }, text);
+}
+
+function because(why) {
+  const line = make("p", { class: "why" }), told = why.because.filter((reason) => reason.adds >= 0.005);
+  if (told.length === 0) {
+    line.append("A good bet for many people; none of their own ratings here speaks for it in particular.");
+    return line;
+  }
+  line.append("because they gave ");
+  told.forEach((reason, index) => {
+    const [low, high] = partyOf(reason.party).scale, only = reason.rating <= (low + high) / 2 ? "only " : "";
+    const joint = index === 0 ? "" : index === told.length - 1 ? " and " : ", ";
+    line.append(joint, make("b", {}, nameOf(reason)), ` ${only}${reason.rating} ★ (${signed(reason.adds)})`);
+  });
+  return line;
+}
+
+function explanation(ranks) {
+  const texts = [
+    "A reason is one of the user's own ratings at this organisation, with what it adds to the prediction in stars. It answers: why this item rather than another? A low rating speaks for items that differ from the one rated.",
+    "It is computed by folding in: the user is placed among all trained users by their own ratings alone (a least-squares fit), and there a prediction is a plain sum of what the average user would give, how high this user rates in general, and one part for each own rating. The largest parts are shown.",
+  ];
+  if (!ranks) texts.push("The model itself knows more than these ratings, because it was trained on everybody's, in a federation together with the other organisations. So the parts explain most of a prediction, not all of it; the interface for programs also tells the rest.");
+  else texts.push("Parts are those of the score before it becomes a share.");
+  return texts;
+}
+
+function showChanged() {
+  $("changed").hidden = !state.lists.alone;
+  if (!state.lists.alone) return;
+  const now = state.lists.federated.best, before = state.lists.alone.best;
+  const keys = (items) => new Set(items.map(keyOf)), here = keys(now), there = keys(before);
+  const entry = (item, note) => make("li", {}, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, note));
+  const fill = (id, entries) => $(id).replaceChildren(...(entries.length ? entries : [make("li", { class: "quiet" }, "nothing")]));
+  const came = now.filter((item) => !there.has(keyOf(item)));
+  fill("came", came.map((item) => entry(item, `from ${placed(placeIn("alone", item))}`)));
+  const rose = now.map((item, index) => [item, placeIn("alone", item) - index - 1]).filter(([item, by]) => there.has(keyOf(item)) && by > 0);
+  fill("rose", rose.map(([item, by]) => entry(item, `by ${by}`)));
+  fill("left", before.filter((item) => !here.has(keyOf(item))).map((item) => entry(item, `to ${placed(placeIn("federated", item))}`)));
+  $("changed-note").textContent = `For user ${state.user}, ${came.length} of the first ${now.length} would not be among them if ${state.party || "every organisation"} had trained alone.`;
+}
+
+// Suggestions: arrow keys move, Enter takes, Escape closes.
+let suggested = [], active = -1, typed = 0;
+
+function closeUsers() {
+  $("users").hidden = true;
+  $("user").setAttribute("aria-expanded", "false");
+  $("user").removeAttribute("aria-activedescendant");
+  active = -1;
+}
+
+function mark(place) {
+  active = place;
+  [...$("users").children].forEach((option, index) => option.setAttribute("aria-selected", String(index === place)));
+  $("users").children[place].scrollIntoView({ block: "nearest" });
+  $("user").setAttribute("aria-activedescendant", `user-${place}`);
+}
+
+async function suggest() {
+  const turn = ++typed, found = await ask("v1/users", { starts: $("user").value.trim(), party: state.party, k: 8 });
+  if (turn !== typed || document.activeElement !== $("user")) return;
+  suggested = found.users.map((user) => user.user);
+  $("users").replaceChildren(...found.users.map((user, index) => {
+    const option = make("li", { role: "option", id: `user-${index}`, "aria-selected": "false" }, make("span", {}, user.user), make("small", {}, `${user.ratings} ratings`));
+    option.addEventListener("mousedown", (event) => event.preventDefault());
+    option.addEventListener("click", () => chooseUser(user.user));
+    return option;
+  }));
+  active = -1;
+  $("users").hidden = suggested.length === 0;
+  $("user").setAttribute("aria-expanded", String(suggested.length > 0));
+  if (suggested.length === 0) $("status").textContent = "No user id starts like this.";
+}
+
+$("user").addEventListener("input", () => guarded(suggest));
+$("user").addEventListener("blur", closeUsers);
+$("user").addEventListener("keydown", (event) => {
+  const open = !$("users").hidden;
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    event.preventDefault();
+    if (!open) return guarded(suggest);
+    mark((active + (event.key === "ArrowDown" ? 1 : active < 0 ? 0 : -1) + suggested.length) % suggested.length);
+  } else if (event.key === "Enter") {
+    event.preventDefault();
+    const wanted = open && active >= 0 ? suggested[active] : $("user").value.trim();
+    typed++;
+    if (wanted) chooseUser(wanted);
+  } else if (event.key === "Escape") closeUsers();
+});
+$("party").addEventListener("change", () => chooseParty($("party").value));
+$("filter").addEventListener("change", () => { state.where = $("filter").value; if (state.user !== null) guarded(showUser); });
+$("switch").addEventListener("change", (event) => { state.model = event.target.value; if (state.lists.federated) showBest(); });
+guarded(start);
