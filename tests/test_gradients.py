@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
 from verfedgnn.privacy.accounting import privacy_report
-from verfedgnn.privacy.gradients import Rescale, clip, laplace, protect, recover, ternary
+from verfedgnn.privacy.gradients import Rescale, clip, laplace, protect, ternary, worth
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.optimizer import average, step
 from verfedgnn.protocol.replica import participation_scale
@@ -67,12 +67,18 @@ def test_laplace_noise_has_its_scale() -> None:
     assert abs(magnitude.mean() - 2.0) < SIGMAS * magnitude.std() / math.sqrt(len(noise))
 
 
+def recovered(total: torch.Tensor, config: GradientConfig, factors: Rescale) -> torch.Tensor:
+    """The gradient behind a sum of protected ones, the first two coordinates of users."""
+    found = worth(config, factors, 1.0)
+    return total.float() * torch.tensor([found.users] * 2 + [found.weights] * (len(total) - 2))
+
+
 @given(s=st.floats(0.01, 100), values=st.lists(st.floats(-50, 50), min_size=4, max_size=4))
 def test_rescaling_is_public_and_undone(s: float, values: list[float]) -> None:
-    """Without noise, protect then recover is the gradient clipped at clip/s: the guarantee does not depend on s."""
+    """Without noise, what a protected gradient is worth is the gradient clipped at clip/s: the guarantee does not depend on s."""
     config, factors = Config.preset("paper", mechanism="none").gradients, Rescale(s, 2 * s)
     gradient = torch.tensor(values)
-    out = recover(protect(gradient, config, factors, 2, generator()), config, factors, 2, 1.0)
+    out = recovered(protect(gradient, config, factors, 2, generator()), config, factors)
     expected = torch.cat([clip(gradient[:2], 0.5 / s), clip(gradient[2:], 0.25 / s)])
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
@@ -81,7 +87,7 @@ def test_protected_ternary_recovers_the_mean() -> None:
     config, factors = Config.preset("paper").gradients, Rescale(0.1, 0.5)
     gradient = torch.tensor([1.0, -4.0, 0.3, 0.8])
     draws = torch.stack([protect(gradient, config, factors, 2, generator(i)) for i in range(20_000)])
-    mean = recover(draws.sum(0, dtype=torch.int32), config, factors, 2, 1.0) / len(draws)
+    mean = recovered(draws.sum(0, dtype=torch.int32), config, factors) / len(draws)
     error = draws.double().std(0) / math.sqrt(len(draws)) * 3 / torch.tensor([0.1, 0.1, 0.5, 0.5])
     assert ((mean - gradient).abs() < SIGMAS * error).all()
 

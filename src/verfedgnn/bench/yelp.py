@@ -13,13 +13,12 @@ PAPER = "660.9 MB a party and round, 18 s client and 5 s server an epoch on 16 c
 
 
 def tasks(scope: Scope) -> list[Task]:
-    """All users in a round, with numbers of 32 and of 16 bits, on one thread and on two; and one twentieth of them."""
+    """All users in a round, with numbers of 32 and of 16 bits, and one twentieth of them."""
     shape, down = LIKE["yelp"], scope.pick(1, 100)
     sizes = {"users": shape.users // down, "items": shape.items // down, "ratings": shape.ratings // down}
     return [
         Task("yelp", "pair:measure", {**sizes, "floor": True}, needs=memory(sizes["users"])),
         Task("yelp-half", "pair:measure", {**sizes, "bits": 16}, needs=memory(sizes["users"])),
-        Task("yelp-two-threads", "pair:measure", sizes, threads=2, needs=memory(sizes["users"])),
         # A part's sums are known from the second pass on, so bytes are counted from then.
         Task(
             "yelp-twentieth", "pair:measure", {**sizes, "user_blocks": 20, "warm": 21, "rounds": 20}, needs=memory(sizes["users"])
@@ -33,7 +32,6 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     for name, title in (
         ("yelp", "all users"),
         ("yelp-half", "all users, neighbourhoods in 16 bits"),
-        ("yelp-two-threads", "all users, two threads"),
         ("yelp-twentieth", "1/20 of the users a round"),
     ):
         if name not in found:
@@ -76,17 +74,6 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             f"The paper reports {PAPER}."
         ),
     ]
-    if "yelp" in found and "yelp-two-threads" in found:
-        one, two = (found[name]["party"] for name in ("yelp", "yelp-two-threads"))
-        if two["cpu"] > 1.2 * one["cpu"]:
-            blocks.append(
-                Paragraph(
-                    f"Two threads spent {two['cpu'] / one['cpu']:.1f} times the CPU seconds of one, "
-                    f"{two['phases']['projection']:.1f} s of them instead of {one['phases']['projection']:.1f} s in the "
-                    "projection, whose products are small: it looks as if threads waited for each other on a busy machine. "
-                    "The row says nothing about two cores that are free, which there were not."
-                )
-            )
     if "yelp" in found and "floor" in found["yelp"]["party"]:
         party = found["yelp"]["party"]
         blocks.append(

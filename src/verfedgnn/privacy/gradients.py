@@ -37,7 +37,7 @@ def laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Rescale:
-    """The public factors s on a gradient before the clip, for user parameters and shared weights; `recover` divides them out."""
+    """The public factors s on a gradient before the clip, for user parameters and shared weights; `worth` divides them out."""
 
     users: float
     weights: float
@@ -69,10 +69,7 @@ def protect(gradient: Tensor, config: GradientConfig, rescale: Rescale, user_siz
     return scaled
 
 
-def recover(total: Tensor, config: GradientConfig, rescale: Rescale, user_size: int, scale: float) -> Tensor:
-    """The estimate of the summed gradient from the sum of protected ones, times the participation factor `scale`."""
+def worth(config: GradientConfig, rescale: Rescale, scale: float) -> Rescale:
+    """What 1 in a sum of protected gradients says about the summed gradient, times the participation factor `scale`."""
     unit = config.r if config.mechanism == "ternary" else 1.0
-    gradient = total.to(torch.float32, copy=True)
-    gradient[:user_size] *= unit * scale / rescale.users
-    gradient[user_size:] *= unit * scale / rescale.weights
-    return gradient
+    return Rescale(unit * scale / rescale.users, unit * scale / rescale.weights)

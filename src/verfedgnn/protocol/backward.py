@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.privacy.gradients import recover
+from verfedgnn.privacy.gradients import worth
 from verfedgnn.protocol.replica import Replica, participation_scale
 from verfedgnn.protocol.state import State, tensor
 
@@ -61,5 +61,5 @@ def others_gradient(
             return None
         values = values - own.values
     scale = participation_scale(replica.items, parties, index)
-    gradient = recover(values, replica.config.gradients, replica.rescale, model.user_size, scale)
-    return gradient[: model.users * model.config.dim].view(model.users, model.config.dim)
+    rows = values[: model.users * model.config.dim].view(model.users, model.config.dim)
+    return rows.to(torch.float32) * worth(replica.config.gradients, replica.rescale, scale).users

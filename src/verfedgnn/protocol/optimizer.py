@@ -17,7 +17,7 @@ PIECE = 1 << 18
 
 def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
     """In place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps); sgd: x -= lr g."""
-    for x, total, g in _pieces(parameters, accumulator, gradient):
+    for x, total, g in pieces(parameters, accumulator, gradient):
         if optimizer == "sgd":
             x -= lr * g
         else:
@@ -28,11 +28,11 @@ def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: s
 def average(mean: Tensor, value: Tensor, decay: float, round: int) -> None:
     """In place: the running average after `round` rounds; the first rounds are forgotten faster."""
     share = 1 - min(decay, round / (round + 10))
-    for m, x in _pieces(mean, value):
+    for m, x in pieces(mean, value):
         m += share * (x - m)
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows of each at a time, as views."""
     first = tensors[0]
     rows = max(1, PIECE // max(1, first[:1].numel()))

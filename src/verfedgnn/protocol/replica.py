@@ -14,10 +14,10 @@ from torch import Tensor
 
 from verfedgnn.config import Config, TrainingConfig
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.gradients import Rescale, recover
+from verfedgnn.privacy.gradients import Rescale, worth
 from verfedgnn.privacy.noise import clip_rows
 from verfedgnn.privacy.rating_dp import unit
-from verfedgnn.protocol.optimizer import average, step
+from verfedgnn.protocol.optimizer import average, pieces, step
 from verfedgnn.protocol.rotation import Rotation, passes
 
 
@@ -94,17 +94,22 @@ class Replica:
         part, training = self.rotation.of(round), self.config.training
         scale = participation_scale(self.items, parties)
         if self.config.gradients.mechanism == "skellam":
-            gradient = total.to(torch.float32) * (scale / unit(self.config))
+            worths = Rescale(scale / unit(self.config), scale / unit(self.config))
         else:
-            gradient = recover(total, self.config.gradients, self.rescale, part.model.user_size, scale)
+            worths = worth(self.config.gradients, self.rescale, scale)
         now, sums = part.of(self.model, self.parameters), part.of(self.model, self.accumulator)
-        change = part.model.views(gradient)
-        change["users"] += (2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch)) * now["users"]
-        if "user_bias" in now:
-            change["user_bias"] += (2 * training.l2_user_bias / self.passes_per_epoch) * now["user_bias"]
-        for name, values in now.items():
-            lr = training.lr * (1.0 if name in self.model.per_user else training.lr_weights)
-            step(values, sums[name], change[name], training.optimizer, lr)
+        pulled = {
+            "users": 2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch),
+            "user_bias": 2 * training.l2_user_bias / self.passes_per_epoch,
+        }
+        for name, change in part.model.views(total).items():
+            own = name in self.model.per_user
+            factor, lr = (worths.users, training.lr) if own else (worths.weights, training.lr * training.lr_weights)
+            for values, accumulated, summed in pieces(now[name], sums[name], change):
+                gradient = summed.to(torch.float32) * factor
+                if name in pulled:
+                    gradient += pulled[name] * values
+                step(values, accumulated, gradient, training.optimizer, lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
         if self.average is not None:
