@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
+from verfedgnn.config import GradientConfig
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.gradients import Rescale, clip, laplace, protect, ternary, worth
 from verfedgnn.protocol.coordinator import Coordinator
