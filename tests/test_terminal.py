@@ -313,7 +313,7 @@ def test_a_stopped_training_says_how_it_goes_on(
 
 
 def test_a_stopped_comparison_goes_on_by_the_same_command(place: Path) -> None:
-    of = ["--methods", "bias,verfedgnn", "--seeds", "1", "--jobs", "1", "--set", "epochs=40"]
+    of = ["--methods", "bias,verfedgnn", "--seeds", "1", "--jobs", "1", "--set", "epochs=120"]
     words = ["compare", *SMALL[:4], *of, "--out", "halves", "--json"]
     records = place / "halves" / "cells.jsonl"
     code, err = interrupted(words, records.exists, signal.SIGINT, place)
@@ -384,6 +384,6 @@ def test_tab(line: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(key, value)
     with pytest.raises(SystemExit):
         main()
-    found = capsys.readouterr().out.split()
+    found = capsys.readouterr().out.splitlines()
     assert set(found) >= {text.format(place.name) for text in COMPLETED[line]}
     assert all(text.startswith(line.split()[-1]) for text in found)
