@@ -27,7 +27,7 @@ demo: .venv/installed
 	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite --threads 1
 
 test: .venv/installed-dev
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
