@@ -80,6 +80,14 @@ def test_an_audit_goes_on_where_it_was(run: Path, tmp_path: Path, monkeypatch: p
     assert set(saved["found"]) == {THIS}
 
 
+def test_an_audit_of_a_single_round(run: Path) -> None:
+    """Nobody has sent a neighbourhood that shows anything yet."""
+    work = Audit(run, rounds=1, victims=5, compare=False)
+    for step in work.steps:
+        work.take(step)
+    assert audit_document(work).html()
+
+
 def test_the_strongest_attack_is_the_one_furthest_above_its_guess() -> None:
     found = {
         "sums": {

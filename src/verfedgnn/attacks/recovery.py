@@ -89,11 +89,11 @@ def omp(x: Tensor, atoms: Tensor, *, noise: float = 0.0, left: float = EXACT, mo
         along = (problem.target[rows] - w[rows] @ problem.gram) / length
         nearest, item = along.masked_fill(members[rows], -torch.inf).max(1)
         rows, item = rows[nearest > 0], item[nearest > 0]
+        if not len(rows):
+            break
         members[rows, item] = True
         w[rows] = problem.solve(members, rows)
         rows = rows[(x[rows] - w[rows] @ atoms).norm(dim=1) > enough[rows]]
-        if not len(rows):
-            break
     w = w.clamp(min=0)
     return Recovered(w, (x - w @ atoms).norm(dim=1))
 

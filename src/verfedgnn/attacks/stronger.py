@@ -177,9 +177,8 @@ class _View:
 
     def series(self, who: str) -> Tensor:
         """Rows of exchanges spread over the training, stacked (N, T K C); the first, before training, shows nothing."""
-        width = self.rows(self.exchanges[0], who).shape[1]
-        count = max(1, min(COLUMNS // width, len(self.exchanges) - 1))
-        places = np.unique(np.linspace(1, len(self.exchanges) - 1, count).round().astype(int))
+        width, last = self.rows(self.exchanges[0], who).shape[1], len(self.exchanges) - 1
+        places = np.unique(np.linspace(min(1, last), last, max(1, min(COLUMNS // width, last))).round().astype(int))
         rows = stacked([self.rows(self.exchanges[i], who) for i in places])
         return rows[:, rows.any(0)]
 
