@@ -13,8 +13,8 @@ from verfedgnn.cli.train import settings_help
 
 URI = "reference/commands.md"
 BEGINNING = """\
-Made from the commands themselves; `verfedgnn COMMAND --help` says the same. What all of them share, such as exit codes and stopping, is in
-[the terminal](../terminal.md).
+Made from the commands themselves; `verfedgnn COMMAND --help` says the same. What all of them share, such as exit codes
+and stopping, is in [the terminal](../terminal.md).
 """
 
 
