@@ -1,8 +1,8 @@
 """Every command of the README and of docs/ is run, from the top of its page to the bottom, or stands in `NOT_RUN` with a reason.
 
 A page has a folder of its own, with what the page says its reader has (`READY`). So that all of it takes a minute, trainings are
-cut to a few rounds, but for the pages in `AS_IT_IS`. Ports are others than the pages', for somebody else may use those. What is not
-run is read by the command line all the same: no command, option, setting or preset in the documentation is misspelt.
+cut to a few rounds, but for the pages in `AS_IT_IS`. Ports are others than the pages', for somebody else may use those. What is
+not run is read by the command line all the same: no command, option, setting or preset in the documentation is misspelt.
 """
 
 from __future__ import annotations

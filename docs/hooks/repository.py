@@ -62,7 +62,7 @@ def _spaced(text: str) -> str:
     lines: list[str] = []
     for line in text.split("\n"):
         before = lines[-1] if lines else ""
-        for begins, goes_on in ((r"([-*]|\d+\.) ", r"([-*]|\d+\.| ) ?"), (r"\|", r"\|")):
+        for begins, goes_on in ((r"([-*]|\d+\.) ", r"([-*]|\d+\.) | "), (r"\|", r"\|")):
             if re.match(begins, line) and before.strip() and not re.match(goes_on, before):
                 lines.append("")
         lines.append(line)
