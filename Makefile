@@ -1,11 +1,12 @@
 # make demo   a federation of three organisations, trained and explained, in half a minute
 # make test   the whole test suite
+# make docs   the documentation site, into site/
 # make setup  only the environment (.venv)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint docs clean
 
 setup: .venv/installed
 
@@ -32,5 +33,9 @@ test: .venv/installed-dev
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
+docs: .venv/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/ is made; look at it with: $(BIN)/python -m http.server --directory site"
+
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv runs site .pytest_cache .mypy_cache .ruff_cache

@@ -20,6 +20,6 @@ def test_every_fault_has_its_test() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
