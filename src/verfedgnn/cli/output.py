@@ -25,6 +25,11 @@ def drawable(console: Console) -> bool:
     return console.is_interactive and sys.stderr.isatty()
 
 
+def program() -> str:
+    """How the command was called, for lines that are to be copied."""
+    return "python -m verfedgnn" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+
+
 class Output:
     """The two streams of a command, as `--quiet` and `--json` ask for them."""
 

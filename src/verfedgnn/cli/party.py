@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.options import DATA, RUN, AsJson, Device, Quiet
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import Output, program
 from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.service import (
     Every,
@@ -195,4 +194,4 @@ def ratings_of_party(ratings: str | None, reading: Reading) -> Ratings:
 
 def _show(run: Run, folder: Path, output: Output) -> None:
     output.result(run.metrics, run_table(run.metrics))
-    output.remark(f"next: {sys.argv[0]} recommend {folder} --user ID")
+    output.remark(f"next: {program()} recommend {folder} --user ID")

@@ -59,6 +59,8 @@ class RoundProgress:
 
     def round(self, event: RoundEvent) -> None:
         """After a round of the federation."""
+        if event.label not in self.tasks:
+            self.valid = ""  # what was found is another training's
         for name, value in (event.valid or {}).items():
             self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
         sent = size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -29,7 +28,7 @@ from verfedgnn.cli.options import (
     Threads,
     use_threads,
 )
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import Output, program
 from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
 from verfedgnn.cli.show import RoundProgress, activity_table, lift_table, run_table
 from verfedgnn.errors import ConfigError, Interrupted
@@ -213,7 +212,7 @@ def _report(run: Run, folder: Path | None, output: Output) -> None:
     output.result(run.metrics, run_table(run.metrics), *([lift_table(lift), activity_table(lift)] if lift else []))
     if folder is not None:
         user = run.parties[0].ratings.user_ids[0]
-        output.remark(f"next: {sys.argv[0]} recommend {folder} --user {user}")
+        output.remark(f"next: {program()} recommend {folder} --user {user}")
     else:
         output.remark("not saved: give --out RUN to keep the run")
 
