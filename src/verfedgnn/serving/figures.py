@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
@@ -13,18 +15,18 @@ class Figures:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter("verfedgnn_requests", "Requests answered.", ["route", "status"], registry=self._registry)
-        self._seconds = Histogram(
-            "verfedgnn_request_seconds", "Time to an answer.", ["route"], buckets=SECONDS, registry=self._registry
-        )
+        requests = Counter("verfedgnn_requests", "Requests answered.", ["route", "status"], registry=self._registry)
+        seconds = Histogram("verfedgnn_request_seconds", "Time to an answer.", ["route"], buckets=SECONDS, registry=self._registry)
+        self._of = cache(lambda route, status: (requests.labels(route, str(status)), seconds.labels(route)))
         self._batch = Histogram(
             "verfedgnn_batch_questions", "Questions computed together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self._registry
         )
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """One request is answered."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        count, duration = self._of(route, status)
+        count.inc()
+        duration.observe(seconds)
 
     def batch(self, size: int) -> None:
         """One batch goes to be computed."""
