@@ -20,11 +20,12 @@ from verfedgnn.serving.batching import Batcher
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.figures import Figures
 from verfedgnn.serving.guard import Guard
+from verfedgnn.serving.many import answer_many
 from verfedgnn.serving.overview import overview
 from verfedgnn.serving.problems import Problem, invalid
 from verfedgnn.serving.quick import Quick
 from verfedgnn.serving.reasons import liked, merged, reasons, recommendations, shown, similar
-from verfedgnn.serving.schema import MOST, Error, Newcomer, Pair, Recommendations, Similar
+from verfedgnn.serving.schema import MOST, Answers, Error, Many, Newcomer, Pair, Recommendations, Similar
 from verfedgnn.serving.top import Wish
 
 UserId = Annotated[str, Query(description="The user's id, as in the data.", min_length=1, max_length=1000, examples=["17"])]
@@ -121,6 +122,11 @@ def _add_questions(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None
         best = merged(parties, await batcher.ask(questions), new.k)
         why = await run_in_threadpool(reasons, catalogue, FEDERATED, used, best, new.why) if new.why else ()
         return _said(recommendations(catalogue, best, why))
+
+    @app.post("/v1/recommendations/batch", response_model=Answers, tags=["recommend"], summary="The best items for many users")
+    async def recommend_many(many: Many) -> Response:
+        """As for one user, for up to 1,000. A user who was not in training is told so; the others are answered."""
+        return _said(await answer_many(catalogue, batcher, many))
 
     @app.get("/v1/similar", response_model=Similar, tags=["recommend"], summary="Items like an item")
     async def like(item: ItemId, party: Party = None, k: Count = 10, among: Party = None) -> Response:

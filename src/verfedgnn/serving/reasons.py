@@ -29,7 +29,7 @@ def shown(catalogue: Catalogue, party: int, score: float) -> float:
 
 
 def recommendations(catalogue: Catalogue, best: Sequence[tuple[int, int, float]], why: Sequence[Any] = ()) -> str:
-    """An answer of recommended items as JSON, put together from items that are written already; each with its reasons, where there are any."""
+    """The answer as JSON, put together from items that are written already; each with its reasons, where there are any."""
     items = [f'{catalogue.parties[p].written(row)},"score":{shown(catalogue, p, score)!r}' for p, row, score in best]
     if why:
         items = [f'{item},"why":{json.dumps(one, separators=(",", ":"))}' for item, one in zip(items, why, strict=True)]
