@@ -9,8 +9,8 @@ where a gate mixes two models), every user with 50 rated items, seed 0. The load
 ten best items of a random user arrive as a Poisson process whether or not earlier ones are answered (open loop), over 256
 kept-alive connections, and a request's latency counts from when it was due; with all connections busy it is given up, and a
 connection that is lost has failed. `--many` asks for 1,000 users in one request, two requests at a time. `--index` compares with
-faiss, which nothing else needs. A measurement begins when the load average is below `--quiet`, or after three minutes' wait; rows
-add up over calls in results/serving.json, unless `--anew`.
+faiss, which nothing else needs. A measurement waits until the machine is quiet, at most three minutes; rows add up over calls in
+results/serving.json, unless `--anew`.
 """
 
 from __future__ import annotations
@@ -153,9 +153,10 @@ def _generate(queue: Any, *arguments: Any) -> None:
         run = uvloop.run
     except ImportError:
         run = asyncio.run
-    before = time.process_time()
+    before, busy, begin = time.process_time(), busy_seconds(), time.monotonic()
     found = run(_load(*arguments))
-    queue.put(found | {"generator": time.process_time() - before})
+    own, lasted = time.process_time() - before, time.monotonic() - begin
+    queue.put(found | {"generator": own, "busy": busy_seconds() - busy, "lasted": lasted})
 
 
 def cpu_seconds(pid: int) -> float:
@@ -180,12 +181,20 @@ def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
         server.wait(20)
 
 
-def wait_for_quiet(load: float) -> float:
-    """The load average once it is low enough, or after three minutes."""
-    begin = time.monotonic()
-    while os.getloadavg()[0] > load and time.monotonic() < begin + 180:
+def busy_seconds() -> float:
+    """Processor time of everything on this machine so far, all cores together."""
+    user, nice, system, _, _, *rest = (int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_quiet(cores: float) -> None:
+    """Until the machine computes less than this over two seconds; at most three minutes."""
+    end = time.monotonic() + 180
+    while time.monotonic() < end:
+        before = busy_seconds()
         time.sleep(2)
-    return os.getloadavg()[0]
+        if busy_seconds() - before < 2 * cores:
+            return
 
 
 def measure(folder: Path, rates: list[float], seconds: float, repeats: int, workers: int, quiet: float) -> list[dict[str, float]]:
@@ -193,14 +202,17 @@ def measure(folder: Path, rates: list[float], seconds: float, repeats: int, work
     context, found = multiprocessing.get_context("spawn"), []
     with served(folder, workers) as (pid, port):
         for rate, repeat in [(200.0, -1), *((rate, repeat) for repeat in range(repeats) for rate in rates)]:
-            before_load, queue, before = wait_for_quiet(quiet), context.Queue(), cpu_seconds(pid)
+            wait_for_quiet(quiet)
+            queue, before = context.Queue(), cpu_seconds(pid)
             lasts = seconds if repeat >= 0 else 3
             process = context.Process(target=_generate, args=(queue, port, rate, lasts, abs(repeat), PATH))
             process.start()
             row = queue.get(timeout=lasts + 60)
             process.join()
-            used = (cpu_seconds(pid) - before) / max(1, row["requests"] - row["failed"]) * 1000
-            entry = row | {"asked": rate, "workers": workers, "cpu_per_1000": used, "load": before_load}
+            used, load = cpu_seconds(pid) - before, os.getloadavg()[0]
+            others = max(0.0, row.pop("busy") - row["generator"] - used) / row.pop("lasted")
+            each = used / max(1, row["requests"] - row["failed"]) * 1000
+            entry = row | {"asked": rate, "workers": workers, "cpu_per_1000": each, "others": others, "load": load}
             print({key: round(value, 3) for key, value in entry.items()}, flush=True)
             if repeat >= 0:
                 found.append(entry)
@@ -225,10 +237,11 @@ def measure_many(folder: Path, seconds: float, repeats: int, workers: int, quiet
 
         ask(time.monotonic() + 1)
         for _ in range(repeats):
-            before_load, before, begin = wait_for_quiet(quiet), cpu_seconds(pid), time.monotonic()
+            wait_for_quiet(quiet)
+            before, begin = cpu_seconds(pid), time.monotonic()
             users = 1000 * sum(pool.map(ask, [begin + seconds] * 2))
             rate, used = users / (time.monotonic() - begin), (cpu_seconds(pid) - before) / users * 1000
-            found.append({"workers": workers, "rate": rate, "cpu_per_1000": used, "load": before_load})
+            found.append({"workers": workers, "rate": rate, "cpu_per_1000": used, "load": os.getloadavg()[0]})
             print({key: round(value, 3) for key, value in found[-1].items()}, flush=True)
     return found
 
@@ -295,20 +308,19 @@ def page(kept: dict[str, Any]) -> str:
     """results/serving.json as a page."""
     lines = ["# What serving costs", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
     lines += [
-        "Open-loop load on loopback, server and load generator on the same cores. The last column is the load average of the",
-        "machine when a measurement began, most of it from the measurement before: on two cores, much above 2 means that others were",
-        "computing, too. Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches",
-        "grow. Given up are requests that found all 256 connections waiting.",
+        "Open-loop load on loopback, server and load generator on the same cores. *Others* is what else the machine computed",
+        "meanwhile, in cores, and the load average is that of the minute that ended with the measurement, its own load included.",
+        "Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches grow. Given up",
+        "are requests that found all 256 connections waiting.",
     ]
-    header = "| workers | asked, requests/s | p50, ms | p90 | p99 | largest | given up | server CPU s per 1,000 | load average |"
+    names = ["workers", "asked, requests/s", "p50, ms", "p90", "p99", "largest", "given up", "server CPU s per 1,000", "others"]
+    names += ["load average"]
     for title, rows in kept["load"].items():
-        lines += ["", f"## {title}", header, "|---|---|---|---|---|---|---|---|---|"]
+        lines += ["", f"## {title}", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         for r in sorted(rows, key=lambda row: (row["workers"], row["asked"])):
             late = " | ".join(f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max"))
-            given_up = f"{r['failed']:.0f} of {r['requests']:.0f}"
-            lines.append(
-                f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |"
-            )
+            given_up, rest = f"{r['failed']:.0f} of {r['requests']:.0f}", f"{r['others']:.2f} | {r['load']:.1f}"
+            lines.append(f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |")
     for title, rows in kept.get("many", {}).items():
         lines += ["", f"## {title}", "| workers | users/s | server CPU s per 1,000 users | load average |", "|---|---|---|---|"]
         lines += [f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows]
@@ -326,7 +338,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--quiet", type=float, default=1.2, help="Wait for a load average below this.")
+    parser.add_argument("--quiet", type=float, default=0.2, help="Wait until others compute less, in cores.")
     parser.add_argument("--anew", action="store_true", help="Forget the rows so far.")
     parser.add_argument("--many", action="store_true", help="Many users in one request instead.")
     parser.add_argument("--index", action="store_true", help="Compare with faiss instead.")

@@ -36,9 +36,9 @@ def serve(
 ) -> None:
     """Serve recommendations, similar items and newcomers over HTTP, with a page at /."""
     try:
+        import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from verfedgnn.serving import app  # noqa: F401
         from verfedgnn.serving.guard import is_loopback, read_key
         from verfedgnn.serving.server import Served
         from verfedgnn.serving.server import serve as serve_alone
