@@ -310,8 +310,8 @@ def page(kept: dict[str, Any]) -> str:
     lines += [
         "Open-loop load on loopback, server and load generator on the same cores. *Others* is what else the machine computed",
         "meanwhile, in cores, and the load average is that of the minute that ended with the measurement, its own load included.",
-        "Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches grow. Given up",
-        "are requests that found all 256 connections waiting.",
+        "Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches grow.",
+        "Given up are requests that found all 256 connections waiting.",
     ]
     names = ["workers", "asked, requests/s", "p50, ms", "p90", "p99", "largest", "given up", "server CPU s per 1,000", "others"]
     names += ["load average"]

@@ -34,8 +34,8 @@ def serve_by(count: int, served: Served, listener: socket.socket, ready: Callabl
                 if error is not None:
                     raise error
             ready()
-            first = wait([worker.sentinel for worker in workers])[0]
-            raise _ended([worker.sentinel for worker in workers].index(int(str(first))), workers)
+            ended = wait([worker.sentinel for worker in workers])
+            raise _ended(next(number for number, worker in enumerate(workers) if worker.sentinel in ended), workers)
         finally:
             _stop(workers)
             signal.signal(signal.SIGINT, before)
@@ -59,9 +59,9 @@ def _start(count: int, served: Served, listener: socket.socket) -> tuple[list[Sp
     context, workers, lines = get_context("spawn"), [], []
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for number in range(count):
+        for _ in range(count):
             line, other = context.Pipe(duplex=False)
-            worker = context.Process(target=_work, args=(served, listener, other), name=f"worker {number + 1}")
+            worker = context.Process(target=_work, args=(served, listener, other), daemon=True)
             worker.start()
             other.close()
             workers.append(worker)
