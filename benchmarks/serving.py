@@ -1,13 +1,16 @@
 """What serving costs: latency under load, the limit, and exact scores against approximate indexes. Writes results/serving.md.
 
-    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3]
+    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3] [--workers 1] [--anew]
+    .venv/bin/python benchmarks/serving.py --many [--workers 1]
     .venv/bin/python benchmarks/serving.py --index [--items 1000000]
 
 The server is `verfedgnn serve` in a process of its own, on a made run: random vectors in the shape of preset best (35 columns; 70
 where a gate mixes two models), every user with 50 rated items, seed 0. The load generator is another process: requests for the
 ten best items of a random user arrive as a Poisson process whether or not earlier ones are answered (open loop), over 256
-kept-alive connections, and a request's latency counts from when it was due; with all connections busy it is given up. `--index`
-compares with faiss, which nothing else needs. Rows add up over calls in results/serving.json.
+kept-alive connections, and a request's latency counts from when it was due; with all connections busy it is given up, and a
+connection that is lost has failed. `--many` asks for 1,000 users in one request, two requests at a time. `--index` compares with
+faiss, which nothing else needs. A measurement waits until the machine is quiet, at most three minutes; rows add up over calls in
+results/serving.json, unless `--anew`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,7 @@ from verfedgnn.serving.top import Shelf, Wish
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, SEEN = 10_000, 50
+PATH = "/v1/recommendations?user={user}&k=10"
 
 
 def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
@@ -71,6 +78,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, free: list[Client]) -> None:
         self.free, self.got, self.done = free, b"", None
+        free.append(self)
 
     def connection_made(self, transport: Any) -> None:
         """The connection stands."""
@@ -86,8 +94,18 @@ class Client(asyncio.Protocol):
         self.got += data
         head, gap, body = self.got.partition(b"\r\n\r\n")
         if gap and len(body) >= int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
-            ok, done = head.startswith(b"HTTP/1.1 200"), self.done
             self.free.append(self)
+            self._finish(head.startswith(b"HTTP/1.1 200"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The server hung up; a request that was on its way has failed."""
+        if self in self.free:
+            self.free.remove(self)
+        self._finish(False)
+
+    def _finish(self, ok: bool) -> None:
+        done, self.done = self.done, None
+        if done is not None:
             done(ok)
 
 
@@ -95,7 +113,7 @@ async def _load(port: int, rate: float, seconds: float, seed: int, path: str) ->
     loop, rng = asyncio.get_running_loop(), np.random.default_rng(seed)
     free: list[Client] = []
     for _ in range(256):
-        free.append((await loop.create_connection(lambda: Client(free), "127.0.0.1", port))[1])
+        await loop.create_connection(lambda: Client(free), "127.0.0.1", port)
     due = np.cumsum(rng.exponential(1 / rate, int(rate * seconds))).tolist()
     users = rng.integers(0, USERS, len(due)).tolist()
     latencies: list[float] = []
@@ -110,7 +128,7 @@ async def _load(port: int, rate: float, seconds: float, seed: int, path: str) ->
             latencies.append(loop.time() - when)
             if not ok:
                 failed.append(place)
-            if len(latencies) == len(due):
+            if len(latencies) == len(due) and not finished.done():
                 finished.set_result(None)
 
         if client is None:  # all connections wait: given up
@@ -135,48 +153,97 @@ def _generate(queue: Any, *arguments: Any) -> None:
         run = uvloop.run
     except ImportError:
         run = asyncio.run
-    before = time.process_time()
+    before, busy, begin = time.process_time(), busy_seconds(), time.monotonic()
     found = run(_load(*arguments))
-    queue.put(found | {"generator": time.process_time() - before})
+    own, lasted = time.process_time() - before, time.monotonic() - begin
+    queue.put(found | {"generator": own, "busy": busy_seconds() - busy, "lasted": lasted})
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far."""
+    """Processor time of a process and its children so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(child)) for child in children)
 
 
-def measure(folder: Path, rates: list[float], seconds: float, repeats: int, path: str) -> list[dict[str, float]]:
-    """Latency and processor time at each rate, from a fresh server."""
-    command = [sys.executable, "-m", "verfedgnn", "serve", str(folder), "--port", "0"]
+@contextmanager
+def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
+    """Process and port of a fresh server."""
+    command = [sys.executable, "-m", "verfedgnn", "serve", str(folder), "--port", "0", "--workers", str(workers)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"})
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline().split("http://127.0.0.1:")[1].split()[0])
         time.sleep(4)
-        found = []
-        context = multiprocessing.get_context("spawn")
-        for rate in [200.0, *rates]:
-            for repeat in range(1 if rate == 200 else repeats):
-                queue = context.Queue()
-                before = cpu_seconds(server.pid)
-                process = context.Process(target=_generate, args=(queue, port, rate, seconds if rate != 200 else 3, repeat, path))
-                process.start()
-                row = queue.get(timeout=seconds + 60)
-                process.join()
-                used = cpu_seconds(server.pid) - before
-                entry = row | {
-                    "asked": rate,
-                    "repeat": repeat,
-                    "cpu_per_1000": used / max(1, row["requests"] - row["failed"]) * 1000,
-                    "load": os.getloadavg()[0],
-                }
-                print({key: round(value, 3) for key, value in entry.items()}, flush=True)
-                found.append(entry)
-        return found[1:]
+        yield server.pid, port
     finally:
         server.terminate()
         server.wait(20)
+
+
+def busy_seconds() -> float:
+    """Processor time of everything on this machine so far, all cores together."""
+    user, nice, system, _, _, *rest = (int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_quiet(cores: float) -> None:
+    """Until the machine computes less than this over two seconds; at most three minutes."""
+    end = time.monotonic() + 180
+    while time.monotonic() < end:
+        before = busy_seconds()
+        time.sleep(2)
+        if busy_seconds() - before < 2 * cores:
+            return
+
+
+def measure(folder: Path, rates: list[float], seconds: float, repeats: int, workers: int, quiet: float) -> list[dict[str, float]]:
+    """Latency and processor time at each rate, from a fresh server that has warmed up."""
+    context, found = multiprocessing.get_context("spawn"), []
+    with served(folder, workers) as (pid, port):
+        for rate, repeat in [(200.0, -1), *((rate, repeat) for repeat in range(repeats) for rate in rates)]:
+            wait_for_quiet(quiet)
+            queue, before = context.Queue(), cpu_seconds(pid)
+            lasts = seconds if repeat >= 0 else 3
+            process = context.Process(target=_generate, args=(queue, port, rate, lasts, abs(repeat), PATH))
+            process.start()
+            row = queue.get(timeout=lasts + 60)
+            process.join()
+            used, load = cpu_seconds(pid) - before, os.getloadavg()[0]
+            others = max(0.0, row.pop("busy") - row["generator"] - used) / row.pop("lasted")
+            each = used / max(1, row["requests"] - row["failed"]) * 1000
+            entry = row | {"asked": rate, "workers": workers, "cpu_per_1000": each, "others": others, "load": load}
+            print({key: round(value, 3) for key, value in entry.items()}, flush=True)
+            if repeat >= 0:
+                found.append(entry)
+    return found
+
+
+def measure_many(folder: Path, seconds: float, repeats: int, workers: int, quiet: float) -> list[dict[str, float]]:
+    """Users a second of the batch endpoint, 1,000 users a request, two requests at a time."""
+    import httpx
+
+    found = []
+    body = {"users": [str(user) for user in range(1000)], "k": 10}
+    with served(folder, workers) as (pid, port), ThreadPoolExecutor(2) as pool:
+        url = f"http://127.0.0.1:{port}/v1/recommendations/batch"
+
+        def ask(until: float) -> int:
+            count = 0
+            with httpx.Client(timeout=60) as client:
+                while time.monotonic() < until:
+                    count += len(client.post(url, json=body).raise_for_status().content) > 0
+            return count
+
+        ask(time.monotonic() + 1)
+        for _ in range(repeats):
+            wait_for_quiet(quiet)
+            before, begin = cpu_seconds(pid), time.monotonic()
+            users = 1000 * sum(pool.map(ask, [begin + seconds] * 2))
+            rate, used = users / (time.monotonic() - begin), (cpu_seconds(pid) - before) / users * 1000
+            found.append({"workers": workers, "rate": rate, "cpu_per_1000": used, "load": os.getloadavg()[0]})
+            print({key: round(value, 3) for key, value in found[-1].items()}, flush=True)
+    return found
 
 
 def vectors(count: int, columns: int, rng: np.random.Generator) -> np.ndarray:
@@ -241,18 +308,22 @@ def page(kept: dict[str, Any]) -> str:
     """results/serving.json as a page."""
     lines = ["# What serving costs", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
     lines += [
-        "Open-loop load on loopback, server and load generator on the same cores. The last column is the load average of the",
-        "machine: on two cores, anything much above 2 means that others were computing, too, and that latencies say more about",
-        "waiting for a core than about the server. Server CPU is per 1,000 requests that were answered; it falls under load,",
-        "because batches grow.",
+        "Open-loop load on loopback, server and load generator on the same cores. *Others* is what else the machine computed",
+        "meanwhile, in cores, and the load average is that of the minute that ended with the measurement, its own load included.",
+        "Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches grow.",
+        "Given up are requests that found all 256 connections waiting.",
     ]
-    header = "| asked, requests/s | p50, ms | p90 | p99 | largest | given up | server CPU s per 1,000 requests | load average |"
+    names = ["workers", "asked, requests/s", "p50, ms", "p90", "p99", "largest", "given up", "server CPU s per 1,000", "others"]
+    names += ["load average"]
     for title, rows in kept["load"].items():
-        lines += ["", f"## {title}", header, "|---|---|---|---|---|---|---|---|"]
-        for r in rows:
+        lines += ["", f"## {title}", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+        for r in sorted(rows, key=lambda row: (row["workers"], row["asked"])):
             late = " | ".join(f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max"))
-            given_up = f"{r['failed']:.0f} of {r['requests']:.0f}"
-            lines.append(f"| {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |")
+            given_up, rest = f"{r['failed']:.0f} of {r['requests']:.0f}", f"{r['others']:.2f} | {r['load']:.1f}"
+            lines.append(f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |")
+    for title, rows in kept.get("many", {}).items():
+        lines += ["", f"## {title}", "| workers | users/s | server CPU s per 1,000 users | load average |", "|---|---|---|---|"]
+        lines += [f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows]
     for title, rows in kept["index"].items():
         lines += ["", f"## {title}", "| | build, CPU s | recall of the ten best | CPU ms a question |", "|---|---|---|---|"]
         lines += [f"| {name} | {built:.1f} | {recall:.3f} | {spent:.3f} |" for name, built, recall, spent in rows]
@@ -266,6 +337,10 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[500.0])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--quiet", type=float, default=0.2, help="Wait until others compute less, in cores.")
+    parser.add_argument("--anew", action="store_true", help="Forget the rows so far.")
+    parser.add_argument("--many", action="store_true", help="Many users in one request instead.")
     parser.add_argument("--index", action="store_true", help="Compare with faiss instead.")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -278,11 +353,17 @@ def main() -> None:
             given.items, given.columns, graph=given.items <= 100_000
         )
     else:
+        kind, name = ("many", "1,000 users a request") if given.many else ("load", "Under load")
         with tempfile.TemporaryDirectory() as folder:
-            make_run(Path(folder) / "run", given.items, given.columns, 0)
-            target = "/v1/recommendations?user={user}&k=10"
-            rows = measure(Path(folder) / "run", given.rates, given.seconds, given.repeats, target)
-        kept["load"].setdefault(f"Under load: {title}", []).extend(rows)
+            run = Path(folder) / "run"
+            make_run(run, given.items, given.columns, 0)
+            if given.many:
+                rows = measure_many(run, given.seconds, given.repeats, given.workers, given.quiet)
+            else:
+                rows = measure(run, given.rates, given.seconds, given.repeats, given.workers, given.quiet)
+        all_rows = kept.setdefault(kind, {})
+        before = [] if given.anew else all_rows.get(f"{name}: {title}", [])
+        all_rows[f"{name}: {title}"] = before + rows
     path.write_text(json.dumps(kept, indent=1) + "\n")
     (ROOT / "results" / "serving.md").write_text(page(kept))
 

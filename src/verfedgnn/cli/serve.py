@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from verfedgnn.cli.options import RUN, AsJson, Quiet, RunFolder, use_threads
+from verfedgnn.cli.options import RUN, AsJson, Quiet, RunFolder
 from verfedgnn.cli.output import Output
 from verfedgnn.errors import ConfigError
 
@@ -25,19 +25,24 @@ def serve(
         bool,
         typer.Option("--approximate", help="Search catalogues from 300,000 items on by an index; a few per cent may be missed."),
     ] = False,
-    threads: Annotated[int, typer.Option(help="Processor threads for scores; 0: all.", min=0, rich_help_panel=RUN)] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Processes that serve; each holds the run in memory.", min=1, max=64, rich_help_panel=RUN)
+    ] = 1,
+    threads: Annotated[
+        int, typer.Option(help="Processor threads for scores, of each worker; 0: all.", min=0, rich_help_panel=RUN)
+    ] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve recommendations, similar items and newcomers over HTTP, with a page at /."""
-    from verfedgnn.run import Run
-
     try:
-        import uvicorn
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
 
-        from verfedgnn.serving.app import make_app
-        from verfedgnn.serving.catalogue import Catalogue
         from verfedgnn.serving.guard import is_loopback, read_key
+        from verfedgnn.serving.server import Served
+        from verfedgnn.serving.server import serve as serve_alone
+        from verfedgnn.serving.workers import serve_by
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs {error.name}: pip install 'verfedgnn[serve]'") from None
     key = read_key(api_key_file)
@@ -46,19 +51,23 @@ def serve(
             f"--host {host} can be reached from other machines: set a key with --api-key-file or VERFEDGNN_API_KEY, "
             "or listen at 127.0.0.1"
         )
-    use_threads(threads)
-    app = make_app(Catalogue(Run.load(run), run.resolve().name, party, approximate=approximate), key=key)
     listener = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{listener.getsockname()[1]}"
     note = "a key is needed" if key else "no key: this machine only"
-    said = f"serving {run} at {where} ({note}); Ctrl-C stops"
-    Output(quiet=quiet, as_json=as_json).result({"address": where, "key": key is not None}, said)
-    # Requests name users, so that none is logged.
-    server = uvicorn.Server(
-        uvicorn.Config(app, access_log=False, log_level="warning", server_header=False, timeout_graceful_shutdown=5)
-    )
-    server.run([listener])
+
+    def ready() -> None:
+        said = f"serving {run} at {where} ({note}); Ctrl-C stops"
+        Output(quiet=quiet, as_json=as_json).result({"address": where, "key": key is not None}, said)
+
+    served = Served(run, party, key, approximate, threads)
+    try:
+        if workers == 1:
+            serve_alone(served, listener, ready)
+        else:
+            serve_by(workers, served, listener, ready)
+    except KeyboardInterrupt:
+        pass  # Ctrl-C or SIGTERM: how a server is stopped
 
 
 def _listen(host: str, port: int) -> socket.socket:

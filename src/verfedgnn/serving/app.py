@@ -19,12 +19,13 @@ from verfedgnn.serving import ask
 from verfedgnn.serving.batching import Batcher
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.figures import Figures
-from verfedgnn.serving.folding import Rated
 from verfedgnn.serving.guard import Guard
+from verfedgnn.serving.many import answer_many
 from verfedgnn.serving.overview import overview
 from verfedgnn.serving.problems import Problem, invalid
-from verfedgnn.serving.reasons import answers, liked, merged, reasons, shown, similar
-from verfedgnn.serving.schema import MOST, Error, Newcomer, Pair, Recommendations, Similar
+from verfedgnn.serving.quick import Quick
+from verfedgnn.serving.reasons import liked, merged, reasons, recommendations, shown, similar
+from verfedgnn.serving.schema import MOST, Answers, Error, Many, Newcomer, Pair, Recommendations, Similar
 from verfedgnn.serving.top import Wish
 
 UserId = Annotated[str, Query(description="The user's id, as in the data.", min_length=1, max_length=1000, examples=["17"])]
@@ -47,8 +48,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+def _said(text: str) -> Response:
+    return Response(text, media_type="application/json")
+
+
 def _json(value: Any) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+    return _said(json.dumps(value, separators=(",", ":")))
 
 
 def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
@@ -71,6 +76,7 @@ def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
         lifespan=life,
         responses=ERRORS,
     )
+    app.add_middleware(Quick, catalogue=catalogue, batcher=batcher)
     app.add_middleware(Guard, key=key, figures=figures)
     _handle_errors(app)
     _add_questions(app, catalogue, batcher)
@@ -98,11 +104,9 @@ def _add_questions(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None
         wanted = ask.where(catalogue, request.query_params, ("user", "k", "party", "model", "why"))
         found = await batcher.ask(ask.of_user(catalogue, model, row, parties, k, wanted))
         best = merged(parties, found, k)
-        items = answers(catalogue, best)
-        if why:
-            rated = catalogue.trained(row, parties)
-            await run_in_threadpool(_explain, catalogue, model, rated, best, why, items)
-        return _json({"recommendations": items})
+        rated = catalogue.trained(row, parties) if why else []
+        given = await run_in_threadpool(reasons, catalogue, model, rated, best, why) if why else ()
+        return _said(recommendations(catalogue, best, given))
 
     @app.post("/v1/recommendations", response_model=Recommendations, tags=["recommend"], summary="The best items for a newcomer")
     async def fold(new: Newcomer) -> Response:
@@ -116,10 +120,13 @@ def _add_questions(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None
         none = ask.no_items()
         questions = [(shelves[p], Wish(vectors[p], new.k, seen.get(p, none), catalogue.parties[p].mask(wanted))) for p in parties]
         best = merged(parties, await batcher.ask(questions), new.k)
-        items = answers(catalogue, best)
-        if new.why:
-            await run_in_threadpool(_explain, catalogue, FEDERATED, used, best, new.why, items)
-        return _json({"recommendations": items})
+        why = await run_in_threadpool(reasons, catalogue, FEDERATED, used, best, new.why) if new.why else ()
+        return _said(recommendations(catalogue, best, why))
+
+    @app.post("/v1/recommendations/batch", response_model=Answers, tags=["recommend"], summary="The best items for many users")
+    async def recommend_many(many: Many) -> Response:
+        """As for one user, for up to 1,000. A user who was not in training is told so; the others are answered."""
+        return _said(await answer_many(catalogue, batcher, many))
 
     @app.get("/v1/similar", response_model=Similar, tags=["recommend"], summary="Items like an item")
     async def like(item: ItemId, party: Party = None, k: Count = 10, among: Party = None) -> Response:
@@ -136,18 +143,6 @@ def _add_questions(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None
         score = shelf.pair(row, column)
         known = one.rating(row, column)
         return _json(one.describe(column) | {"score": shown(catalogue, p, score), "rated": known})
-
-
-def _explain(
-    catalogue: Catalogue,
-    model: str,
-    rated: list[Rated],
-    best: list[tuple[int, int, float]],
-    most: int,
-    items: list[dict[str, Any]],
-) -> None:
-    for item, why in zip(items, reasons(catalogue, model, rated, best, most), strict=True):
-        item["why"] = why
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
@@ -186,21 +181,15 @@ def _file(body: bytes, kind: str) -> Callable[[], Any]:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    def tell(problem: Problem) -> Response:
-        return Response(problem.body(), problem.status, media_type="application/json")
-
-    async def known(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Problem)
-        return tell(error)
+    """The framework's own complaints as problems; the guard tells them."""
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return tell(invalid(error.errors()))
+        raise invalid(error.errors())
 
     async def elsewhere(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return tell(Problem(error.status_code, str(error.detail).lower(), "/openapi.json lists what there is"))
+        raise Problem(error.status_code, str(error.detail).lower(), "/openapi.json lists what there is")
 
-    app.add_exception_handler(Problem, known)
     app.add_exception_handler(RequestValidationError, refused)
     app.add_exception_handler(HTTPException, elsewhere)

@@ -37,7 +37,7 @@ class Batcher:
             self._waiting.append((shelf, wish, futures[-1]))
         if not self._running:
             self._running = True
-            self._next(loop)
+            loop.call_soon(self._next, loop)  # what has arrived together is computed together
         return [await future for future in futures]
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:

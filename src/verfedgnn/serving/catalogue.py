@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from verfedgnn.serving.tastes import PartyTastes, tastes
 from verfedgnn.serving.top import Rows, Shelf
 
 FEDERATED, ALONE = "federated", "alone"
+KEPT = 200_000
+"""Items whose description is kept as text; some 300 bytes each."""
 
 
 class Ids:
@@ -54,6 +57,7 @@ class PartyShelf:
         self._ends = np.searchsorted(party.ratings.user[order], np.arange(party.ratings.n_users + 1))
         self._order, self._part = order, part
         self._masks: dict[tuple[str, str], Tensor] = {}
+        self.written = lru_cache(KEPT)(self._written)
 
     def ratings_of(self, user: int) -> Rows:
         """Rows of the table that are the user's."""
@@ -96,6 +100,10 @@ class PartyShelf:
         title = "" if self.table.titles is None else str(self.table.titles[item])
         columns = {name: str(values[item]) for name, values in self.table.columns.items()}
         return {"item": str(self.table.item_ids[item]), "title": title, "party": self.name, "columns": columns}
+
+    def _written(self, item: int) -> str:
+        """`describe` as JSON without its last brace: a score follows."""
+        return json.dumps(self.describe(item), separators=(",", ":"))[:-1]
 
 
 class Catalogue:

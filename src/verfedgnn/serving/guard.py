@@ -90,6 +90,8 @@ class Guard:
                 await _tell(problem, answer)
             else:
                 await self.app(scope, _bounded(receive) if scope["method"] not in ("GET", "HEAD") else receive, answer)
+        except Problem as error:
+            await _tell(error, answer)
         except Exception as error:
             if status != 500:  # the answer has begun: all that is left is to break it off
                 raise
@@ -139,7 +141,7 @@ def _bounded(receive: Receive) -> Receive:
 
 
 async def _tell(problem: Problem, send: Send) -> None:
-    extra = [(b"www-authenticate", b"Bearer")] if problem.status == 401 else []
-    headers = [(b"content-type", b"application/json"), *extra]
+    body, extra = problem.body(), [(b"www-authenticate", b"Bearer")] if problem.status == 401 else []
+    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json"), *extra]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": problem.body()})
+    await send({"type": "http.response.body", "body": body})

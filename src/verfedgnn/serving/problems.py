@@ -14,9 +14,13 @@ class Problem(Exception):
         super().__init__(cause)
         self.status, self.cause, self.remedy = status, cause, remedy
 
+    def told(self) -> dict[str, dict[str, str]]:
+        """The problem as an answer."""
+        return {"error": {"cause": self.cause, "remedy": self.remedy}}
+
     def body(self) -> bytes:
         """The problem as JSON."""
-        return json.dumps({"error": {"cause": self.cause, "remedy": self.remedy}}).encode()
+        return json.dumps(self.told()).encode()
 
 
 def invalid(errors: Sequence[Any]) -> Problem:

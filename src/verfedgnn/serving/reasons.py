@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +25,15 @@ def merged(parties: Sequence[int], found: Sequence[Found], k: int) -> list[tuple
 def shown(catalogue: Catalogue, party: int, score: float) -> float:
     """A score as it is shown: a rating stays within its scale."""
     low, high = catalogue.parties[party].table.scale
-    return score if catalogue.ranks else min(max(score, low), high)
+    return score if catalogue.ranks else float(min(max(score, low), high))
 
 
-def answers(catalogue: Catalogue, best: Sequence[tuple[int, int, float]]) -> list[dict[str, Any]]:
-    """Recommended items, described."""
-    return [catalogue.parties[p].describe(row) | {"score": shown(catalogue, p, score)} for p, row, score in best]
+def recommendations(catalogue: Catalogue, best: Sequence[tuple[int, int, float]], why: Sequence[Any] = ()) -> str:
+    """The answer as JSON, put together from items that are written already; each with its reasons, where there are any."""
+    items = [f'{catalogue.parties[p].written(row)},"score":{shown(catalogue, p, score)!r}' for p, row, score in best]
+    if why:
+        items = [f'{item},"why":{json.dumps(one, separators=(",", ":"))}' for item, one in zip(items, why, strict=True)]
+    return f'{{"recommendations":[{"},".join(items)}{"}" if items else ""}]}}'
 
 
 def reasons(

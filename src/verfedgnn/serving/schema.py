@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,10 @@ MOST = 1000
 """Items of one answer."""
 MOST_RATINGS = 10_000
 """Ratings of one newcomer."""
+MOST_USERS = 1000
+"""Users of one request."""
+MOST_ANSWERS = 50_000
+"""Items of one request's answers, over all its users; some 7 MB."""
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -48,6 +52,27 @@ class Newcomer(Given):
     """Only items with these values, by item column."""
     why: Annotated[int, Field(ge=0, le=20)] = 0
     """How many of the user's own items to name as reasons for each item."""
+
+
+class Many(Given):
+    """Several users who were in training."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"users": ["17", "18"], "k": 5}]})
+    users: Annotated[list[Id], Field(min_length=1, max_length=MOST_USERS)]
+    """Their ids, as in the data."""
+    k: Annotated[int, Field(ge=1, le=MOST)] = 10
+    """How many items for each; users times k is at most 50,000."""
+    party: Id | None = None
+    """Only this party's items."""
+    model: Literal["federated", "alone"] = "federated"
+    """Trained together, or by each party alone."""
+
+
+class Cause(BaseModel):
+    """A cause and a remedy."""
+
+    cause: str
+    remedy: str
 
 
 class Item(BaseModel):
@@ -97,6 +122,20 @@ class Recommendations(BaseModel):
     recommendations: list[Recommended]
 
 
+class Answer(BaseModel):
+    """One of several users' recommendations, or why there are none."""
+
+    user: str
+    recommendations: list[Recommended] | None = None
+    error: Cause | None = None
+
+
+class Answers(BaseModel):
+    """A line for each user, in the order of the request."""
+
+    answers: list[Answer]
+
+
 class SimilarItem(Item):
     """An item that is like another one."""
 
@@ -115,13 +154,6 @@ class Pair(Item):
     score: float
     rated: float | None
     """What they gave, where the run knows it."""
-
-
-class Cause(BaseModel):
-    """A cause and a remedy."""
-
-    cause: str
-    remedy: str
 
 
 class Error(BaseModel):

@@ -69,9 +69,9 @@ class Shelf:
         torch.mm(torch.stack([wish.vector for wish in wishes]), self._columns, out=scores)
         scores[:, self.count :] = -torch.inf
         whole = scores.logsumexp(1, keepdim=True) if self.ranks else None
-        for line, wish in zip(scores, wishes, strict=True):
+        for place, wish in enumerate(wishes):
             if wish.only is not None:
-                line[: self.count].masked_fill_(~wish.only, -torch.inf)
+                scores[place, : self.count].masked_fill_(~wish.only, -torch.inf)
         # All at once, in NumPy: small steps in torch would each ask for the interpreter's lock again.
         known = np.concatenate([wish.leave_out + place * scores.shape[1] for place, wish in enumerate(wishes)])
         scores.numpy().reshape(-1)[known] = -np.inf
