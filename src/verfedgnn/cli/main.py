@@ -105,9 +105,10 @@ def _run() -> int:
         if code == _CTRL_C:
             raise Interrupted("interrupted")
         return code if isinstance(code, int) else 0
-    except Interrupted as error:
-        _say(str(error) if error.remedy else f"{error}; continue with `{shlex.join(['verfedgnn', *sys.argv[1:]])}`")
-        return error.exit_code
+    except (Interrupted, KeyboardInterrupt) as error:
+        stop = error if isinstance(error, Interrupted) else Interrupted("interrupted")
+        _say(str(stop) if stop.remedy else f"{stop}; continue with `{shlex.join(['verfedgnn', *sys.argv[1:]])}`")
+        return stop.exit_code
     except VerFedGNNError as error:
         _say(str(error))
         return error.exit_code
