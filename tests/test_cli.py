@@ -13,27 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from verfedgnn.cli.main import main
-
 Command = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "epochs=2", "--set", "batch=400")
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run `verfedgnn ...` in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["verfedgnn", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture

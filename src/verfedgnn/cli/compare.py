@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -15,14 +15,19 @@ from verfedgnn.cli.complete import METHODS, listed
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.options import AsJson, Data, Device, Jobs, Parties, Quiet, Settings
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
+from verfedgnn.cli.reading import reads_ratings
 from verfedgnn.cli.show import CellProgress
 from verfedgnn.cli.train import parse_gnn
 from verfedgnn.errors import ConfigError
 from verfedgnn.plugins import GNNS
 
+if TYPE_CHECKING:
+    from verfedgnn.data.reading import Reading
 
+
+@reads_ratings
 def compare(
+    *,
     data: Data = None,
     methods: Annotated[
         str, typer.Option(help=f"Some of {', '.join(METHODS)}, plug-ins'; or all.", autocompletion=listed(("all", *METHODS)))
@@ -30,13 +35,7 @@ def compare(
     models: Annotated[str, typer.Option(help="Some of gcn, gat, ggnn and plug-ins'.", autocompletion=listed(GNNS))] = "gcn",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     parties: Parties = None,
-    query: Query = None,
-    columns: Columns = None,
-    events: Events = None,
-    duplicates: Duplicates = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    scale: Scale = None,
+    reading: Reading,
     set_: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the tables and the records of finished trainings.")] = Path("comparison"),
     jobs: Jobs = 0,
@@ -51,7 +50,6 @@ def compare(
     from verfedgnn.baselines import in_all, method
     from verfedgnn.config import parse_settings
     from verfedgnn.data.address import shown
-    from verfedgnn.data.reading import Reading
     from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
     from verfedgnn.experiments.queue import run_cells
     from verfedgnn.experiments.tables import declarations, in_order, write_text
@@ -65,15 +63,6 @@ def compare(
     settings = parse_settings(set_ or [])
     _refuse_defining(settings)
     writable(out)
-    reading = Reading.of(
-        query=query,
-        columns=columns,
-        events=events,
-        duplicates=duplicates,
-        encoding=encoding,
-        delimiter=delimiter,
-        scale=scale,
-    )
     cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading)
     given = [shown(source) for source in given]
     with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:

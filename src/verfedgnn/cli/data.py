@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +12,12 @@ from rich.console import Console
 from verfedgnn.cli.complete import SHAPES, among
 from verfedgnn.cli.options import AsJson, Quiet
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
+from verfedgnn.cli.reading import reads_ratings
 from verfedgnn.errors import DataError
+
+if TYPE_CHECKING:
+    from verfedgnn.data.reading import Reading
+
 
 app = typer.Typer(
     name="data",
@@ -25,17 +29,13 @@ app = typer.Typer(
 
 
 @app.command()
+@reads_ratings
 def check(
+    *,
     data: Annotated[
         list[str], typer.Argument(help="A file, a folder, postgresql://... or a name; several, NAME=FILE: one source per party.")
     ],
-    query: Query = None,
-    columns: Columns = None,
-    events: Events = None,
-    duplicates: Duplicates = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    scale: Scale = None,
+    reading: Reading,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,19 +44,9 @@ def check(
     from verfedgnn.cli.picture import show_checked, show_common
     from verfedgnn.data.check import check_source, in_common
     from verfedgnn.data.parties import sources_of
-    from verfedgnn.data.reading import Reading
 
     output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
-    reading = Reading.of(
-        query=query,
-        columns=columns,
-        events=events,
-        duplicates=duplicates,
-        encoding=encoding,
-        delimiter=delimiter,
-        scale=scale,
-    )
     options = reading.for_each(list(sources))
     with output.busy("reading the data"):
         found = [check_source(name, source, **options[name]) for name, source in sources.items()]

@@ -11,7 +11,7 @@ import typer
 from verfedgnn.cli.halt import Halt
 from verfedgnn.cli.options import DATA, RUN, AsJson, Device, Quiet
 from verfedgnn.cli.output import Output, program
-from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
+from verfedgnn.cli.reading import reads_ratings
 from verfedgnn.cli.service import (
     Every,
     FederationFile,
@@ -46,18 +46,14 @@ Out = Annotated[
 Processes = Annotated[int, typer.Option(help="Processes that align users by ecdh; 0: one per core.", min=0, rich_help_panel=RUN)]
 
 
+@reads_ratings
 def party(
+    *,
     federation: FederationFile,
     ratings: RatingsFile = None,
     key: KeyFile = None,
     out: Out = None,
-    query: Query = None,
-    columns: Columns = None,
-    events: Events = None,
-    duplicates: Duplicates = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    scale: Scale = None,
+    reading: Reading,
     status: Status = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
@@ -71,7 +67,6 @@ def party(
 
     After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
     """
-    from verfedgnn.data.reading import Reading
     from verfedgnn.federation.folder import PartyFolder
     from verfedgnn.federation.link import Link
     from verfedgnn.federation.log import tell, warn
@@ -84,15 +79,6 @@ def party(
     output = Output(quiet=quiet, as_json=as_json)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
-    reading = Reading.of(
-        query=query,
-        columns=columns,
-        events=events,
-        duplicates=duplicates,
-        encoding=encoding,
-        delimiter=delimiter,
-        scale=scale,
-    )
     if store.finished:
         tell("this run is finished already", run=str(store.folder))
         if store.ungated:
@@ -122,25 +108,20 @@ def party(
     _show(run, store.folder, output)
 
 
+@reads_ratings
 def align(
+    *,
     federation: FederationFile,
     ratings: RatingsFile = None,
     key: KeyFile = None,
     out: Out = None,
-    query: Query = None,
-    columns: Columns = None,
-    events: Events = None,
-    duplicates: Duplicates = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    scale: Scale = None,
+    reading: Reading,
     processes: Processes = 0,
     log: LogFormat = "text",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
-    from verfedgnn.data.reading import Reading
     from verfedgnn.federation.folder import PartyFolder
     from verfedgnn.federation.link import Link
     from verfedgnn.privacy.alignment import workers
@@ -149,15 +130,6 @@ def align(
     begin(log, quiet, 1)
     identity = member(federation, key)
     store = PartyFolder(out or identity.key_file.parent / "run", identity)
-    reading = Reading.of(
-        query=query,
-        columns=columns,
-        events=events,
-        duplicates=duplicates,
-        encoding=encoding,
-        delimiter=delimiter,
-        scale=scale,
-    )
     if store.trained:
         raise ConfigError(f"{store.folder} holds a training with aligned users; choose another --out to align anew")
     writable(store.folder)

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from verfedgnn.cli.complete import among
 from verfedgnn.cli.options import DATA
 
+if TYPE_CHECKING:
+    pass
 
-def _option(text: str, *known: str) -> Any:
-    return typer.Option(help=text, rich_help_panel=DATA, autocompletion=among(known) if known else None)
+OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "query": ("DuckDB, SQLite, PostgreSQL: the select that gives the table. NAME:SELECT for one of several sources.", ()),
+    "columns": ("Names in your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources.", ()),
+    "events": (
+        "Rows are events without ratings: what each kind is worth (5: one is a like), as view=1,purchase=5; or a number.",
+        (),
+    ),
+    "duplicates": ("Repeated (user, item) pairs: error, first, last or mean.", ("error", "first", "last", "mean")),
+    "encoding": ("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several.", ()),
+    "delimiter": ("Column separator of the table.", ()),
+    "scale": ("Lowest and highest rating, as 1,5; unset: as found.", ()),
+}
+"""The fields of `Reading`: a sentence for the help, and what a shell completes."""
 
 
-Query = Annotated[
-    list[str] | None,
-    _option("DuckDB, SQLite, PostgreSQL: the select that gives the table. NAME:SELECT for one of several sources."),
-]
-Columns = Annotated[
-    list[str] | None,
-    _option("Names in your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources."),
-]
-Events = Annotated[
-    list[str] | None,
-    _option("Rows are events without ratings: what each kind is worth (5: one is a like), as view=1,purchase=5; or a number."),
-]
-Duplicates = Annotated[
-    list[str] | None, _option("Repeated (user, item) pairs: error, first, last or mean.", "error", "first", "last", "mean")
-]
-Encoding = Annotated[list[str] | None, _option("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several.")]
-Delimiter = Annotated[list[str] | None, _option("Column separator of the table.")]
-Scale = Annotated[list[str] | None, _option("Lowest and highest rating, as 1,5; unset: as found.")]
+def reads_ratings(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with a parameter `reading`, a `Reading`, that takes the options of `OPTIONS` in its place."""
+
+    @wraps(command)
+    def wrapped(**given: Any) -> None:
+        from verfedgnn.data.reading import Reading
+
+        reading = Reading.of(**{name: given.pop(name) for name in OPTIONS})
+        command(**given, reading=reading)
+
+    hints = get_type_hints(command, localns={"Reading": object}, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name == "reading":
+            parameters += [_parameter(name) for name in OPTIONS]
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    text, known = OPTIONS[name]
+    option = typer.Option(help=text, rich_help_panel=DATA, autocompletion=among(known) if known else None)
+    annotation = Annotated[list[str] | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -29,13 +29,14 @@ from verfedgnn.cli.options import (
     use_threads,
 )
 from verfedgnn.cli.output import Output, program
-from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
+from verfedgnn.cli.reading import reads_ratings
 from verfedgnn.cli.show import RoundProgress, activity_table, lift_table, run_table
 from verfedgnn.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
 
 if TYPE_CHECKING:
     from verfedgnn.data import PartyData
+    from verfedgnn.data.reading import Reading
     from verfedgnn.run import Run
 
 
@@ -64,7 +65,9 @@ def settings_help() -> str:
     return "\n".join(lines)
 
 
+@reads_ratings
 def train(
+    *,
     data: Data = None,
     preset: Preset = None,
     model: Model = None,
@@ -103,13 +106,7 @@ def train(
         ),
     ] = False,
     threads: Threads = 0,
-    query: Query = None,
-    columns: Columns = None,
-    events: Events = None,
-    duplicates: Duplicates = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    scale: Scale = None,
+    reading: Reading,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +116,6 @@ def train(
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
-    from verfedgnn.data.reading import Reading
     from verfedgnn.privacy.rating_dp import within
     from verfedgnn.training import claim
     from verfedgnn.training import resume as resume_run
@@ -132,7 +128,7 @@ def train(
     words += [] if device == "cpu" else ["--device", device]
     words += ["--threads", str(threads)] if threads else []
     if resume is not None:
-        of_data = [data, parties, by, query, columns, events, duplicates, encoding, delimiter, scale]
+        of_data = [data, parties, by, reading or None]
         of_training = [preset, model, seed, out, set_, epsilon, delta, config]
         if any(value is not None for value in of_data + of_training) or overwrite:
             raise ConfigError("--resume takes data and settings from the run; leave out all options that set them")
@@ -151,15 +147,6 @@ def train(
             raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
         if out is not None:
             claim(out, overwrite)
-        reading = Reading.of(
-            query=query,
-            columns=columns,
-            events=events,
-            duplicates=duplicates,
-            encoding=encoding,
-            delimiter=delimiter,
-            scale=scale,
-        )
         with output.busy("reading the data"):
             read = read_parties(data or ["synthetic"], parties=parties, seed=chosen.seed, by=by, reading=reading)
         _introduce(read, output)

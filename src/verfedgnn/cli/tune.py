@@ -23,29 +23,26 @@ from verfedgnn.cli.options import (
     use_threads,
 )
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.reading import Columns, Delimiter, Duplicates, Encoding, Events, Query, Scale
+from verfedgnn.cli.reading import reads_ratings
 from verfedgnn.cli.show import RoundProgress
 from verfedgnn.cli.train import parse_gnn
 from verfedgnn.errors import ConfigError
 
 if TYPE_CHECKING:
+    from verfedgnn.data.reading import Reading
     from verfedgnn.tuning import Trial
 
 
+@reads_ratings
 def tune(
+    *,
     out: Annotated[Path, typer.Argument(help="The preset to write, such as mine.toml; use it with train --preset mine.toml.")],
     data: Data = None,
     preset: Preset = None,
     model: Model = None,
     parties: Parties = None,
     by: By = None,
-    query: Query = None,
-    columns: Columns = None,
-    events: Events = None,
-    duplicates: Duplicates = None,
-    encoding: Encoding = None,
-    delimiter: Delimiter = None,
-    scale: Scale = None,
+    reading: Reading,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = 0,
     trials: Annotated[int, typer.Option(help="How many trials the study shall have in all.", min=1)] = 40,
     study: Annotated[Path | None, typer.Option(help="The study's file; unset: beside the preset, ending in .db.")] = None,
@@ -65,7 +62,6 @@ def tune(
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
-    from verfedgnn.data.reading import Reading
     from verfedgnn.evaluation.plots import draw_study
     from verfedgnn.runtime.checkpoint import writable, write_bytes, writing
     from verfedgnn.tuning import parse_space
@@ -85,15 +81,6 @@ def tune(
     overrides: dict[str, object] = {**parse_settings(set_ or []), "seed": seed}
     chosen = build_config(preset=preset or "best", model=parse_gnn(model), overrides=overrides)
     tried = parse_space(space) if space else None
-    reading = Reading.of(
-        query=query,
-        columns=columns,
-        events=events,
-        duplicates=duplicates,
-        encoding=encoding,
-        delimiter=delimiter,
-        scale=scale,
-    )
     with output.busy("reading the data"):
         read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, reading=reading)
     with RoundProgress(hidden=quiet, unit="trials") as progress, Halt(quiet=quiet) as halt:
