@@ -51,21 +51,21 @@ def serve(
             f"--host {host} can be reached from other machines: set a key with --api-key-file or VERFEDGNN_API_KEY, "
             "or listen at 127.0.0.1"
         )
-    listener = _listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    where = f"http://{shown}:{listener.getsockname()[1]}"
-    note = "a key is needed" if key else "no key: this machine only"
-
-    def ready() -> None:
-        said = f"serving {run} at {where} ({note}); Ctrl-C stops"
-        Output(quiet=quiet, as_json=as_json).result({"address": where, "key": key is not None}, said)
-
     served = Served(run, party, key, approximate, threads)
     try:
-        if workers == 1:
-            serve_alone(served, listener, ready)
-        else:
-            serve_by(workers, served, listener, ready)
+        with _listen(host, port) as listener:
+            shown = f"[{host}]" if ":" in host else host
+            where = f"http://{shown}:{listener.getsockname()[1]}"
+            note = "a key is needed" if key else "no key: this machine only"
+
+            def ready() -> None:
+                said = f"serving {run} at {where} ({note}); Ctrl-C stops"
+                Output(quiet=quiet, as_json=as_json).result({"address": where, "key": key is not None}, said)
+
+            if workers == 1:
+                serve_alone(served, listener, ready)
+            else:
+                serve_by(workers, served, listener, ready)
     except KeyboardInterrupt:
         pass  # Ctrl-C or SIGTERM: how a server is stopped
 
