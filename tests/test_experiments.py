@@ -206,6 +206,8 @@ def test_workers_do_not_outlive_a_killed_parent(table: str, tmp_path: Path) -> N
             break
         time.sleep(0.1)
     time.sleep(3)
+    assert len(children) >= 2
+    assert parent.poll() is None, "it works until it is killed"
     parent.kill()
     parent.wait()
     for _ in range(300):

@@ -88,6 +88,16 @@ def test_a_record_does_not_outlive_a_change_of_the_plugin(tmp_path: Path) -> Non
     assert keys[0] != keys[1]
 
 
+def test_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text((EXAMPLES / "my_baseline.py").read_text())
+    plugins._methods.clear()
+    plugins.load_file(tmp_path / "a" / "mine.py")
+    with pytest.raises(vf.ConfigError, match="there is a method 'ease' already"):
+        plugins.load_file(tmp_path / "b" / "mine.py")
+
+
 def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) -> None:
     files = [word for name in ("my_gnn.py", "my_baseline.py") for word in ("--plugin", str(EXAMPLES / name))]
     words = ["compare", "--methods", "ease,best", "--models", "sage", "--seeds", "1", "--parties", "3", "--jobs", "1"]

@@ -122,3 +122,16 @@ def test_noise_is_on_everybody_and_a_generator_learns_from_everybody(sparse_part
     noised = federation(sparse_parties, config(mechanism="laplace", epsilon=1.0))
     imagined = federation(sparse_parties, config(generator=True))
     assert not any(few(party) for runtime in (noised, imagined) for party in runtime.parties.values())
+
+
+@pytest.mark.parametrize("chosen", [config(), config(block=20, user_blocks=5), messages(), messages(gnn="ggnn", user_blocks=3)])
+def test_a_reply_is_no_larger_than_the_coordinator_unpacks(sparse_parties: list[vf.PartyData], chosen: vf.Config) -> None:
+    runtime = rounds(federation(sparse_parties, chosen), 6)
+    sizes = [
+        array.nbytes
+        for reply in runtime.coordinator.replies.values()
+        for array in (reply.gradient, reply.neighbourhoods)
+        if array is not None
+    ]
+    assert sizes
+    assert max(sizes) <= runtime.coordinator.largest_array <= 8 * 4 * runtime.coordinator.model.size

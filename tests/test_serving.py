@@ -174,6 +174,15 @@ def test_party_and_column_narrow_the_answer(run: vf.Run, client: Any) -> None:
     assert (none.status_code, none.json()) == (200, {"recommendations": []})
 
 
+def test_filters_that_nobody_keeps_count_of_take_no_memory(catalogue: Catalogue) -> None:
+    party = catalogue.parties[0]
+    value = str(party.table.columns["category"][0])
+    assert int(party.mask({"category": value}).sum()) > 0
+    for length in range(1, 400):
+        assert not party.mask({"category": value + "\0" * length}).any()
+    assert party._mask.cache_info().currsize <= 256
+
+
 def test_a_catalogue_can_run_out(run: vf.Run, client: Any) -> None:
     user, table = users(run)[0], run.parties[0].ratings
     found = client.get("/v1/recommendations", params={"user": user, "k": 1000, "party": run.parties[0].name}).json()

@@ -216,6 +216,17 @@ def test_membership_in_json(command: Command, tmp_path: Path, monkeypatch: pytes
     assert found[2] == found[3]
 
 
+def test_a_command_to_repeat_has_no_password(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("verfedgnn.data.read_parties", stop)
+    code, _, err = command("train", "--data", "film=postgresql://bob:hunter2@db/shop", "--query", "select 1")
+    assert code == 4
+    assert "film=postgresql://bob:***@db/shop" in err
+    assert "hunter2" not in err
+
+
 def test_nobody_confirms(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command("federation", "init", "hub", "--address", "127.0.0.1:7443")

@@ -148,7 +148,8 @@ def _load_files() -> None:
 
 @cache
 def _run(file: Path) -> None:
-    spec = importlib.util.spec_from_file_location(f"verfedgnn_plugin_{file.stem}", file)
+    place = hashlib.sha256(str(file).encode()).hexdigest()[:8]  # files of one name in two folders are two modules
+    spec = importlib.util.spec_from_file_location(f"verfedgnn_plugin_{file.stem}_{place}", file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"the plug-in {file} is no Python file; give the file in which @verfedgnn.register stands")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

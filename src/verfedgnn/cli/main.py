@@ -107,7 +107,7 @@ def _run() -> int:
         return code if isinstance(code, int) else 0
     except (Interrupted, KeyboardInterrupt) as error:
         stop = error if isinstance(error, Interrupted) else Interrupted("interrupted")
-        _say(str(stop) if stop.remedy else f"{stop}; continue with `{shlex.join(['verfedgnn', *sys.argv[1:]])}`")
+        _say(str(stop) if stop.remedy else f"{stop}; continue with `{_again()}`")
         return stop.exit_code
     except VerFedGNNError as error:
         _say(str(error))
@@ -117,6 +117,13 @@ def _run() -> int:
         return Interrupted.exit_code
     except typer.TyperException as error:
         return _misused(error)
+
+
+def _again() -> str:
+    """The same command, but for passwords."""
+    from verfedgnn.data.address import shown
+
+    return shlex.join(["verfedgnn", *map(shown, sys.argv[1:])])
 
 
 def _misused(error: typer.TyperException) -> int:

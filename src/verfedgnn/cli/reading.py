@@ -5,15 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from verfedgnn.cli.complete import among
 from verfedgnn.cli.options import DATA
-
-if TYPE_CHECKING:
-    pass
 
 OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "query": ("DuckDB, SQLite, PostgreSQL: the select that gives the table. NAME:SELECT for one of several sources.", ()),

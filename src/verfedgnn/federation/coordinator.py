@@ -30,6 +30,7 @@ from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finished, Hello, Message, Refused, RoundReply, Waiting, decode, encode
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.protocol.sums import SumError
+from verfedgnn.protocol.wire import kind_of
 from verfedgnn.run import read_history, write_history, write_json, write_public
 from verfedgnn.runtime.checkpoint import read_checkpoint, write_bytes, write_checkpoint, writing
 from verfedgnn.runtime.transport import Event, Transport
@@ -108,8 +109,13 @@ class CoordinatorService:
             tell("party disconnected", party=name, round=self.coordinator.round)
             self._gone(name)
         elif self.offences[name] < MOST_OFFENCES:
+            kind = kind_of(event.data)
+            if kind is RoundReply and name not in self.greeted:
+                return  # it answers what was asked before the connection was lost
+            # What is packed outside of rounds has a bit or more for every value.
+            most = self.coordinator.largest_array if kind is RoundReply else 64 * len(event.data)
             try:
-                message = decode(event.data, self.agreement.max_message)
+                message = decode(event.data, self.agreement.max_message, most)
                 self.ledger.record(type(message).__name__, "up", name, len(event.data))
                 self._take(name, message)
             except ProtocolError as error:
@@ -117,8 +123,7 @@ class CoordinatorService:
 
     def _take(self, name: str, message: Message) -> None:
         if isinstance(message, RoundReply):
-            if name in self.greeted:  # else it answers what was asked before the connection was lost
-                self.coordinator.receive(name, message)
+            self.coordinator.receive(name, message)
         elif isinstance(message, Hello):
             self._hello(name, message)
         elif isinstance(message, AlignHello | Sealed | Pseudonyms | Aligned):

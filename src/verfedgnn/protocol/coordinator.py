@@ -302,6 +302,13 @@ class Coordinator:
         """(K, q, C) of the round's neighbourhoods."""
         return neighbourhood_shape(self.config, self.part)
 
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest array that a reply may hold."""
+        shape = neighbourhood_shape(self.config, self.replica.rotation.everybody)
+        numbers = math.prod(shape) * fixed_type(self.config).itemsize if self.config.exchange.mode != "none" else 0
+        return max(self.model.size * self.gradient_type.itemsize, numbers)
+
     def close(self) -> Closed:
         """Add up, step the public parameters, judge the validation.
 

@@ -69,10 +69,16 @@ def _packed(value: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(value) if value.dtype.kind == "f" else shrink(value)
 
 
-def decode(data: bytes, max_size: int = MAX_SIZE) -> Message:
+def kind_of(data: bytes) -> type[Message] | None:
+    """What a message says it is; None if it says nothing that is known."""
+    return KINDS.get(HEADER.unpack_from(data)[2]) if len(data) >= HEADER.size else None
+
+
+def decode(data: bytes, max_size: int = MAX_SIZE, most: int | None = None) -> Message:
     """The message behind `data`, or a ProtocolError that says what is wrong without repeating any of it.
 
-    Neither the message nor any array that is unpacked from it may be larger than `max_size`.
+    It may not be larger than `max_size`, nor any array that is unpacked from it than `most` bytes (unset: `max_size`): few bytes
+    can stand for very many zeros.
     """
     if len(data) < HEADER.size:
         raise ProtocolError(f"a message of {len(data)} bytes is shorter than its header")
@@ -87,7 +93,7 @@ def decode(data: bytes, max_size: int = MAX_SIZE) -> Message:
         raise ProtocolError(f"message lengths do not fit: {text_size} + {body_size} bytes announced, {len(data)} received")
     cls = KINDS[kind]
     text = bytes(data[HEADER.size : HEADER.size + text_size])
-    arrays = _arrays(cls, bytes(data[HEADER.size + text_size :]), max_size) if body_size else {}
+    arrays = _arrays(cls, bytes(data[HEADER.size + text_size :]), max_size if most is None else most) if body_size else {}
     missing = [name for name in cls.arrays if cls.model_fields[name].is_required() and name not in arrays]
     if missing:
         raise ProtocolError(f"{cls.__name__}: array '{missing[0]}' is missing")

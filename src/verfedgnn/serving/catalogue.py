@@ -26,6 +26,8 @@ from verfedgnn.serving.top import Rows, Shelf
 FEDERATED, ALONE = "federated", "alone"
 KEPT = 200_000
 """Items whose description is kept as text; some 300 bytes each."""
+MASKS = 256
+"""Filters whose items are kept; a byte an item each."""
 
 
 class Ids:
@@ -56,7 +58,7 @@ class PartyShelf:
         order = np.lexsort((party.ratings.item, party.ratings.user))
         self._ends = np.searchsorted(party.ratings.user[order], np.arange(party.ratings.n_users + 1))
         self._order, self._part = order, part
-        self._masks: dict[tuple[str, str], Tensor] = {}
+        self._mask = lru_cache(MASKS)(self._having)
         self.written = lru_cache(KEPT)(self._written)
 
     def ratings_of(self, user: int) -> Rows:
@@ -85,15 +87,16 @@ class PartyShelf:
     def mask(self, wanted: dict[str, str]) -> Tensor | None:
         """The items that have these values; None where nothing is asked."""
         whole: Tensor | None = None
-        for pair in wanted.items():
-            if pair not in self._masks:
-                column = self.table.columns.get(pair[0])
-                there = np.zeros(self.table.n_items, bool) if column is None else column == pair[1]
-                if not there.any():  # made up: not worth keeping
-                    return torch.zeros(self.table.n_items, dtype=torch.bool)
-                self._masks[pair] = torch.from_numpy(there)
-            whole = self._masks[pair] if whole is None else whole & self._masks[pair]
+        for name, value in wanted.items():
+            there = self._mask(name, value)
+            whole = there if whole is None else whole & there
         return whole
+
+    def _having(self, name: str, value: str) -> Tensor:
+        column = self.table.columns.get(name)
+        if column is None or "\0" in value:  # NumPy takes no notice of NULs at the end
+            return torch.zeros(self.table.n_items, dtype=torch.bool)
+        return torch.from_numpy(column == value)
 
     def describe(self, item: int) -> dict[str, Any]:
         """An item for people and programs."""
