@@ -250,6 +250,8 @@ RIGHT = quote(postgres.PASSWORD, safe="")
         "postgresql://reader:geheim@127.0.0.1:1/db",
         "postgresql://reader:geheim@h:port/db",
         "postgresql://reader:geheim?@h/db",
+        "postgresql://127.0.0.1:1/db?password=geheim@heim",
+        "postgresql://reader@127.0.0.1:1/db?password=ge@heim&sslmode=disable",
         "postgresql://:geheim@127.0.0.1:1",
         "postgres:/reader:geheim@h/db",
         "mysql://reader:geheim@h/db",
@@ -310,6 +312,10 @@ def test_what_is_shown_of_a_source() -> None:
     assert shown("postgresql://u:p@h:5432/db?sslmode=require&password=p") == "postgresql://u:***@h:5432/db"
     assert shown("film=postgresql://u:p@h/db") == "film=postgresql://u:***@h/db"
     assert shown("postgresql://u@h/db") == "postgresql://u@h/db"
+    assert shown("postgresql://host/db?password=s3cret@x") == "postgresql://host/db"
+    assert shown("postgresql://u@host/db?password=s3c@ret") == "postgresql://u@host/db"
+    assert shown("postgresql://u:p@host/db?password=s3c@ret") == "postgresql://u:***"
+    assert shown("postgresql://u:p@s?s@host/db") == "postgresql://u:***"
     assert shown("host=h password='a b' user=u") == "host=h password=*** user=u"
     assert shown("data/film@home.csv") == "data/film@home.csv"
 
