@@ -185,6 +185,31 @@ def test_a_bad_query_is_one_line_and_changes_nothing(files: Files, request: pyte
     assert len(read_ratings(source)) == len(ROWS_OF)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "copy (select 1 as a) to '{folder}/written.csv'",
+        "attach '{folder}/written.csv' as other",
+        "set enable_external_access = true",
+        "export database '{folder}/written.csv'",
+    ],
+)
+def test_a_duckdb_query_stays_in_its_file(files: Files, tmp_path: Path, statement: str) -> None:
+    smuggled = statement.format(folder=tmp_path)
+    query = f"select * from ratings) x) limit 0; {smuggled}; select * from (select * from (select * from ratings"
+    fails(lambda: read_ratings(files.duckdb, query=query), "query")
+    assert not list(tmp_path.iterdir())
+    other = f"select * from read_csv('{files.csv}')"
+    fails(lambda: read_ratings(files.duckdb, query=other), "disabled by configuration")
+
+
+def test_a_duckdb_file_that_this_program_has_open(files: Files) -> None:
+    with duckdb.connect(str(files.duckdb), read_only=True) as mine:
+        fails(lambda: read_ratings(files.duckdb), "close that connection")
+        mine.execute("set threads = 1")
+    assert len(read_ratings(files.duckdb)) == len(ROWS_OF)
+
+
 def test_a_server_is_only_read(server: Any) -> None:
     server.run("create sequence counter")
     query = "select \"user\", item, nextval('counter') as rating from ratings"
