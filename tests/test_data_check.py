@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from verfedgnn.data import read_ratings
 from verfedgnn.data.check import Checked, check_source, in_common
 from verfedgnn.data.distribution import distribution, sizes
+from verfedgnn.data.source import TextTable
 from verfedgnn.errors import DataError
 
 Command = Callable[..., tuple[int, str, str]]
@@ -108,6 +109,19 @@ def test_what_is_worth_knowing(tmp_path: Path) -> None:
     gaps = check_source("t", put(tmp_path / "d.csv", "user,item,rating,time\n1,a,1,1700000000\n2,a,3,\n"))
     assert gaps.usable
     assert gaps.notes == ("1 row has no time: all times are left out",)
+
+
+@pytest.mark.parametrize(("size", "line"), [(140_000, 4), (200_000, 3)])
+def test_lines_after_a_long_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, line: int) -> None:
+    """A field that Python's reader would refuse is passed; one that nobody reads leaves the number of the record."""
+    if line == 3:
+        monkeypatch.setattr("verfedgnn.data.source._BLOCK", 1 << 12)
+    text = TextTable(put(tmp_path / "t.csv", f'user,item,rating,review\n1,a,3,"{"x" * size}\n"\n1,b,great,\n'))
+    assert text.line(2) == line
+    if line == 4:
+        assert kinds(check_source("t", text.path))["not-a-number"] == (1, (line,))
+        with pytest.raises(DataError, match="'great' in line 4 of"):
+            read_ratings(text.path)
 
 
 def test_rows_of_parquet(tmp_path: Path) -> None:

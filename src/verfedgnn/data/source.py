@@ -73,6 +73,18 @@ def open_stream(path: Path) -> pa.NativeFile:
         return pa.input_stream(str(path), compression="gzip" if head == _GZIP else None)
 
 
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let Python's reader of CSV take fields as long as Arrow takes them, and stop where it still cannot go on."""
+    before = csv.field_size_limit(2 * _BLOCK)
+    try:
+        yield
+    except csv.Error:
+        pass
+    finally:
+        csv.field_size_limit(before)
+
+
 class EncodingError(DataError):
     """A text file is in another encoding than it was read with."""
 
@@ -222,7 +234,11 @@ class TextTable:
             text = io.TextIOWrapper(io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline="")
             reader = self.records(text)
             filled = (reader.line_num for fields in reader if fields)
-            found = {number: line for number, line in zip(range(last + 1), filled, strict=False) if number in wanted}
+            found = {}
+            with _long_fields():
+                for number, line in zip(range(last + 1), filled, strict=False):
+                    if number in wanted:
+                        found[number] = line
         return {record: found.get(record, record + 1) for record in wanted}
 
     def line(self, record: int) -> int:
