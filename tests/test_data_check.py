@@ -124,6 +124,29 @@ def test_lines_after_a_long_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             read_ratings(text.path)
 
 
+@pytest.mark.parametrize(
+    ("values", "kind", "seconds", "future"),
+    [
+        ([1_700_000_000_123_456_789, 1_700_000_001_000_000_001], pa.timestamp("ns"), [1_700_000_000, 1_700_000_001], 0),
+        ([19_675, 2**30], pa.date32(), [1_699_920_000, 2**30 * 86_400], 1),
+        ([2**29, 2**30], pa.date32(), [2**29 * 86_400, 2**30 * 86_400], 2),
+        ([1_700_000_000, 2**60], pa.timestamp("s", "Europe/Berlin"), [1_700_000_000, 2**60], 1),
+        ([1_700_000_000.5, float("nan")], pa.float64(), None, 0),
+    ],
+)
+def test_times_of_every_unit_and_year(
+    tmp_path: Path, values: list[int], kind: pa.DataType, seconds: list[int] | None, future: int
+) -> None:
+    """A time that cannot be is one of the future, which is a warning, and never a failure."""
+    table = pa.table({"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "time": pa.array(values, kind)})
+    pq.write_table(table, tmp_path / "t.parquet")
+    found = check_source("t", tmp_path / "t.parquet", now=NOW)
+    assert found.usable
+    assert kinds(found).get("future", (0, ()))[0] == future
+    time = read_ratings(tmp_path / "t.parquet").time
+    assert (None if time is None else time.tolist()) == seconds
+
+
 def test_rows_of_parquet(tmp_path: Path) -> None:
     table = pa.table({"user": ["a", None, "c", " a "], "item": [1, 2, 3, 1], "rating": [1.0, 2.0, float("nan"), 4.0]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)

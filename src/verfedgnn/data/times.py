@@ -12,6 +12,8 @@ from verfedgnn.data.ratings import counted
 EARLIEST = 631_152_000
 """1990: ratings from before are times in another unit, or none."""
 _DAY = 86_400
+_MOST = 9e18
+"""Beyond this (and NaN) is no number of seconds, nor of milliseconds."""
 
 
 def latest(now: int | None = None) -> int:
@@ -23,9 +25,13 @@ def seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.int64] | None, tuple[st
     """Seconds since 1970 from numbers (seconds or milliseconds), dates or timestamps, and a note if that went wrong."""
     column = parsed(column)
     kind = column.type
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        column = pc.cast(pc.cast(pc.cast(column, pa.timestamp("us")), pa.timestamp("s"), safe=False), pa.int64())
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if _is_date(kind):
+        # Not by way of a finer unit, which has no room for the years that a date may hold.
+        column = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
+    elif pa.types.is_floating(kind):
+        there = pc.less(pc.abs(column), _MOST)
+        column = pc.cast(pc.if_else(there, column, pa.scalar(None, kind)), pa.int64(), safe=False)
+    elif pa.types.is_integer(kind) or pa.types.is_null(kind):
         column = pc.cast(column, pa.int64(), safe=False)
     else:
         return None, ("the times are neither numbers nor dates: left out",)
@@ -34,9 +40,13 @@ def seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.int64] | None, tuple[st
         return None, (f"{rows} no time: all times are left out",)
     seconds: NDArray[np.int64] = column.to_numpy()
     # In seconds 1e11 is the year 5138.
-    if len(seconds) and np.median(np.abs(seconds)) > 1e11:
+    if not _is_date(kind) and len(seconds) and np.median(np.abs(seconds)) > 1e11:
         return seconds // 1000, ("times were read as milliseconds",)
     return seconds, ()
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def parsed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
