@@ -5,7 +5,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,14 +132,14 @@ class TextTable:
         except UnicodeError as error:
             raise self._wrong_encoding() from error
 
-    def batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
-        """The same columns, some rows at a time; a type that is not given is that of the first ones."""
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """The same columns, some rows at a time; each has its type."""
         try:
             with readable(self.path), open_stream(self.path) as stream:
-                yield from pa.csv.open_csv(stream, **self._options(types))
-        except (pa.ArrowInvalid, KeyError, UnicodeError):
-            self.read(types)  # fails as well, and says where
-            raise
+                yield from pa.csv.open_csv(stream, **self._options(dict(types)))
+        except (pa.ArrowInvalid, KeyError, UnicodeError) as error:
+            self.read(dict(types))  # fails as well, and says where
+            raise self._explained(str(error)) from error
 
     def rows(self, types: dict[str, pa.DataType | None]) -> tuple[pa.Table, list[int]]:
         """The columns of all rows that can be read, and the records (header included, counted from 0) that cannot."""

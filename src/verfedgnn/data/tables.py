@@ -44,8 +44,8 @@ class TextSource:
         return self.by_role(self.text.read(self.types))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows some at a time."""
-        for batch in self.text.batches(self.types):
+        """The rows some at a time; times as they are written, because the first ones do not tell what the others are."""
+        for batch in self.text.batches({column: kind or TEXT for column, kind in self.types.items()}):
             yield self.by_role(batch)
 
     def by_role(self, rows: Any) -> Any:

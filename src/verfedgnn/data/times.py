@@ -5,8 +5,10 @@ import time as clock
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 from numpy.typing import NDArray
 
+from verfedgnn.data.ids import trimmed
 from verfedgnn.data.ratings import counted
 
 EARLIEST = 631_152_000
@@ -14,6 +16,8 @@ EARLIEST = 631_152_000
 _DAY = 86_400
 _MOST = 9e18
 """Beyond this (and NaN) is no number of seconds, nor of milliseconds."""
+_KINDS = (pa.int64(), pa.float64(), *(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")))
+_NO_TIME = pa.array(pa.csv.ConvertOptions().null_values)
 
 
 def latest(now: int | None = None) -> int:
@@ -50,11 +54,19 @@ def _is_date(kind: pa.DataType) -> bool:
 
 
 def parsed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Text as numbers or as ISO 8601, with a zone or without; anything else as it is."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        for kind in (pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")):
-            try:
-                return pc.cast(column, kind)
-            except pa.ArrowInvalid:
-                continue
+    """Text as numbers or as ISO 8601, with a zone or without; anything else as it is.
+
+    What stands for a missing value in a CSV file is one here; where nothing else is there, the type is null, which goes
+    together with any other.
+    """
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+        return column
+    given = pc.if_else(pc.is_in(column, value_set=pc.cast(_NO_TIME, column.type)), pa.scalar(None, column.type), trimmed(column))
+    if given.null_count == len(given):
+        return pa.nulls(len(given))
+    for kind in _KINDS:
+        try:
+            return pc.cast(given, kind)
+        except pa.ArrowInvalid:
+            continue
     return column
