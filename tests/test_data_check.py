@@ -170,8 +170,45 @@ def test_what_cannot_be_read_at_all(tmp_path: Path, content: str | bytes, words:
     assert words in problem.text
 
 
+@pytest.mark.parametrize("events", [None, 1.0])
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (pa.array([["Drama", "War"], None]), ["Drama|War", ""]),
+        (pa.array([[1, 2], []], pa.large_list(pa.int64())), ["1|2", ""]),
+        (pa.array([0.5, float("nan")]), ["0.5", ""]),
+        (pa.array([17.0, None]), ["17", ""]),
+        (pa.array([{"a": 1}, None]), ["{'a': 1}", ""]),
+        (pa.array([b"\xff", b"x"]), ["b'\\xff'", "b'x'"]),
+        (pa.array([True, None]), ["true", ""]),
+        (pa.array([7, 8]).dictionary_encode(), ["7", "8"]),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+    ],
+)
+def test_no_column_about_items_is_refused(tmp_path: Path, values: pa.Array, texts: list[str], events: float | None) -> None:
+    columns = {"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "title": values, "genre": values}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert check_source("t", tmp_path / "t.parquet", events=events).usable
+    ratings = read_ratings(tmp_path / "t.parquet", events=events)
+    assert ratings.titles is not None
+    assert ratings.titles.tolist() == ratings.columns["genre"].tolist() == texts
+
+
+@pytest.mark.parametrize(("rating", "usable"), [("٣", False), (" 3 ", True), ("NA", False), ("3", True)])
+def test_ratings_as_text_in_parquet_and_csv(tmp_path: Path, rating: str, usable: bool) -> None:
+    put(tmp_path / "t.csv", f"user,item,rating\n1,a,{rating}\n")
+    pq.write_table(pa.table({"user": ["1"], "item": ["a"], "rating": [rating]}), tmp_path / "t.parquet")
+    for path in (tmp_path / "t.csv", tmp_path / "t.parquet"):
+        assert check_source("t", path).usable == usable
+        if usable:
+            assert read_ratings(path).rating.tolist() == [3.0]
+        else:
+            with pytest.raises(DataError, match="rating"):
+                read_ratings(path)
+
+
 FIELDS = st.sampled_from(
-    ["1", "2", "", " 2 ", "a", "nan", "NA", "+3", "1e1", "4.5", ".5", "5.", "inf", "x", "0x1", "1_0", '"q"', "-2"]
+    ["1", "2", "", " 2 ", "a", "nan", "NA", "+3", "1e1", "4.5", ".5", "5.", "inf", "x", "0x1", "1_0", '"q"', "-2", "٣"]
 )
 LINES = st.lists(st.lists(FIELDS, min_size=2, max_size=4), max_size=12)
 

@@ -181,7 +181,7 @@ def _numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Mask]:
     return number[place], unlike[place]
 
 
-_PLAIN = re.compile(r"-?\d+(\.\d+)?")
+_PLAIN = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def _number(word: str) -> float | None:

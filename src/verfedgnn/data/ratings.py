@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_TITLE, StrArray, as_text, coded, encode, to_numpy
+from verfedgnn.data.ids import LONGEST_TITLE, StrArray, about_items, as_text, coded, encode, to_numpy
 from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
@@ -168,8 +168,8 @@ def make_ratings(
         user_ids=user_ids,
         item_ids=item_ids,
         time=None if time is None else np.asarray(time, np.int64),
-        titles=None if titles is None else _per_item(titles, item_code, len(item_ids)),
-        columns={key: _per_item(column, item_code, len(item_ids)) for key, column in (columns or {}).items()},
+        titles=None if titles is None else _per_item(titles, "title", item_code, len(item_ids)),
+        columns={key: _per_item(column, key, item_code, len(item_ids)) for key, column in (columns or {}).items()},
         scale=(float(low), float(high)),
         name=name,
         notes=notes,
@@ -195,11 +195,9 @@ def _refuse(bad: Any, what: str, at: Callable[[int], str], remedy: str) -> None:
         raise DataError(f"{counted(count, 'row')} {verb}, the first in {at(int(mask.argmax()))}: {remedy}")
 
 
-def _per_item(values: Any, item: NDArray[np.int32], n_items: int) -> StrArray:
+def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:
     """The first non-empty value of each item."""
-    if not isinstance(values, pa.ChunkedArray) or not pa.types.is_dictionary(values.type):
-        values = as_text(values, "title")
-    codes, texts = coded(values)
+    codes, texts = coded(about_items(values, what))
     # One more for nulls, whose code is -1.
     dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
