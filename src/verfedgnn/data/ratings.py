@@ -106,6 +106,15 @@ class Ratings:
         return replace(self, notes=(*self.notes, *notes))
 
 
+NO_RATING = "missing, NaN or infinite (more than 3.4e38)"
+
+
+def finite(rating: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which ratings are numbers that are still numbers when they are kept, in single precision."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(rating.astype(np.float32))
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things in words: "1 user", "1,329 users"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
@@ -152,7 +161,7 @@ def make_ratings(
     for what, array in (("user", users), ("item", items)):
         missing = pc.or_kleene(pc.is_null(array), pc.equal(array, ""))
         _refuse(missing, f"have no {what}", at, "fill it in or remove them")
-    _refuse(~np.isfinite(values), "have a rating that is missing, NaN or infinite", at, "give a number or remove them")
+    _refuse(~finite(values), f"have a rating that is {NO_RATING}", at, "give a number or remove them")
     if not len(values):
         raise DataError(f"{name} holds no ratings: give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
