@@ -44,15 +44,13 @@ def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
 
 
 def about_items(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
-    """Titles and other columns of items as text, or as a dictionary of texts.
+    """Titles and other columns of items as text.
 
     They are for people and for cutting a table, so no type of column is refused: a list is its parts with | between them, as
     MovieLens writes genres, and what Arrow has no text for is written as Python does.
     """
     array = _as_arrow(values, what)
     kind = array.type
-    if pa.types.is_dictionary(kind) and kind.value_type == TEXT:
-        return array
     try:
         if pa.types.is_floating(kind):
             return _of_floats(array)

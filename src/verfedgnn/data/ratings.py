@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_TITLE, StrArray, about_items, as_text, coded, encode, to_numpy
+from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, about_items, as_text, coded, encode, to_numpy
 from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
@@ -206,7 +206,9 @@ def _refuse(bad: Any, what: str, at: Callable[[int], str], remedy: str) -> None:
 
 def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:
     """The first non-empty value of each item."""
-    codes, texts = coded(about_items(values, what))
+    if not isinstance(values, pa.ChunkedArray) or values.type != pa.dictionary(pa.int32(), TEXT):
+        values = about_items(values, what)
+    codes, texts = coded(values)
     # One more for nulls, whose code is -1.
     dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
