@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from verfedgnn.data import read_ratings
 from verfedgnn.data.check import Checked, check_source, in_common
 from verfedgnn.data.distribution import distribution, sizes
+from verfedgnn.data.source import TextTable
 from verfedgnn.errors import DataError
 
 Command = Callable[..., tuple[int, str, str]]
@@ -110,6 +111,42 @@ def test_what_is_worth_knowing(tmp_path: Path) -> None:
     assert gaps.notes == ("1 row has no time: all times are left out",)
 
 
+@pytest.mark.parametrize(("size", "line"), [(140_000, 4), (200_000, 3)])
+def test_lines_after_a_long_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, line: int) -> None:
+    """A field that Python's reader would refuse is passed; one that nobody reads leaves the number of the record."""
+    if line == 3:
+        monkeypatch.setattr("verfedgnn.data.source._BLOCK", 1 << 12)
+    text = TextTable(put(tmp_path / "t.csv", f'user,item,rating,review\n1,a,3,"{"x" * size}\n"\n1,b,great,\n'))
+    assert text.line(2) == line
+    if line == 4:
+        assert kinds(check_source("t", text.path))["not-a-number"] == (1, (line,))
+        with pytest.raises(DataError, match="'great' in line 4 of"):
+            read_ratings(text.path)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "seconds", "future"),
+    [
+        ([1_700_000_000_123_456_789, 1_700_000_001_000_000_001], pa.timestamp("ns"), [1_700_000_000, 1_700_000_001], 0),
+        ([19_675, 2**30], pa.date32(), [1_699_920_000, 2**30 * 86_400], 1),
+        ([2**29, 2**30], pa.date32(), [2**29 * 86_400, 2**30 * 86_400], 2),
+        ([1_700_000_000_000, 2**60], pa.timestamp("ms", "Europe/Berlin"), [1_700_000_000, 2**60 // 1000], 1),
+        ([1_700_000_000.5, float("nan")], pa.float64(), None, 0),
+    ],
+)
+def test_times_of_every_unit_and_year(
+    tmp_path: Path, values: list[int], kind: pa.DataType, seconds: list[int] | None, future: int
+) -> None:
+    """A time that cannot be is one of the future, which is a warning, and never a failure."""
+    table = pa.table({"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "time": pa.array(values, kind)})
+    pq.write_table(table, tmp_path / "t.parquet")
+    found = check_source("t", tmp_path / "t.parquet", now=NOW)
+    assert found.usable
+    assert kinds(found).get("future", (0, ()))[0] == future
+    time = read_ratings(tmp_path / "t.parquet").time
+    assert (None if time is None else time.tolist()) == seconds
+
+
 def test_rows_of_parquet(tmp_path: Path) -> None:
     table = pa.table({"user": ["a", None, "c", " a "], "item": [1, 2, 3, 1], "rating": [1.0, 2.0, float("nan"), 4.0]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
@@ -133,8 +170,45 @@ def test_what_cannot_be_read_at_all(tmp_path: Path, content: str | bytes, words:
     assert words in problem.text
 
 
+@pytest.mark.parametrize("events", [None, 1.0])
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (pa.array([["Drama", "War"], None]), ["Drama|War", ""]),
+        (pa.array([[1, 2], []], pa.large_list(pa.int64())), ["1|2", ""]),
+        (pa.array([0.5, float("nan")]), ["0.5", ""]),
+        (pa.array([17.0, None]), ["17", ""]),
+        (pa.array([{"a": 1}, None]), ["{'a': 1}", ""]),
+        (pa.array([b"\xff", b"x"]), ["b'\\xff'", "b'x'"]),
+        (pa.array([True, None]), ["true", ""]),
+        (pa.array([7, 8]).dictionary_encode(), ["7", "8"]),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+    ],
+)
+def test_no_column_about_items_is_refused(tmp_path: Path, values: pa.Array, texts: list[str], events: float | None) -> None:
+    columns = {"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "title": values, "genre": values}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert check_source("t", tmp_path / "t.parquet", events=events).usable
+    ratings = read_ratings(tmp_path / "t.parquet", events=events)
+    assert ratings.titles is not None
+    assert ratings.titles.tolist() == ratings.columns["genre"].tolist() == texts
+
+
+@pytest.mark.parametrize(("rating", "usable"), [("٣", False), (" 3 ", True), ("NA", False), ("3", True)])
+def test_ratings_as_text_in_parquet_and_csv(tmp_path: Path, rating: str, usable: bool) -> None:
+    put(tmp_path / "t.csv", f"user,item,rating\n1,a,{rating}\n")
+    pq.write_table(pa.table({"user": ["1"], "item": ["a"], "rating": [rating]}), tmp_path / "t.parquet")
+    for path in (tmp_path / "t.csv", tmp_path / "t.parquet"):
+        assert check_source("t", path).usable == usable
+        if usable:
+            assert read_ratings(path).rating.tolist() == [3.0]
+        else:
+            with pytest.raises(DataError, match="rating"):
+                read_ratings(path)
+
+
 FIELDS = st.sampled_from(
-    ["1", "2", "", " 2 ", "a", "nan", "NA", "+3", "1e1", "4.5", ".5", "5.", "inf", "x", "0x1", "1_0", '"q"', "-2"]
+    ["1", "2", "", " 2 ", "a", "nan", "NA", "+3", "1e1", "4.5", ".5", "5.", "inf", "x", "0x1", "1_0", '"q"', "-2", "٣", "1e300"]
 )
 LINES = st.lists(st.lists(FIELDS, min_size=2, max_size=4), max_size=12)
 

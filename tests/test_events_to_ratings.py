@@ -137,6 +137,32 @@ def test_a_file_of_events(shop: Path) -> None:
     assert alike.scale == (0, 10)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "newest"),
+    [
+        ("", "1500000000", 1500000000),
+        ("1500000000", "1500000001.5", 1500000001),
+        ("", "2020-01-01", 1577836800),
+        ("2020-01-01", "2020-01-01 00:00:01.123456789", 1577836801),
+        ("NA", "", None),
+    ],
+)
+def test_times_that_change_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, last: str, newest: int | None
+) -> None:
+    """What the first block of a file says about times does not bind the others."""
+    monkeypatch.setattr("verfedgnn.data.source._BLOCK", 1 << 12)
+    path = tmp_path / "ev.csv"
+    path.write_text("user,item,event,time\n" + f"1,2,view,{first}\n" * 1000 + f"1,2,view,{last}\n3,4,view,{last}\n")
+    found = check_source("ev", path, events={"view": 1.0})
+    assert found.usable, found.problems
+    ratings = read_ratings(path, events={"view": 1.0})
+    assert len(ratings) == 2
+    assert (ratings.time is None) == (newest is None)
+    if newest is not None:
+        assert by_pair(ratings)["1", "2"][1] == newest
+
+
 def fails(call: Callable[[], object], *words: str) -> None:
     with pytest.raises(DataError) as caught:
         call()

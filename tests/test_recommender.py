@@ -75,8 +75,22 @@ def test_one_table_is_cut() -> None:
 def test_what_is_no_table_is_named() -> None:
     with pytest.raises(vf.DataError, match=r"film: a dict is no table of ratings: give a path, an Arrow table"):
         vf.VerFedRecommender().fit({"film": {}})
-    with pytest.raises(vf.DataError, match=r"no column for rating; there are: user, item, colour; rename"):
+    with pytest.raises(
+        vf.DataError, match=r"no column for rating; its columns are: user, item, colour; rename yours to user, item and rating$"
+    ):
         as_ratings(pa.table({"user": [1], "item": [2], "colour": ["red"]}))
+
+
+def test_columns_of_a_frame_are_those_of_a_file(tmp_path: Path) -> None:
+    frame = pa.table({"uid": [1], "item": [2], "rating": [3.0], "event": ["view"], "Genre": ["War"], "shelf": ["a"]})
+    pq.write_table(frame, tmp_path / "film.parquet")
+    for source in (frame, tmp_path / "film.parquet"):
+        found = as_ratings(source, keep=("shelf", "Genre"))
+        assert {name: values.tolist() for name, values in found.columns.items()} == {
+            "genre": ["War"],
+            "shelf": ["a"],
+            "Genre": ["War"],
+        }
 
 
 def test_predictions_are_judged_as_the_test_part_is(fitted: vf.VerFedRecommender) -> None:

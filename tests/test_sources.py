@@ -185,6 +185,31 @@ def test_a_bad_query_is_one_line_and_changes_nothing(files: Files, request: pyte
     assert len(read_ratings(source)) == len(ROWS_OF)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "copy (select 1 as a) to '{folder}/written.csv'",
+        "attach '{folder}/written.csv' as other",
+        "set enable_external_access = true",
+        "export database '{folder}/written.csv'",
+    ],
+)
+def test_a_duckdb_query_stays_in_its_file(files: Files, tmp_path: Path, statement: str) -> None:
+    smuggled = statement.format(folder=tmp_path)
+    query = f"select * from ratings) x) limit 0; {smuggled}; select * from (select * from (select * from ratings"
+    fails(lambda: read_ratings(files.duckdb, query=query), "query")
+    assert not list(tmp_path.iterdir())
+    other = f"select * from read_csv('{files.csv}')"
+    fails(lambda: read_ratings(files.duckdb, query=other), "disabled by configuration")
+
+
+def test_a_duckdb_file_that_this_program_has_open(files: Files) -> None:
+    with duckdb.connect(str(files.duckdb), read_only=True) as mine:
+        fails(lambda: read_ratings(files.duckdb), "close that connection")
+        mine.execute("set threads = 1")
+    assert len(read_ratings(files.duckdb)) == len(ROWS_OF)
+
+
 def test_a_server_is_only_read(server: Any) -> None:
     server.run("create sequence counter")
     query = "select \"user\", item, nextval('counter') as rating from ratings"
@@ -250,6 +275,8 @@ RIGHT = quote(postgres.PASSWORD, safe="")
         "postgresql://reader:geheim@127.0.0.1:1/db",
         "postgresql://reader:geheim@h:port/db",
         "postgresql://reader:geheim?@h/db",
+        "postgresql://127.0.0.1:1/db?password=geheim@heim",
+        "postgresql://reader@127.0.0.1:1/db?password=ge@heim&sslmode=disable",
         "postgresql://:geheim@127.0.0.1:1",
         "postgres:/reader:geheim@h/db",
         "mysql://reader:geheim@h/db",
@@ -310,6 +337,10 @@ def test_what_is_shown_of_a_source() -> None:
     assert shown("postgresql://u:p@h:5432/db?sslmode=require&password=p") == "postgresql://u:***@h:5432/db"
     assert shown("film=postgresql://u:p@h/db") == "film=postgresql://u:***@h/db"
     assert shown("postgresql://u@h/db") == "postgresql://u@h/db"
+    assert shown("postgresql://host/db?password=s3cret@x") == "postgresql://host/db"
+    assert shown("postgresql://u@host/db?password=s3c@ret") == "postgresql://u@host/db"
+    assert shown("postgresql://u:p@host/db?password=s3c@ret") == "postgresql://u:***"
+    assert shown("postgresql://u:p@s?s@host/db") == "postgresql://u:***"
     assert shown("host=h password='a b' user=u") == "host=h password=*** user=u"
     assert shown("data/film@home.csv") == "data/film@home.csv"
 

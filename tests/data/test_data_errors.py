@@ -57,6 +57,10 @@ HEAD = "user,item,rating\n"
         (HEAD + "1,2,3\n\n1,4,great\n", ["'great'", "line 4 of", "is not a number", "correct it or remove the line"]),
         (HEAD + "1,2,3\n1,4,\n", ["1 row has a rating that is missing, NaN or infinite", "line 3 of t.csv", "remove"]),
         (HEAD + "1,2,nan\n1,4,NaN\n", ["2 rows have a rating that is missing, NaN or infinite", "line 2 of t.csv"]),
+        (
+            HEAD + "1,2,3\n1,4,1e300\n",
+            ["1 row has a rating that is missing, NaN or infinite (more than 3.4e38)", "line 3 of t.csv"],
+        ),
         (HEAD + "1,2,3\n1,4,inf\n", ["1 row has a rating that is missing, NaN or infinite", "line 3 of t.csv"]),
         (HEAD + ",2,3\n", ["1 row has no user", "line 2 of t.csv", "fill it in or remove them"]),
         (HEAD + '"a\nb",2,3\n1,  ,3\n', ["1 row has no item", "line 4 of t.csv"]),

@@ -18,6 +18,7 @@ from verfedgnn.data import (
     split_items,
     synthetic_ratings,
 )
+from verfedgnn.data.parties import parties_from_tables
 
 
 def rows(ratings):
@@ -167,3 +168,9 @@ def test_parties_with_other_stars_keep_their_scale(tmp_path):
     assert scales == {"film": (1, 10), "book": (1, 5)}
     scales = {p.name: p.ratings.scale for p in parties_from_files([tmp_path / "music.csv", tmp_path / "book.csv"])}
     assert scales == {"music": (1, 5), "book": (1, 5)}
+
+
+@pytest.mark.parametrize(("one", "other"), [((-5, 0), (-3, 0)), ((-5, -1), (-3, -2)), ((0, 0), (0, 0))])
+def test_parties_without_a_rating_above_zero_share_a_scale(one, other):
+    tables = [make_ratings(["u", "v"], [f"{name}1", f"{name}2"], scale, name=name) for name, scale in (("a", one), ("b", other))]
+    assert [p.ratings.scale for p in parties_from_tables(tables)] == [(one[0], max(one[1], other[1]))] * 2

@@ -24,16 +24,19 @@ def shown(source: str | Path) -> str:
     """A source as it may stand in errors, logs and files: a path as it is, an address without password and settings.
 
     Whatever stands before the last @ may be part of a password with a character that a URL reserves, so only a user before it
-    is kept.
+    is kept; and where that @ follows a ?, what comes after it may be the end of a password that is a setting.
     """
     text = str(source)
     about = re.match(r"((?:[^=/]*=)?\w+:/+)(.*)$", text, re.DOTALL)
     if about is None:
         return re.sub(r"(password\s*=\s*)('[^']*'|\S+)", r"\1***", text, flags=re.IGNORECASE)
-    scheme, rest = about[1], about[2]
+    scheme, (rest, _, settings) = about[1], about[2].partition("?")
+    if "@" in settings:
+        start, colon, _ = rest.partition(":")
+        return scheme + start + (":***" if colon else "")
     credentials, at, place = rest.rpartition("@")
     user, colon, _ = credentials.partition(":")
-    return scheme + user + (":***" if colon else "") + at + place.split("?")[0]
+    return scheme + user + (":***" if colon else "") + at + place
 
 
 def address_name(address: str) -> str:

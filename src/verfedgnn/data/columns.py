@@ -37,10 +37,12 @@ def match_columns(
     keep: Sequence[str] = (),
     source: str,
     advice: str = "",
+    remedy: str | None = None,
 ) -> dict[str, str]:
     """The table's name for each role it has a column for; a table without the required ones is an error.
 
-    A column of events is only looked for, and one of ratings only used, where it is required. `advice` is one more way out.
+    A column of events is only looked for, and one of ratings only used, where it is required. `advice` is one more way out,
+    and `remedy` the one for a table that the options of commands are not for.
     """
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}
@@ -57,5 +59,5 @@ def match_columns(
         shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
         events = f"; {IF_EVENTS}" if missing == ["rating"] else ""
         naming = f"name them with --columns {','.join(f'{role}=...' for role in required)}"
-        raise DataError(f"{source}: {lack}; its columns are: {shown}; {naming}{advice}{events}")
+        raise DataError(f"{source}: {lack}; its columns are: {shown}; {remedy or naming + advice + events}")
     return names

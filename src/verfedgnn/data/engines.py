@@ -20,6 +20,8 @@ from verfedgnn.errors import DataError
 ROWS = 1 << 16
 """Rows of a batch."""
 _SQLITE, _DUCKDB = b"SQLite format 3\0", b"DUCK"
+# A query means the file's tables: no other file, to read or to write, and no variable of this program that has the same name.
+_OWN_FILE_ONLY = {"enable_external_access": "false", "python_enable_replacements": "false", "lock_configuration": "true"}
 
 
 class Engine(Protocol):
@@ -53,9 +55,7 @@ def connected(source: str | Path, head: bytes | None) -> Iterator[Engine]:
                 yield Sqlite(file)
     else:
         duckdb = _driver("duckdb", "DuckDB")
-        with _failing(source, [], duckdb.Error), duckdb.connect(str(source), read_only=True) as database:
-            # A query means the file's tables, never a variable of this program that has the same name.
-            database.execute("set python_enable_replacements = false")
+        with _failing(source, [], duckdb.Error), duckdb.connect(str(source), read_only=True, config=_OWN_FILE_ONLY) as database:
             yield DuckDB(database)
 
 
@@ -212,4 +212,6 @@ def _reason(message: str) -> str:
         return f"no connection ({text}): check host, port, database and user; the password may come from PGPASSWORD or ~/.pgpass"
     if re.search(r"lock", text) and "IO Error" in message:
         return "another process has this database open for writing: close it there, or read a copy"
+    if "different configuration" in text:
+        return "this program has the database open already, with other settings: close that connection, or read a copy"
     return f"the database answers: {text}; correct --query, or the database"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import TEXT, as_text, encode, look_up, trimmed
+from verfedgnn.data.ids import TEXT, about_items, as_text, encode, look_up, trimmed
 from verfedgnn.data.ratings import Ratings, counted
 from verfedgnn.data.times import parsed, seconds
 from verfedgnn.errors import DataError
@@ -137,7 +137,7 @@ def _prepared(batch: pa.RecordBatch, keys: Sequence[str], before: int, where: Ca
         if name == "time":
             columns[name] = parsed(column)
             continue
-        columns[name] = trimmed(as_text(column, name))
+        columns[name] = trimmed(as_text(column, name) if name in keys else about_items(column, name))
         if name in keys:
             missing = pc.fill_null(pc.equal(columns[name], ""), True)
             if pc.any(missing).as_py():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from verfedgnn.data.columns import ALIASES, RATING_ROLES, plain
+from verfedgnn.data.columns import RATING_ROLES, match_columns
 from verfedgnn.data.ratings import Ratings, make_ratings
 from verfedgnn.data.read import read_ratings
 from verfedgnn.data.times import seconds
@@ -34,14 +34,7 @@ def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = ()) 
 
 
 def _from_table(table: pa.Table, name: str, keep: Sequence[str]) -> Ratings:
-    by_alias = {plain(column): column for column in reversed(table.column_names)}
-    found = {role: next((by_alias[a] for a in aliases if a in by_alias), None) for role, aliases in ALIASES.items()}
-    names = {role: column for role, column in found.items() if column is not None}
-    missing = [role for role in RATING_ROLES if role not in names]
-    if missing:
-        there = ", ".join(table.column_names[:12]) or "none"
-        raise DataError(f"{name}: no column for {', '.join(missing)}; there are: {there}; rename yours to user, item and rating")
-    names |= {column: column for column in keep if column in table.column_names}
+    names = match_columns(table.column_names, {}, keep=keep, source=name, remedy="rename yours to user, item and rating")
     time, notes = seconds(table[names["time"]]) if "time" in names else (None, ())
     return make_ratings(
         *(table[names[role]] for role in RATING_ROLES),

@@ -26,10 +26,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
     """Pyarrow text from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
-    try:
-        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError) as error:
-        raise DataError(f"the {what} column mixes types that do not go together: give them all as text") from error
+    array = _as_arrow(values, what)
     if pa.types.is_floating(array.type):
         # Tables that once had a gap hold integer ids as 17.0; as text they must still be '17'.
         try:
@@ -44,6 +41,40 @@ def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
         raise DataError(
             f"the {what} column has type {array.type}, which cannot be read as ids: store it as text or integers"
         ) from error
+
+
+def about_items(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+    """Titles and other columns of items as text.
+
+    They are for people and for cutting a table, so no type of column is refused: a list is its parts with | between them, as
+    MovieLens writes genres, and what Arrow has no text for is written as Python does.
+    """
+    array = _as_arrow(values, what)
+    kind = array.type
+    try:
+        if pa.types.is_floating(kind):
+            return _of_floats(array)
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return pc.binary_join(pc.cast(array, pa.list_(TEXT)), "|")
+        return pc.cast(array, TEXT)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.array([None if value is None else str(value) for value in array.to_pylist()], TEXT)
+
+
+def _of_floats(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Whole numbers without a point, as ids are; fractions as they are, and nothing where there is no number."""
+    array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, array.type))
+    try:
+        return pc.cast(pc.cast(array, pa.int64()), TEXT)
+    except pa.ArrowInvalid:
+        return pc.cast(array, TEXT)
+
+
+def _as_arrow(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+    try:
+        return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"the {what} column mixes types that do not go together: give them all as text") from error
 
 
 def trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

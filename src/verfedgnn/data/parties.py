@@ -109,9 +109,10 @@ def parties_from_tables(tables: Sequence[Ratings]) -> list[PartyData]:
     if not tables:
         raise _no_parties()
     highest = max(table.scale[1] for table in tables)
-    alike = [table.scale for table in tables if table.scale[1] > highest / 2]
-    shared = (min(low for low, _ in alike), highest)
-    scales = [shared if table.scale[1] > highest / 2 else table.scale for table in tables]
+    # Where nothing is above 0, a half of the highest is no less than it, and nothing tells scales apart.
+    alike = [highest <= 0 or table.scale[1] > highest / 2 for table in tables]
+    shared = (min(table.scale[0] for table, same in zip(tables, alike, strict=True) if same), highest)
+    scales = [shared if same else table.scale for table, same in zip(tables, alike, strict=True)]
     return align_users([PartyData(t.name, replace(t, scale=s)) for t, s in zip(tables, scales, strict=True)])
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import LONGEST_ID, TEXT, as_text, coded, trimmed
-from verfedgnn.data.ratings import DUPLICATES, counted
+from verfedgnn.data.ratings import DUPLICATES, NO_RATING, counted, finite
 from verfedgnn.data.times import EARLIEST, latest, seconds
 from verfedgnn.errors import DataError
 
@@ -93,8 +93,8 @@ def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplica
         note(f"long-{role}", what, remedy, overlong[codes])
     rating, unlike = _numbers(table["rating"])
     note("not-a-number", "have a rating that is not a number", "correct or remove them", unlike)
-    missing = ~np.isfinite(rating) & ~unlike
-    note("no-rating", "have a rating that is missing, NaN or infinite", "give a number or remove them", missing)
+    missing = ~finite(rating) & ~unlike
+    note("no-rating", f"have a rating that is {NO_RATING}", "give a number or remove them", missing)
     if scale is not None:
         outside = ~bad & ((rating < scale[0]) | (rating > scale[1]))
         what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
@@ -181,7 +181,7 @@ def _numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Mask]:
     return number[place], unlike[place]
 
 
-_PLAIN = re.compile(r"-?\d+(\.\d+)?")
+_PLAIN = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def _number(word: str) -> float | None:

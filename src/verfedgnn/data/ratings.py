@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_TITLE, StrArray, as_text, coded, encode, to_numpy
+from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, about_items, as_text, coded, encode, to_numpy
 from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
@@ -106,6 +106,15 @@ class Ratings:
         return replace(self, notes=(*self.notes, *notes))
 
 
+NO_RATING = "missing, NaN or infinite (more than 3.4e38)"
+
+
+def finite(rating: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which ratings are numbers that are still numbers when they are kept, in single precision."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(rating.astype(np.float32))
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things in words: "1 user", "1,329 users"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
@@ -152,7 +161,7 @@ def make_ratings(
     for what, array in (("user", users), ("item", items)):
         missing = pc.or_kleene(pc.is_null(array), pc.equal(array, ""))
         _refuse(missing, f"have no {what}", at, "fill it in or remove them")
-    _refuse(~np.isfinite(values), "have a rating that is missing, NaN or infinite", at, "give a number or remove them")
+    _refuse(~finite(values), f"have a rating that is {NO_RATING}", at, "give a number or remove them")
     if not len(values):
         raise DataError(f"{name} holds no ratings: give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
@@ -168,8 +177,8 @@ def make_ratings(
         user_ids=user_ids,
         item_ids=item_ids,
         time=None if time is None else np.asarray(time, np.int64),
-        titles=None if titles is None else _per_item(titles, item_code, len(item_ids)),
-        columns={key: _per_item(column, item_code, len(item_ids)) for key, column in (columns or {}).items()},
+        titles=None if titles is None else _per_item(titles, "title", item_code, len(item_ids)),
+        columns={key: _per_item(column, key, item_code, len(item_ids)) for key, column in (columns or {}).items()},
         scale=(float(low), float(high)),
         name=name,
         notes=notes,
@@ -195,10 +204,10 @@ def _refuse(bad: Any, what: str, at: Callable[[int], str], remedy: str) -> None:
         raise DataError(f"{counted(count, 'row')} {verb}, the first in {at(int(mask.argmax()))}: {remedy}")
 
 
-def _per_item(values: Any, item: NDArray[np.int32], n_items: int) -> StrArray:
+def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:
     """The first non-empty value of each item."""
-    if not isinstance(values, pa.ChunkedArray) or not pa.types.is_dictionary(values.type):
-        values = as_text(values, "title")
+    if not isinstance(values, pa.ChunkedArray) or values.type != pa.dictionary(pa.int32(), TEXT):
+        values = about_items(values, what)
     codes, texts = coded(values)
     # One more for nulls, whose code is -1.
     dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")

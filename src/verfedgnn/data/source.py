@@ -5,7 +5,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,18 @@ def open_stream(path: Path) -> pa.NativeFile:
         return pa.input_stream(str(path), compression="gzip" if head == _GZIP else None)
 
 
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let Python's reader of CSV take fields as long as Arrow takes them, and stop where it still cannot go on."""
+    before = csv.field_size_limit(2 * _BLOCK)
+    try:
+        yield
+    except csv.Error:
+        pass
+    finally:
+        csv.field_size_limit(before)
+
+
 class EncodingError(DataError):
     """A text file is in another encoding than it was read with."""
 
@@ -120,14 +132,14 @@ class TextTable:
         except UnicodeError as error:
             raise self._wrong_encoding() from error
 
-    def batches(self, types: dict[str, pa.DataType | None]) -> Iterator[pa.RecordBatch]:
-        """The same columns, some rows at a time; a type that is not given is that of the first ones."""
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """The same columns, some rows at a time; each has its type."""
         try:
             with readable(self.path), open_stream(self.path) as stream:
-                yield from pa.csv.open_csv(stream, **self._options(types))
-        except (pa.ArrowInvalid, KeyError, UnicodeError):
-            self.read(types)  # fails as well, and says where
-            raise
+                yield from pa.csv.open_csv(stream, **self._options(dict(types)))
+        except (pa.ArrowInvalid, KeyError, UnicodeError) as error:
+            self.read(dict(types))  # fails as well, and says where
+            raise self._explained(str(error)) from error
 
     def rows(self, types: dict[str, pa.DataType | None]) -> tuple[pa.Table, list[int]]:
         """The columns of all rows that can be read, and the records (header included, counted from 0) that cannot."""
@@ -222,7 +234,11 @@ class TextTable:
             text = io.TextIOWrapper(io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline="")
             reader = self.records(text)
             filled = (reader.line_num for fields in reader if fields)
-            found = {number: line for number, line in zip(range(last + 1), filled, strict=False) if number in wanted}
+            found = {}
+            with _long_fields():
+                for number, line in zip(range(last + 1), filled, strict=False):
+                    if number in wanted:
+                        found[number] = line
         return {record: found.get(record, record + 1) for record in wanted}
 
     def line(self, record: int) -> int:

@@ -44,8 +44,8 @@ class TextSource:
         return self.by_role(self.text.read(self.types))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows some at a time."""
-        for batch in self.text.batches(self.types):
+        """The rows some at a time; times as they are written, because the first ones do not tell what the others are."""
+        for batch in self.text.batches({column: kind or TEXT for column, kind in self.types.items()}):
             yield self.by_role(batch)
 
     def by_role(self, rows: Any) -> Any:
@@ -212,10 +212,10 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 def _as_float(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
     try:
-        return pc.cast(column, pa.float64(), safe=False)
+        return pc.cast(trimmed(column), pa.float64(), safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         text = pc.cast(column, TEXT, safe=False).to_pylist() if pa.types.is_string(column.type) else []
-        number = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|inf|nan", re.IGNORECASE)
+        number = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*|inf|nan", re.IGNORECASE)
         row = next((i for i, value in enumerate(text) if value is not None and not number.fullmatch(value)), None)
         place = f" {text[row][:40]!r} in row {row + 1}" if row is not None else f" column (type {column.type})"
         raise DataError(f"the rating{place} of {source} is not a number: correct or convert it") from error
