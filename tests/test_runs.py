@@ -174,3 +174,18 @@ def test_metrics_file_keeps_its_contract(small_parties: list[vf.PartyData], tmp_
     assert sorted(os.listdir(tmp_path / "run")) == sorted(
         ["checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model", "parties"]
     )
+
+
+def test_a_full_disk_leaves_no_half_run(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = vf.Config.preset("paper", epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("verfedgnn.run.write_parties", full)
+        with pytest.raises(vf.RunError, match="make room, then repeat the command"):
+            vf.train(small_parties, config, out=tmp_path / "run")
+    vf.train(small_parties, config, out=tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.json").is_file()

@@ -174,6 +174,15 @@ def test_party_and_column_narrow_the_answer(run: vf.Run, client: Any) -> None:
     assert (none.status_code, none.json()) == (200, {"recommendations": []})
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/similar?item=x", "/v1/rating?user=x&item=x", "/v1/users?", "/v1/history?user=x", "/health?"]
+)
+def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> None:
+    answer = client.get(f"{path}&category=book")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["cause"] == "there is no such parameter"
+
+
 def test_filters_that_nobody_keeps_count_of_take_no_memory(catalogue: Catalogue) -> None:
     party = catalogue.parties[0]
     value = str(party.table.columns["category"][0])
@@ -437,6 +446,7 @@ def test_commands(run: vf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         code, _, error = verfedgnn("recommend", str(folder), *words)
         assert code == 2
         assert "--all --out FILE.parquet" in error
+    assert "is Parquet" in verfedgnn("recommend", str(folder), "--all", "--out", str(tmp_path / "all.csv"))[2]
     assert "exists already" in verfedgnn("recommend", str(folder), "--all", "--out", str(out))[2]
     code, _, error = verfedgnn("serve", str(folder), "--host", "0.0.0.0")
     assert code == 2

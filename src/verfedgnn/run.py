@@ -8,6 +8,7 @@ Everything a later command needs is in the folder; the data it was trained from 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,11 +220,15 @@ def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]
 
 def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
     """What a run folder holds before the first round."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "config.toml", config.to_toml().encode())
-        write_history(folder, [])
-        write_parties(folder / "parties", parties, parts)
+    try:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / "config.toml", config.to_toml().encode())
+            write_history(folder, [])
+            write_parties(folder / "parties", parties, parts)
+    except RunError:
+        shutil.rmtree(folder, ignore_errors=True)  # half a run could not be resumed, and would be in the way
+        raise
 
 
 def write_public(folder: Path, public: Tensor) -> None:

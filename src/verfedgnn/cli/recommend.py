@@ -49,6 +49,8 @@ def _write(run: Path, out: Path, top: int, party: str | None, output: Output) ->
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.table import write_table
 
+    if out.suffix.lower() not in (".parquet", ".pq"):
+        raise RunError(f"what is written is Parquet, and {out} does not end so; name it {out.with_suffix('.parquet').name}")
     if out.exists():
         raise RunError(f"{out} exists already; choose another --out")
     if not out.parent.is_dir():

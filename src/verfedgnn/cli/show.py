@@ -161,7 +161,8 @@ def lift_table(lift: dict[str, Any]) -> Table:
     table = _lift_table("party", "Lift (test RMSE, lower is better)")
     table.caption = (
         "biases: user and item means alone. alone, pooled: the same model without protection, on own and on all data.\n"
-        "gain: by how much federated is below the better of biases and alone (chosen on validation), with a 95 % interval."
+        "gain: by how much federated is below the better of biases and alone (chosen on validation, for each party), with a "
+        "95 % interval. cannot tell: it holds 0, or there are too few users."
     )
     for row in lift["parties"]:
         table.add_row(*_lift_row(escape(row["name"]), row))

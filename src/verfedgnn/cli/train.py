@@ -199,7 +199,7 @@ def _report(run: Run, folder: Path | None, output: Output) -> None:
     output.result(run.metrics, run_table(run.metrics), *([lift_table(lift), activity_table(lift)] if lift else []))
     if folder is not None:
         user = run.parties[0].ratings.user_ids[0]
-        output.remark(f"next: {program()} recommend {folder} --user {user}")
+        output.remark(f"next: {program()} recommend {shlex.quote(str(folder))} --user {shlex.quote(str(user))}")
     else:
         output.remark("not saved: give --out RUN to keep the run")
 

@@ -127,8 +127,14 @@ class Coordinator:
         if least < wanted:
             raise ConfigError(
                 f"exchange.mode = {mode} needs {wanted} parties in every sum, here may be {least}: exact sums over fewer, or "
-                "over changing sets, show a single party's matrix; use participation = 1 and --min-parties for all (three or "
-                "more), exchange.mode = projected, none, or noised (with exchange.noise and .row_clip), or --set unprotected=sums"
+                "over changing sets, show a single party's matrix; "
+                + (
+                    "two parties use --set exchange.mode=projected, or --set exchange.mode=noised --set exchange.noise=0.05 "
+                    "--set exchange.row_clip=0.5, or none"
+                    if len(self.names) == 2
+                    else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, none, or "
+                    "noised (with exchange.noise and .row_clip), or --set unprotected=sums"
+                )
             )
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
         self.ratings = sum(h.ratings for h in hellos)

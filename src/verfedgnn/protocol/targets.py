@@ -50,7 +50,10 @@ class Targets:
         if config.training.ranks:
             liked = data.train.take(data.train.rating >= upper_quarter(data.scale))
             if not len(liked):
-                raise DataError(f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first")
+                raise DataError(
+                    f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first; where ratings "
+                    "come from events, let one count as a like (--events 5), else use a preset that predicts ratings"
+                )
             return cls(data, liked, None, 1.0, True)
         if config.model.form == "propagation":
             return cls(data, data.train, None, 1.0, False)

@@ -90,7 +90,8 @@ def writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = "make room, then --resume" if error.errno == errno.ENOSPC else "choose another --out"
+        full = error.errno == errno.ENOSPC
+        remedy = "make room, then repeat the command, or --resume a training" if full else "choose another --out"
         raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -34,6 +34,8 @@ Party = Annotated[str | None, Query(description="Only this party's items; unset:
 Count = Annotated[int, Query(description="How many items.", ge=1, le=MOST)]
 Model = Annotated[Literal["federated", "alone"], Query(description="Trained together, or by each party alone.")]
 Reasons = Annotated[int, Query(description="How many of the user's own items to name as reasons.", ge=0, le=20)]
+BY_COLUMN = "/v1/recommendations"
+"""Where item columns are parameters, too; it looks at them itself."""
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -56,6 +58,13 @@ def _json(value: Any) -> Response:
     return _said(json.dumps(value, separators=(",", ":")))
 
 
+async def _only_known(request: Request) -> None:
+    """A parameter that nobody reads is a mistake, not something to leave out silently."""
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    if request.url.path != BY_COLUMN and not known.issuperset(request.query_params):
+        raise Problem(400, "there is no such parameter", f"parameters: {', '.join(sorted(known)) or 'none'}")
+
+
 def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
     """The application that serves a catalogue; with a key, only to those who send it."""
     figures = Figures()
@@ -68,6 +77,7 @@ def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
         batcher.close()
 
     app = FastAPI(
+        dependencies=[Depends(_only_known)],
         title="verfedgnn",
         version=verfedgnn.__version__,
         description="Recommendations from a run. With a key set, send it as `Authorization: Bearer KEY`.",

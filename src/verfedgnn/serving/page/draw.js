@@ -84,6 +84,7 @@ function drawWorth(box, run, party) {
       figure("federated", "federated", one.federated === null ? "–" : one.federated.toFixed(4)),
       known ? figure(change > 0 ? "gain" : "loss", change > 0 ? "better by" : "worse by", `${(Math.abs(change / one.alone) * 100).toFixed(1)} %`) : null);
     if (shown.length > 1) parts.push(make("h3", {}, one.name));
+    if (one.pays && one.pays !== "yes") figures.classList.add("undecided");
     parts.push(figures);
     const pays = { yes: "Joining pays here", no: "Joining does not pay here", "cannot tell": "Whether joining pays here cannot be told from this data" }[one.pays];
     if (pays && one.gain) parts.push(make("p", { class: "quiet" }, `${pays}: ${signed(one.gain.rmse, 4)}, with a 95 % interval from ${signed(one.gain.low, 4)} to ${signed(one.gain.high, 4)}, against the better of plain means and alone.`));
