@@ -18,6 +18,7 @@ import verfedgnn as vf
 from helpers import config, same
 from verfedgnn.data import check_parties
 from verfedgnn.errors import Interrupted
+from verfedgnn.run import begin_folder
 from verfedgnn.runtime import checkpoint
 from verfedgnn.store import safe_names
 
@@ -189,3 +190,9 @@ def test_a_full_disk_leaves_no_half_run(
             vf.train(small_parties, config, out=tmp_path / "run")
     vf.train(small_parties, config, out=tmp_path / "run")
     assert (tmp_path / "run" / "metrics.json").is_file()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.txt").write_text("not ours")
+    monkeypatch.setattr("verfedgnn.run.write_parties", full)
+    with pytest.raises(vf.RunError):
+        begin_folder(tmp_path / "theirs", config, small_parties, [])
+    assert [file.name for file in (tmp_path / "theirs").iterdir()] == ["notes.txt"]

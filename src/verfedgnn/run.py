@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -227,7 +228,11 @@ def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], par
             write_history(folder, [])
             write_parties(folder / "parties", parties, parts)
     except RunError:
-        shutil.rmtree(folder, ignore_errors=True)  # half a run could not be resumed, and would be in the way
+        # Half a run could not be resumed, and would be in the way; what else is in the folder is not ours.
+        shutil.rmtree(folder / "parties", ignore_errors=True)
+        for name in ("config.toml", "history.jsonl"):
+            with suppress(OSError):
+                (folder / name).unlink()
         raise
 
 

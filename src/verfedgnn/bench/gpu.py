@@ -11,18 +11,23 @@ from typing import Any
 import torch
 
 from verfedgnn.bench.made import made_party, scale_config
+from verfedgnn.bench.phases import federation
 from verfedgnn.bench.suite import Figures, Question, Scope, Task
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, read_parties
+from verfedgnn.data import read_parties
 from verfedgnn.data.shapes import LIKE
-from verfedgnn.prepare import prepare
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.loss import Pairs
 from verfedgnn.protocol.messages import Message
 from verfedgnn.protocol.party import Party
 from verfedgnn.reports.document import Block, Paragraph, Table
 from verfedgnn.runtime.local import LocalRuntime
-from verfedgnn.training import party_secret, train
+from verfedgnn.training import train
+
+SAME = (("paper", "gcn", 1), ("paper", "gat", 1), ("paper", "ggnn", 1), ("best", "gcn", 40))
+"""Presets, GNNs and epochs trained on both devices."""
+SECONDS = {"parties": "parties", "messages": "messages", "coordinator": "coordinator", "round": "the whole round"}
+"""What a round's time is split into."""
 
 
 def measure(*, users: int, items: int, ratings: int, parties: int, rounds: int = 6, warm: int = 3) -> dict[str, Any]:
@@ -105,21 +110,19 @@ def same(*, data: str, preset: str, model: str, epochs: int) -> dict[str, Any]:
             "rounds": run.metrics["rounds"],
             "seconds": time.perf_counter() - began,
         }
-    return {"preset": preset, "model": model, **found, "gradient": _apart(parties, config)}
+    return {"preset": preset, "model": model, **found, "gradient": _apart(data, config)}
 
 
-def _apart(parties: Sequence[PartyData], config: Config) -> float:
+def _apart(data: str, config: Config) -> float:
     """How far apart the first party's first gradient is on the two devices, relative to the largest coordinate."""
     plain = config.with_values(
         {"gradients.mechanism": "none", "masking": False, "exchange.mode": "none", "exchange.backward": False}
     )
     found = []
     for device in ("cpu", "cuda"):
-        prepared = prepare(parties, plain, torch.device(device))
-        members = [Party(p.input, plain, party_secret(plain.seed, i), device) for i, p in enumerate(prepared)]
-        runtime = LocalRuntime(Coordinator(plain, [p.party.name for p in prepared], torch.device(device)), members)
+        runtime = federation(data, plain, device)
         runtime.round()
-        reply = runtime.coordinator.replies[prepared[0].party.name]
+        reply = runtime.coordinator.replies[runtime.coordinator.names[0]]
         assert reply.gradient is not None
         found.append(torch.from_numpy(reply.gradient))
     return float((found[0] - found[1]).abs().max() / found[0].abs().max())
@@ -134,10 +137,6 @@ def tasks(scope: Scope) -> list[Task]:
         Task("gpu-yelp", "gpu:measure", {**sizes, "parties": 10}, needs=1 + 10 * sizes["users"] * 1e-6),
         *(Task(f"gpu-same-{p}-{m}", "gpu:same", {"data": data, "preset": p, "model": m, "epochs": e}) for p, m, e in SAME),
     ]
-
-
-SAME = (("paper", "gcn", 1), ("paper", "gat", 1), ("paper", "ggnn", 1), ("best", "gcn", 40))
-"""Presets, GNNs and epochs trained on both devices."""
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
@@ -177,10 +176,6 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             ),
         ]
     return blocks
-
-
-SECONDS = {"parties": "parties", "messages": "messages", "coordinator": "coordinator", "round": "the whole round"}
-"""What a round's time is split into."""
 
 
 QUESTION = Question("gpu", "On a GPU", tasks, answer)

@@ -23,11 +23,12 @@ from verfedgnn.training import party_secret
 ORDER = ("products", "projection", "quantization", "encoding", "public step", "rest")
 
 
-def federation(data: str, config: Config, parties: int = 10) -> local.LocalRuntime:
-    """The local runtime on a data set."""
-    prepared = prepare(read_parties(data, parties=parties, seed=config.seed), config, torch.device("cpu"))
-    members = [Party(p.input, config, party_secret(config.seed, i)) for i, p in enumerate(prepared)]
-    return local.LocalRuntime(Coordinator(config, [p.party.name for p in prepared]), members)
+def federation(data: str, config: Config, device: str = "cpu") -> local.LocalRuntime:
+    """The local runtime of ten parties on a data set."""
+    there = torch.device(device)
+    prepared = prepare(read_parties(data, parties=10, seed=config.seed), config, there)
+    members = [Party(p.input, config, party_secret(config.seed, i), there) for i, p in enumerate(prepared)]
+    return local.LocalRuntime(Coordinator(config, [p.party.name for p in prepared], there), members)
 
 
 def measure(*, data: str, rounds: int = 30, every: int = 10) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             "parties, active or not: twice as many in a round in which a party is. Numbers of 16 bits are within 2^-11 of "
             "those of 32, a hundredth of their standard deviation here. Memory is the peak above what Python and the "
             "libraries take (0.3 GB). The party and the coordinator are processes of their own; the other nine parties are "
-            "played. A round over 1/20 of the users sends about these only, but propagation still goes over the whole graph. "
+            "played. A round over 1/20 of the users sends about these only, but propagation still goes over "
+            "all of a party's ratings. "
             f"The paper reports {PAPER}."
         ),
     ]

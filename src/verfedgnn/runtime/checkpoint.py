@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,13 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | N
 def write_bytes(path: Path, data: bytes) -> None:
     """A file that is whole or not there."""
     part = path.with_name(f".{path.name}.part")
-    _write(part, data)
-    part.replace(path)
+    try:
+        _write(part, data)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _write(path: Path, data: bytes) -> None:
