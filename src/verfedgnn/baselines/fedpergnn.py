@@ -91,20 +91,21 @@ class PseudoParty(Party):
 
     def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[Any]:
         """With pseudo-interactions, then as configured; what is not sent counts as 0."""
-        real = torch.unique(self.batch(message.round).pairs.user.long())
+        real = np.unique(self.batch(message.round).pairs.user.cpu().numpy())
         rng = self._rng(6, message.round)
         generator = torch.Generator(self.device)
         generator.manual_seed(int(rng.integers(2**63)))
+        drawn = rng.choice(self.data.users, min(len(real), self.data.users), replace=False)
+        pseudo = drawn[~np.isin(drawn, real)]
         flat = gradient.clone()
         rows = self.model.views(flat)["users"]
-        drawn = torch.from_numpy(rng.choice(self.data.users, min(len(real), self.data.users), replace=False)).to(self.device)
-        pseudo = drawn[~torch.isin(drawn, real)]
-        rows[pseudo] = like(rows[real], len(pseudo), generator)
+        true, made = (torch.from_numpy(users.astype(np.int64)).to(self.device) for users in (real, pseudo))
+        rows.index_copy_(0, made, like(rows[true], len(pseudo), generator))
         released = super().protected(flat, message, scope)
-        sent = np.zeros(self.data.users, bool)
-        sent[torch.cat([real, pseudo]).cpu().numpy()] = True
-        self.rows[self.data.name] += int(sent.sum())
-        released[: self.data.users * rows.shape[1]].reshape(self.data.users, -1)[~sent] = 0
+        others = np.ones(self.data.users, bool)
+        others[real] = others[pseudo] = False
+        self.rows[self.data.name] += len(real) + len(pseudo)
+        released[: self.data.users * rows.shape[1]].reshape(self.data.users, -1)[others] = 0
         return released
 
 

@@ -28,7 +28,7 @@ def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:
     limit = (2 ** (bits - 1) - 1) // max(1, parties)
     if bits <= 16 and math.isfinite(float(scaled.sum())):
         return scaled.clamp_(-limit, limit).to(torch.int16)
-    least, most = (float(end) for end in torch.aminmax(scaled)) if scaled.numel() else (0.0, 0.0)
+    least, most = torch.stack(torch.aminmax(scaled)).tolist() if scaled.numel() else (0.0, 0.0)
     if not (least >= -limit and most <= limit):  # so that NaN is refused, too
         raise DivergedError(
             f"a neighbourhood holds a value beyond +-{limit / (1 << FRACTION_BITS[bits]):.0f}, the reach of its fixed-point form "

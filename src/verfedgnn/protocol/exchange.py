@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,9 @@ def make_projection(config: Config, users: int, device: torch.device | str) -> P
     return projection
 
 
-def outgoing(x: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator) -> NDArray[np.integer[Any]]:
+def outgoing(
+    x: Tensor, config: Config, *, parties: int, active: int, rng: Callable[[], np.random.Generator]
+) -> NDArray[np.integer[Any]]:
     """A party's neighbourhoods (K, q, C) as they leave it, before masks: clipped and noised if so configured, in fixed point.
 
     The noise of all other active parties together has the configured standard deviation: a recipient can subtract its own.
@@ -71,7 +74,7 @@ def outgoing(x: Tensor, config: Config, *, parties: int, active: int, rng: np.ra
     assert exchange.row_clip is not None
     values = to_fixed(clip_rows(x, exchange.row_clip), parties, exchange.bits).cpu().numpy()
     unit = 1 << FRACTION_BITS[exchange.bits]
-    values += skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng).astype(values.dtype)
+    values += skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng()).astype(values.dtype)
     return values
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-10
-PIECE = 1 << 18
+PIECE, PIECE_ON_GPU = 1 << 18, 1 << 24
 """Values stepped at a time: what is in between stays in a processor's cache, and small."""
 
 
@@ -35,5 +35,8 @@ def average(mean: Tensor, value: Tensor, decay: float, round: int) -> None:
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows of each at a time, as views."""
     first = tensors[0]
-    rows = max(1, PIECE // max(1, first[:1].numel()))
+    most = PIECE_ON_GPU if first.is_cuda else PIECE
+    if first.numel() <= most:
+        return iter((tensors,))
+    rows = max(1, most // first[:1].numel())
     return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)

@@ -9,7 +9,6 @@ is the reply, and docs/protocol.md lists its fields.
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -282,7 +281,7 @@ class Party:
         if outcome.neighbourhoods is not None:
             reply["neighbourhoods"] = self._outgoing(outcome.neighbourhoods, message)
         if outcome.public_gradient is not None and outcome.private_gradients is not None:
-            if not math.isfinite(float(outcome.public_gradient.sum())):
+            if not outcome.finite:
                 raise DivergedError(f"training diverged at '{self.data.name}' in round {message.round}; lower training.lr")
             part = self.replica.rotation.of(message.round)
             training = self.config.training
@@ -401,8 +400,8 @@ class Party:
         self.received[part.index] = Received.read(message, self.index, own, scale, self.config, self.device, last)
 
     def _outgoing(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
-        rng = self._noise_source(5, message, x)
-        values = outgoing(x, self.config, parties=len(self.all_items), active=len(message.active), rng=rng)
+        count = {"parties": len(self.all_items), "active": len(message.active)}
+        values = outgoing(x, self.config, **count, rng=lambda: self._noise_source(5, message, x))
         self.sent[self.replica.rotation.of(message.round).index] = Sent((message.round, message.trip), values)
         if not self.config.masking:
             return values

@@ -45,6 +45,8 @@ class Outcome:
     """Own projected neighbourhoods (K, q, C)."""
     public_gradient: Tensor | None
     """Gradient of the party's loss for all public parameters, flat."""
+    finite: bool
+    """Whether that gradient is one: training that diverges ends in infinities."""
     private_gradients: dict[str, Tensor] | None
     """The same for its private ones; of messages, of the others' losses too if there is a pull."""
     users: Tensor | None
@@ -71,6 +73,7 @@ def compute(
     with torch.set_grad_enabled(any(train)):
         out = model.propagate(leaves, leaves, graph, others)
     gradients: dict[str, Tensor] = {}
+    finite = [True] * len(works)
     if any(train):
         batches = [work.batch for work in works]
         loss = data_loss(out, batches, graph, training) + penalty(leaves, batches, graph, training)
@@ -81,6 +84,7 @@ def compute(
             told = _gradients((out.neighbourhoods[0] * pull).sum(), {name: leaves[name] for name in own})
             gradients |= {name: gradients[name] + told[name] for name in own}
         public_gradients = torch.cat([gradients[name].flatten(1) for name in parameters], 1)
+        finite = public_gradients.sum(1).isfinite().tolist()
 
     projected = _project(graph, projection, works, [x.detach() for x in out.neighbourhoods])
     outcomes = []
@@ -90,6 +94,7 @@ def compute(
             Outcome(
                 neighbourhoods=projected[p] if projected is not None and work.exchange else None,
                 public_gradient=public_gradients[p] if train[p] else None,
+                finite=finite[p],
                 private_gradients={name: gradients[name][p, : len(v)] for name, v in work.private.items()} if train[p] else None,
                 users=out.users[p].detach() if work.evaluate else None,
                 items=out.items[p, :size].detach() if work.evaluate else None,
