@@ -133,6 +133,23 @@ def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, addres
         expect(page.locator("#status")).to_contain_text("was not in training")
 
 
+def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) -> None:
+    user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[1].name
+    with Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
+        visit.page.wait_for_selector("#best li")
+        expect(visit.page.locator("#liked-title")).to_contain_text(f"user {user} ")
+        assert visit.page.locator("#party").input_value() == party
+        visit.page.locator("#examples button").last.click()
+        other = visit.page.locator("#examples button").last.get_attribute("data-user")
+        expect(visit.page.locator("#liked-title")).to_contain_text(f"user {other} ")
+        link = visit.page.url
+        assert "#" not in "".join(visit.asked)
+        assert not visit.troubles
+    with Visit(chromium, link) as visit:
+        visit.page.wait_for_selector("#best li")
+        expect(visit.page.locator("#liked-title")).to_contain_text(f"user {other} ")
+
+
 def test_with_a_key(run: vf.Run, chromium: Any) -> None:
     with serving(make_app(Catalogue(run, "trial"), key=KEY)) as address, Visit(chromium, address) as visit:
         page = visit.page

@@ -135,7 +135,7 @@ def test_a_report_holds_the_runs_figures(run: Path, tmp_path: Path, capsys: pyte
     assert f"{loaded.metrics['test']['rmse']:.4f}" in text
     for party in loaded.metrics["parties"]:
         assert f"{party['test']['rmse']:.4f}" in text
-    assert "RoundReply" in text
+    assert "protected shares of rounds" in text
     assert "base = " in text
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "report.html" in capsys.readouterr().out

@@ -174,9 +174,7 @@ def test_party_and_column_narrow_the_answer(run: vf.Run, client: Any) -> None:
     assert (none.status_code, none.json()) == (200, {"recommendations": []})
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/similar?item=x", "/v1/rating?user=x&item=x", "/v1/users?", "/v1/history?user=x", "/health?"]
-)
+@pytest.mark.parametrize("path", ["/v1/rating?user=x&item=x", "/v1/users?", "/v1/history?user=x", "/health?"])
 def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> None:
     answer = client.get(f"{path}&category=book")
     assert answer.status_code == 400
@@ -318,6 +316,17 @@ def test_similar_items_move_together(catalogue: Catalogue) -> None:
     rows = [catalogue.parties[0].ids.row(item["item"]) for item in found]
     assert [item["similarity"] for item in found] == pytest.approx([wanted[row] for row in rows if row is not None], abs=1e-3)
     assert found[0]["similarity"] == pytest.approx(np.sort(wanted)[-2], abs=1e-3)
+
+
+def test_similar_items_of_a_kind(run: vf.Run, client: Any) -> None:
+    column, values = next(iter(run.parties[1].ratings.columns.items()))
+    kind = str(values[0])
+    asked = {"item": str(run.parties[0].ratings.item_ids[0]), "party": run.parties[0].name, "k": 1000}
+    every = client.get("/v1/similar", params=asked).json()["similar"]
+    found = client.get("/v1/similar", params=asked | {column: kind}).json()["similar"]
+    assert 0 < len(found) < len(every)
+    assert found == [one for one in every if one["columns"].get(column) == kind]
+    assert client.get("/v1/similar", params=asked | {"colour": "red"}).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,15 @@ def test_many_users_of_one_party_and_alone(run: vf.Run, client: Any, people: lis
         assert [item["item"] for item in answer["recommendations"]] == [item["item"] for item in one["recommendations"]]
 
 
+def test_many_users_and_one_kind_of_item(run: vf.Run, client: Any, people: list[str]) -> None:
+    column, values = next(iter(run.parties[1].ratings.columns.items()))
+    kind = {column: str(values[0])}
+    for answer in client.post("/v1/recommendations/batch", json={"users": people[:3], "where": kind}).json()["answers"]:
+        one = client.get("/v1/recommendations", params={"user": answer["user"], **kind}).json()
+        assert answer["recommendations"]
+        assert [item["item"] for item in answer["recommendations"]] == [item["item"] for item in one["recommendations"]]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "cause"),
     [
@@ -119,6 +128,7 @@ def test_many_users_of_one_party_and_alone(run: vf.Run, client: Any, people: lis
         ({"users": ["1"] * 100, "k": 501}, 400, "users times k is more than 50,000"),
         ({"users": ["1"], "party": "nobody"}, 404, "there is no such party"),
         ({"users": ["1"], "model": "none"}, 400, "model: "),
+        ({"users": ["1"], "where": {"colour": "red"}}, 400, "there is no such parameter or item column"),
     ],
 )
 def test_many_is_bounded(client: Any, body: dict[str, Any], status: int, cause: str) -> None:

@@ -99,15 +99,28 @@ def _lift(document: Document, lift: dict[str, Any] | None) -> None:
     )  # fmt: skip
 
 
+MESSAGES = {
+    "Hello": "joining",
+    "Welcome": "a full copy for who joins",
+    "RoundStart": "sums of the last round, and what to do",
+    "RoundReply": "protected shares of rounds",
+    "Finish": "the best model's public part",
+    "Finished": "that it was kept",
+    "Waiting": "who is still missing",
+    "Refused": "refusals",
+}
+"""Messages in words; the names are those of docs/protocol.md."""
+
+
 def bytes_by_kind(run: Run) -> list[tuple[str, str, int, int]]:
-    """What was sent: kind of message, way in words, messages, bytes; the most first."""
+    """What was sent, in words: what, which way, messages, bytes; the most first."""
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for (kind, way, _), amount in run.ledger.bytes.items():
         totals[kind, way][0] += amount
     for (kind, way, _), count in run.ledger.messages.items():
         totals[kind, way][1] += count
     words = {"up": "to the coordinator", "down": "to parties"}
-    rows = [(kind, words[way], count, amount) for (kind, way), (amount, count) in totals.items()]
+    rows = [(MESSAGES.get(kind, kind), words[way], count, amount) for (kind, way), (amount, count) in totals.items()]
     return sorted(rows, key=lambda row: -row[3])
 
 

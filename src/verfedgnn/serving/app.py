@@ -34,8 +34,8 @@ Party = Annotated[str | None, Query(description="Only this party's items; unset:
 Count = Annotated[int, Query(description="How many items.", ge=1, le=MOST)]
 Model = Annotated[Literal["federated", "alone"], Query(description="Trained together, or by each party alone.")]
 Reasons = Annotated[int, Query(description="How many of the user's own items to name as reasons.", ge=0, le=20)]
-BY_COLUMN = "/v1/recommendations"
-"""Where item columns are parameters, too; it looks at them itself."""
+BY_COLUMN = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
+"""Where item columns are parameters, too; these look at them themselves."""
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -61,7 +61,8 @@ def _json(value: Any) -> Response:
 async def _only_known(request: Request) -> None:
     """A parameter that nobody reads is a mistake, not something to leave out silently."""
     known = {field.alias for field in request.scope["route"].dependant.query_params}
-    if request.url.path != BY_COLUMN and not known.issuperset(request.query_params):
+    by_column = (request.method, request.url.path) in BY_COLUMN
+    if not by_column and not known.issuperset(request.query_params):
         raise Problem(400, "there is no such parameter", f"parameters: {', '.join(sorted(known)) or 'none'}")
 
 
@@ -139,11 +140,15 @@ def _add_questions(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None
         return _said(await answer_many(catalogue, batcher, many))
 
     @app.get("/v1/similar", response_model=Similar, tags=["recommend"], summary="Items like an item")
-    async def like(item: ItemId, party: Party = None, k: Count = 10, among: Party = None) -> Response:
-        """By the cosine of item vectors, in the space in which users differ; `among` names one party to look in."""
+    async def like(request: Request, item: ItemId, party: Party = None, k: Count = 10, among: Party = None) -> Response:
+        """By the cosine of item vectors, in the space in which users differ.
+
+        `among` names one party to look in; any item column filters: `&category=book`.
+        """
         p, row = ask.item_row(catalogue, item, party)
         parties = ask.party_rows(catalogue, among)
-        return _json({"similar": await run_in_threadpool(similar, catalogue, p, row, parties, k)})
+        wanted = ask.where(catalogue, request.query_params, ("item", "party", "k", "among"))
+        return _json({"similar": await run_in_threadpool(similar, catalogue, p, row, parties, k, wanted)})
 
     @app.get("/v1/rating", response_model=Pair, tags=["recommend"], summary="What a user would give an item")
     async def rating(user: UserId, item: ItemId, party: Party = None, model: Model = "federated") -> Response:

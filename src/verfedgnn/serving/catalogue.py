@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -84,7 +85,7 @@ class PartyShelf:
             rows = rows[self.table.rating[rows] >= upper_quarter(self.table.scale)]
         return self.table.item[rows].astype(np.int64), self.table.rating[rows]
 
-    def mask(self, wanted: dict[str, str]) -> Tensor | None:
+    def mask(self, wanted: Mapping[str, str]) -> Tensor | None:
         """The items that have these values; None where nothing is asked."""
         whole: Tensor | None = None
         for name, value in wanted.items():

@@ -18,13 +18,16 @@ async def answer_many(catalogue: Catalogue, batcher: Batcher, many: Many) -> str
         raise Problem(400, f"users times k is more than {MOST_ANSWERS:,}", "ask for fewer users at a time, or fewer items")
     parties = ask.party_rows(catalogue, many.party)
     ask.shelves(catalogue, many.model)
+    wanted = ask.where(catalogue, many.where, ())
     step, lines = max(1, LARGEST_BATCH // len(parties)), []
     for start in range(0, len(many.users), step):
-        lines += await _part(catalogue, batcher, many, parties, many.users[start : start + step])
+        lines += await _part(catalogue, batcher, many, parties, many.users[start : start + step], wanted)
     return f'{{"answers":[{",".join(lines)}]}}'
 
 
-async def _part(catalogue: Catalogue, batcher: Batcher, many: Many, parties: list[int], users: list[str]) -> list[str]:
+async def _part(
+    catalogue: Catalogue, batcher: Batcher, many: Many, parties: list[int], users: list[str], wanted: dict[str, str]
+) -> list[str]:
     rows: list[int | Problem] = []
     for user in users:
         try:
@@ -32,7 +35,7 @@ async def _part(catalogue: Catalogue, batcher: Batcher, many: Many, parties: lis
         except Problem as problem:
             rows.append(problem)
     known = [row for row in rows if isinstance(row, int)]
-    questions = [one for row in known for one in ask.of_user(catalogue, many.model, row, parties, many.k, {})]
+    questions = [one for row in known for one in ask.of_user(catalogue, many.model, row, parties, many.k, wanted)]
     found = iter(await batcher.ask(questions))
     lines = []
     for user, row in zip(users, rows, strict=True):

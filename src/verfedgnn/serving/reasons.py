@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,9 @@ def liked(catalogue: Catalogue, rated: Sequence[Rated]) -> list[Rated]:
     return kept
 
 
-def similar(catalogue: Catalogue, party: int, item: int, parties: Sequence[int], k: int) -> list[dict[str, Any]]:
+def similar(
+    catalogue: Catalogue, party: int, item: int, parties: Sequence[int], k: int, wanted: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """The k items whose predicted ratings rise and fall over users as this one's do: cosine in the common space."""
     places = catalogue.places[FEDERATED]
     direction = places[party].items[item]
@@ -95,6 +98,9 @@ def similar(catalogue: Catalogue, party: int, item: int, parties: Sequence[int],
         cosine = places[p].items @ direction / np.maximum(lengths, 1e-12)
         if p == party:
             cosine[item] = -np.inf
+        only = catalogue.parties[p].mask(wanted)
+        if only is not None:
+            cosine[~only.numpy()] = -np.inf
         top = np.argpartition(-cosine, min(k, len(cosine)) - 1)[:k]
         found += [(float(cosine[row]), p, int(row)) for row in top if np.isfinite(cosine[row])]
     best = sorted(found, key=lambda entry: -entry[0])[:k]

@@ -15,6 +15,7 @@ MOST_USERS = 1000
 MOST_ANSWERS = 50_000
 """Items of one request's answers, over all its users; some 7 MB."""
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
+Where = Annotated[dict[str, str], Field(max_length=10)]
 
 
 class Given(BaseModel):
@@ -48,7 +49,7 @@ class Newcomer(Given):
     """How many items."""
     party: Id | None = None
     """Only this party's items."""
-    where: Annotated[dict[str, str], Field(max_length=10)] = {}
+    where: Where = {}
     """Only items with these values, by item column."""
     why: Annotated[int, Field(ge=0, le=20)] = 0
     """How many of the user's own items to name as reasons for each item."""
@@ -66,6 +67,8 @@ class Many(Given):
     """Only this party's items."""
     model: Literal["federated", "alone"] = "federated"
     """Trained together, or by each party alone."""
+    where: Where = {}
+    """Only items with these values, by item column."""
 
 
 class Cause(BaseModel):

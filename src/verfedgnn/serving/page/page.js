@@ -39,7 +39,8 @@ $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, $("key").value.trim());
   $("key").value = "";
-  guarded(start);
+  window.addEventListener("hashchange", follow);
+guarded(start);
 });
 
 async function start() {
@@ -62,6 +63,7 @@ async function start() {
   drawPrivacy($("privacy"), run);
   new ResizeObserver(() => drawCurve($("curve"), run)).observe($("curve"));
   chooseParty(run.parties[0].name);
+  follow();
 }
 
 const partyOf = (name) => state.run.parties.find((party) => party.name === name) ?? null;
@@ -109,6 +111,15 @@ async function showUser() {
   showBest();
   showChanged();
   $("for-user").hidden = false;
+  window.history.replaceState(null, "", `#${new URLSearchParams({ user, party })}`); // a link to this case; not sent to the server
+}
+
+// What a link asks for.
+function follow() {
+  if (state.run === null) return; // the key comes first
+  const link = new URLSearchParams(location.hash.slice(1)), party = link.get("party"), user = link.get("user");
+  if ([...$("party").options].some((option) => option.value === party)) chooseParty(party);
+  if (user) chooseUser(user);
 }
 
 const nameOf = (item) => item.title || item.item;
@@ -256,4 +267,5 @@ $("user").addEventListener("keydown", (event) => {
 $("party").addEventListener("change", () => chooseParty($("party").value));
 $("filter").addEventListener("change", () => { state.where = $("filter").value; if (state.user !== null) guarded(showUser); });
 $("switch").addEventListener("change", (event) => { state.model = event.target.value; if (state.lists.federated) showBest(); });
+window.addEventListener("hashchange", follow);
 guarded(start);
