@@ -128,7 +128,7 @@ def run_table(metrics: dict[str, Any]) -> Table:
     ranking = "  ".join(f"{name} {figure(value)}" for name, value in test.items() if "@" in name)
     valid = figure(metrics["valid"]["rmse"])
     table.add_row("test RMSE", f"{figure(test['rmse'])}   MAE {figure(test['mae'])}   (valid RMSE {valid})")
-    table.add_row("ranking", ranking)
+    table.add_row("ranking", f"{ranking}   (among a party's items)")
     rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; the model of round {metrics['best_round']:,} was kept"
     table.add_row("rounds", rounds)
     table.add_row(

@@ -65,7 +65,8 @@ def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
             f"# Comparison on {', '.join(first['data'])}",
             "",
             f"Mean ± standard deviation over seeds {', '.join(map(str, seeds))}; the model of the best validation error, "
-            f"judged on the test part; {first['parties']} parties. Bytes: RoundStart and RoundReply of the ledger; "
+            f"judged on the test part; {first['parties']} parties. NDCG@20 ranks each party's own catalogue, so it does not "
+            "compare between cuts into parties. Bytes: RoundStart and RoundReply of the ledger; "
             "central methods hand over every rating once. Seconds: training, the data being read.",
             "",
             markdown(HEADER, rows),

@@ -90,6 +90,6 @@ function drawWorth(box, run, party) {
     if (pays && one.gain) parts.push(make("p", { class: "quiet" }, `${pays}: ${signed(one.gain.rmse, 4)}, with a 95 % interval from ${signed(one.gain.low, 4)} to ${signed(one.gain.high, 4)}, against the better of plain means and alone.`));
     if (one.alone === null) parts.push(make("p", { class: "quiet" }, "What it would reach alone was not trained: preset best, or train with --lift."));
   }
-  const what = run.ranks ? "NDCG@20: how well liked items are placed first; higher is better." : "Test RMSE: the typical error of a predicted rating, on ratings that neither trained nor chose anything; lower is better.";
+  const what = run.ranks ? "NDCG@20: how well liked items are placed first among the organisation's own; higher is better." : "Test RMSE: the typical error of a predicted rating, on ratings that neither trained nor chose anything; lower is better.";
   box.replaceChildren(make("p", { class: "quiet" }, what), ...parts);
 }
