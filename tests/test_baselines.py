@@ -150,11 +150,11 @@ def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyD
     for _ in range(60):
         runtime.round()
     party = next(iter(runtime.parties.values()))
-    assert party.received[0].others is not None
+    assert party.memory.received[0].others is not None
     assert party.graph is not None
     views = {name: value.unsqueeze(0) for name, value in party.model.views(party.replica.parameters).items()}
     items = {name: value.unsqueeze(0) for name, value in party.private.parameters.items()}
-    others = party.received[0].others.unsqueeze(1)
+    others = party.memory.received[0].others.unsqueeze(1)
     distance = party.model.propagate(views, items, party.graph, list(others)).penalty
     assert distance is not None
     assert distance < 0.6 * others.square().sum()

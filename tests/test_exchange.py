@@ -45,7 +45,7 @@ def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
         bare.round()
         hidden.round()
     for name in bare.parties:
-        own, sent = bare.parties[name].sent[0], hidden.parties[name].sent[0]
+        own, sent = bare.parties[name].memory.sent[0], hidden.parties[name].memory.sent[0]
         np.testing.assert_array_equal(own.values, sent.values)
     assert torch.equal(bare.coordinator.replica.parameters, hidden.coordinator.replica.parameters)
     np.testing.assert_array_equal(bare.coordinator.neighbourhoods[0].total, hidden.coordinator.neighbourhoods[0].total)
@@ -138,7 +138,7 @@ def test_noise_on_a_sum_is_what_was_asked_for(small_parties: list[vf.PartyData])
         runtime.round()
         runtime.round()
     for name in loud.parties:
-        a, b = loud.parties[name].received[0], quiet.parties[name].received[0]
+        a, b = loud.parties[name].memory.received[0], quiet.parties[name].memory.received[0]
         assert a.others is not None
         assert b.others is not None
         difference = (a.others - b.others).double()

@@ -86,7 +86,7 @@ def test_a_round_moves_its_users_and_nobody_else(small_parties: list[vf.PartyDat
         moved[part.users] = False
         assert not moved.any()
     for party in runtime.parties.values():
-        assert set(party.sent) == {p.index for p in replica.rotation.parts}
+        assert set(party.memory.sent) == {p.index for p in replica.rotation.parts}
 
 
 def test_messages_of_a_part_are_that_much_smaller(small_parties: list[vf.PartyData]) -> None:

@@ -71,8 +71,8 @@ def test_computing_few_users_is_computing_all(
     for mine, theirs in zip(some.parties.values(), everybody.parties.values(), strict=True):
         for name, value in mine.private.parameters.items():
             torch.testing.assert_close(value, theirs.private.parameters[name], atol=1e-5, rtol=1e-4)
-        for part, sent in mine.sent.items():
-            np.testing.assert_allclose(sent.values, theirs.sent[part].values, atol=20)
+        for part, sent in mine.memory.sent.items():
+            np.testing.assert_allclose(sent.values, theirs.memory.sent[part].values, atol=20)
         assert mine.candidate is not None
         assert theirs.candidate is not None
         assert len(mine.candidate[1]["users"]) == 300

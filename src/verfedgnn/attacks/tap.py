@@ -172,8 +172,8 @@ class Tapped:
     def exchange(self) -> Exchange:
         """Rounds until a sum of neighbourhoods is handed out."""
         for _ in range(2 * self.config.exchange.every + 1):
-            sent = [party.sent[0] for party in self.parties if party.sent]
-            knows = [party.exchanged for party in self.parties if party.sent]
+            sent = [party.memory.sent[0] for party in self.parties if party.memory.sent]
+            knows = [party.exchanged for party in self.parties if party.memory.sent]
             start = next(iter(self.round().starts.values()))
             made = len(sent) == len(self.parties) and all(each.trip == start.neighbourhood_trip for each in sent)
             if start.neighbourhoods is not None and made:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ from verfedgnn.evaluation.metrics import squared_errors
 from verfedgnn.gnn.model import Model, neighbour_from, typical_rating
 from verfedgnn.graph import Graph, graph_to, party_graph
 from verfedgnn.privacy.gradients import protect
-from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
+from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
 from verfedgnn.privacy.projection import Identity, Projection
 from verfedgnn.privacy.rating_dp import noised_items, noised_validation
 from verfedgnn.privacy.rating_dp import released as released_integers
@@ -34,6 +32,8 @@ from verfedgnn.protocol.batches import Batches
 from verfedgnn.protocol.codec import residues, sum_bits, whole
 from verfedgnn.protocol.exchange import Received, Sent, make_projection, outgoing
 from verfedgnn.protocol.loss import Batch
+from verfedgnn.protocol.masks import Masks
+from verfedgnn.protocol.memory import Before, Memory
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.private import Private
 from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
@@ -45,20 +45,6 @@ from verfedgnn.protocol.sums import neighbourhood_shape
 from verfedgnn.protocol.targets import PartyInput, Targets
 from verfedgnn.protocol.terms import LOCAL, Terms, check_start, check_welcome
 from verfedgnn.protocol.together import judge, replies
-
-Kept = TypeVar("Kept", Sent, Received, Released)
-"""What a party remembers of one part of the users."""
-
-
-@dataclass(frozen=True)
-class _Before:
-    """The private state before a trip, to which a trip begun anew goes back."""
-
-    round: int
-    trip: int
-    private: Private
-    sent: dict[int, Sent]
-    released: dict[int, Released]
 
 
 class Party:
@@ -74,15 +60,7 @@ class Party:
         self.targets = Targets.of(data, config)
         start = self.model.initial_private(self._rng(0), data.items, typical_rating(data.scale))
         self.private = Private.initial(start, self.device, averaged=config.training.average > 0)
-        # By part of the users:
-        self.sent: dict[int, Sent] = {}
-        """Own neighbourhoods as last sent."""
-        self.received: dict[int, Received] = {}
-        """The last sum of everybody's."""
-        self.released: dict[int, Released] = {}
-        """Own protected gradient of users as last sent, with a backward exchange."""
-        self.pulls: dict[int, Released] = {}
-        """What the others' part of the last update says about neighbourhoods, with a backward exchange."""
+        self.memory = Memory()
         self.candidate: EvaluatedModel | None = None
         """The model as last evaluated, and its round: h_u, h_v, e_v^0."""
         self.best: EvaluatedModel | None = None
@@ -97,12 +75,10 @@ class Party:
         self.checked: tuple[int, str] | None = None
         """The last validation whose public parameters were found to be the coordinator's: round and hash."""
         self._announced: tuple[int, str] | None = None
-        self.masker: Masker | None = None
+        self.masks = Masks(data.name, terms) if config.masking else None
         self._last = (0, 0, 0)
         """Round, trip (negated) and attempt of the last trip; none is taken twice, so no mask is used twice."""
-        self._told: tuple[tuple[int, int, int], bytes] | None = None
-        """Hash of what was told before the last trip."""
-        self._before: list[_Before] = []
+        self._before: list[Before] = []
         """Of the current round, a state for each trip so far."""
         self.batches = Batches(self.targets, config, data.users, data.items, self._rng)
         self._scopes: dict[tuple[int, bool], Scope] = {}
@@ -125,12 +101,8 @@ class Party:
 
     def hello(self) -> Hello:
         """The first message of every stay, with a mask key of its own."""
-        terms, key, signature = self.terms, None, None
         self.stay = secrets.token_hex(8)
-        if self.config.masking:
-            self.masker = Masker()
-            key = self.masker.public
-            signature = None if terms.vouching is None else terms.vouching.sign("mask", key)
+        key, signature = (None, None) if self.masks is None else self.masks.new_key()
         return Hello(
             party=self.data.name,
             users=self.data.users,
@@ -139,8 +111,8 @@ class Party:
             scale=self.data.scale,
             config=self.config.fingerprint(),
             stay=self.stay,
-            agreement=terms.agreement,
-            alignment=terms.alignment,
+            agreement=self.terms.agreement,
+            alignment=self.terms.alignment,
             training=self.training,
             round=self.checked[0] if self.checked else 0,
             digest=self.checked[1] if self.checked else None,
@@ -170,17 +142,8 @@ class Party:
             self.graph = self._graph(sum(message.items) / self.data.items)
 
     def _meet(self, message: Welcome | RoundStart) -> None:
-        """Take the others' mask keys, if there are new ones, once it is sure whose they are."""
-        if self.masker is None or message.mask_keys is None:
-            return
-        keys, signatures = message.mask_keys, message.mask_signatures or []
-        if len(keys) != len(self.all_items) or (signatures and len(signatures) != len(keys)):
-            raise ProtocolError(f"{self.data.name}: {len(keys)} mask keys for {len(self.all_items)} parties")
-        if self.terms.vouching is not None:
-            for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
-                if key:
-                    self.terms.vouching.check("mask", party, key, signature)
-        self.masker.meet(self.index, keys)
+        if self.masks is not None:
+            self.masks.meet(message, self.index, len(self.all_items))
 
     def _graph(self, ratio: float) -> Graph:
         train = self.data.train
@@ -208,9 +171,8 @@ class Party:
         """What is known of the others' neighbourhoods (K, q, C), of all users or of some."""
         parts = self.replica.rotation.parts
         if part is not None or len(parts) == 1:
-            found = self.received.get(0 if part is None else part.index)
-            return None if found is None else found.others
-        known = [None if (found := self.received.get(p.index)) is None else found.others for p in parts]
+            return self.memory.others(0 if part is None else part.index)
+        known = [self.memory.others(p.index) for p in parts]
         if all(others is None for others in known):
             return None
         shapes = [neighbourhood_shape(self.config, p) for p in parts]
@@ -257,10 +219,10 @@ class Party:
         self._before = [before for before in self._before if before.round == message.round and before.trip >= message.trip]
         if self._before and self._before[-1].trip == message.trip:
             before = self._before[-1]
-            self.private, self.sent, self.released = before.private.clone(), dict(before.sent), dict(before.released)
+            self.private = before.private.clone()
+            self.memory.sent, self.memory.released = dict(before.sent), dict(before.released)
         else:
-            memory = self.private.clone(), dict(self.sent), dict(self.released)
-            self._before.append(_Before(message.round, message.trip, *memory))
+            self._before.append(Before.of(message.round, message.trip, self.private, self.memory))
 
     def end(self, message: RoundStart, outcome: Outcome, judged: Outcome, scope: Scope) -> RoundReply:
         """Step the private parameters and say what may be said; `judged` is of the parameters that are validated.
@@ -328,29 +290,22 @@ class Party:
         self.private.put(state, "private")
         state.values |= {"training": self.training, "checked": self.checked, "before": [[b.round, b.trip] for b in self._before]}
         for n, before in enumerate(self._before):
-            before.private.put(state, f"before.{n}")
-            _put(state, {f"before.{n}.sent": before.sent, f"before.{n}.released": before.released})
-        _put(state, {"sent": self.sent, "received": self.received, "released": self.released, "pulls": self.pulls})
+            before.put(state, f"before.{n}")
+        self.memory.put(state)
         return state
 
     def restore(self, state: State, models: State) -> None:
         """Continue from a checkpoint."""
-        values = state.values
+        values, parts = state.values, self.config.training.user_blocks
         self.private = self.private.get(state, "private")
         self.candidate, self.best = models.get_model("candidate", self.device), models.get_model("best", self.device)
-        self.sent, self.received = self._got(state, "sent", Sent), self._got(state, "received", Received)
-        self.released, self.pulls = self._got(state, "released", Released), self._got(state, "pulls", Released)
+        self.memory = Memory.get(state, parts, self.device)
         self.training = values["training"]
         self.checked = None if values["checked"] is None else (values["checked"][0], values["checked"][1])
-        self._before = []
-        for n, (round, trip) in enumerate(values["before"]):
-            private = self.private.get(state, f"before.{n}")
-            sent, released = self._got(state, f"before.{n}.sent", Sent), self._got(state, f"before.{n}.released", Released)
-            self._before.append(_Before(round, trip, private, sent, released))
-
-    def _got(self, state: State, name: str, kind: type[Kept]) -> dict[int, Kept]:
-        found = {part: kind.get(state, f"{name}.{part}", self.device) for part in range(self.config.training.user_blocks)}
-        return {part: memory for part, memory in found.items() if memory is not None}
+        self._before = [
+            Before.get(state, f"before.{n}", (round, trip), self.private, parts, self.device)
+            for n, (round, trip) in enumerate(values["before"])
+        ]
 
     def _keep(self, best_round: int) -> None:
         if self.candidate is not None and self.candidate[0] == best_round:
@@ -396,13 +351,13 @@ class Party:
         if message.neighbourhoods.shape != expected or message.neighbourhoods.dtype.kind != "i":
             raise ProtocolError(f"{self.data.name}: neighbourhoods of shape {message.neighbourhoods.shape}, not {expected}")
         scale = participation_scale(self.all_items, message.neighbourhood_parties, self.index)
-        own, last = self.sent.get(part.index), self.received.get(part.index)
-        self.received[part.index] = Received.read(message, self.index, own, scale, self.config, self.device, last)
+        own, last = self.memory.sent.get(part.index), self.memory.received.get(part.index)
+        self.memory.received[part.index] = Received.read(message, self.index, own, scale, self.config, self.device, last)
 
     def _outgoing(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
         count = {"parties": len(self.all_items), "active": len(message.active)}
         values = outgoing(x, self.config, **count, rng=lambda: self._noise_source(5, message, x))
-        self.sent[self.replica.rotation.of(message.round).index] = Sent((message.round, message.trip), values)
+        self.memory.sent[self.replica.rotation.of(message.round).index] = Sent((message.round, message.trip), values)
         if not self.config.masking:
             return values
         return residues(self._masked(values, message, NEIGHBOURHOOD), self.config.exchange.bits)
@@ -414,12 +369,12 @@ class Party:
         rotation = self.replica.rotation
         newest = {rotation.of(number).index: (number, parties, row) for number, parties, row in self._updates(message)}
         for part, (number, parties, row) in newest.items():
-            own, total = self.released.get(part), torch.from_numpy(row).to(self.device)
+            own, total = self.memory.released.get(part), torch.from_numpy(row).to(self.device)
             found = others_gradient(total, parties, self.index, own, self.replica, number)
-            self.pulls.pop(part, None)
+            self.memory.pulls.pop(part, None)
             if found is not None:
-                self.pulls[part] = Released(number, found)
-        pull = self.pulls.get(rotation.of(message.round).index)
+                self.memory.pulls[part] = Released(number, found)
+        pull = self.memory.pulls.get(rotation.of(message.round).index)
         return None if pull is None or pull.round != rotation.before(message.round) else pull.values
 
     def _noise_source(self, purpose: int, message: RoundStart, values: Tensor) -> np.random.Generator:
@@ -442,31 +397,20 @@ class Party:
         own = protect(gradient, self.config.gradients, self.replica.rescale, scope.model.user_size, generator)
         released, size = scope.spread(own).cpu().numpy(), part.model.user_size
         if self.config.exchange.backward:
-            self.released[part.index] = Released(message.round, torch.from_numpy(released[:size]).to(self.device))
+            self.memory.released[part.index] = Released(message.round, torch.from_numpy(released[:size]).to(self.device))
         if self.config.masking:
             parties = len(self.all_items)
             return residues(self._masked(released.astype(whole(parties)), message, GRADIENT), sum_bits(parties))
         return released
 
     def _masked(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
-        if self.masker is None or not self.terms.masks:
-            return values
-        about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
-        if self._told is None or self._told[0] != self._last:
-            self._told = (self._last, self._context(message))
-        return self.masker.mask(values, message.active, use=use, context=self._told[1], **about)
+        return values if self.masks is None else self.masks.on(values, message, use, lambda: self._context(message))
 
     def _context(self, message: RoundStart) -> bytes:
         """Hash of what every active party has been told before this trip."""
         told = hashlib.sha256(repr((message.active, self.all_items, self.replica.ratings, self.replica.digest())).encode())
         if self.config.exchange.backward and message.updates is not None:
             told.update(self._updates(message)[-1][2].tobytes())
-        last = self.received.get(self.replica.rotation.of(message.round).index)
+        last = self.memory.received.get(self.replica.rotation.of(message.round).index)
         told.update(repr((message.train, message.exchange, "" if last is None else last.digest)).encode())
         return told.digest()
-
-
-def _put(state: State, memories: Mapping[str, Mapping[int, Sent | Received | Released]]) -> None:
-    for name, by_part in memories.items():
-        for part, memory in by_part.items():
-            memory.put(state, f"{name}.{part}")
