@@ -138,7 +138,7 @@ class _Training:
                 size = ledger.total()
                 judged = self.config.training.judged
                 valid = None if closed.valid_error is None else judged(closed.valid_error)
-                watch(Progress("federation", closed.round, coordinator.rounds, valid, judged(coordinator.best_error), size))
+                watch(Progress("federation", closed.round, coordinator.rounds, valid, judged(coordinator.best.error), size))
             stopping = not done and stop()
             if self.folder is not None and (stopping or done or closed.round % self.config.training.checkpoint_every == 0):
                 self._checkpoint()
@@ -210,7 +210,7 @@ class _Training:
             self.config,
             ledger,
             rounds=coordinator.round,
-            best_round=coordinator.best_round,
+            best_round=coordinator.best.round,
             seconds=self.seconds,
             privacy=privacy_report(
                 self.config,
@@ -222,7 +222,7 @@ class _Training:
                 validations=len(self.history),
                 randomness=SIMULATED,
             ),
-            digest=parameters_digest(coordinator.best_parameters),
+            digest=parameters_digest(coordinator.best.parameters),
             gates=[each.gate for each in gated] if gated else None,
         )
         run = Run(
@@ -233,7 +233,7 @@ class _Training:
             metrics,
             self.history,
             ledger,
-            coordinator.best_parameters,
+            coordinator.best.parameters,
             self.device,
             alone=[each.alone for each in gated] if gated else None,
         )

@@ -216,7 +216,7 @@ class CoordinatorService:
     def _has_result(self, name: str, message: Finished) -> None:
         if self._finish_until is None:
             raise ProtocolError(f"{name}: it is finished before training is over")
-        if message.digest != parameters_digest(self.coordinator.best_parameters):
+        if message.digest != parameters_digest(self.coordinator.best.parameters):
             raise ProtocolError(f"{name}: it keeps other public parameters than the coordinator")
         self.finished.add(name)
         self._write_result()
@@ -310,7 +310,7 @@ class CoordinatorService:
                 round=closed.round,
                 of=coordinator.rounds,
                 valid_error=closed.valid_error,
-                best=coordinator.best_error,
+                best=coordinator.best.error,
             )
         self.watch.round(closed, self._status)
         if closed.round % self.checkpoint_every == 0 or closed.valid_error is not None or coordinator.done:
@@ -323,7 +323,7 @@ class CoordinatorService:
         message = self.coordinator.finish()
         data = encode(message)
         self._finish_until = time.monotonic() + self.agreement.timeouts.finish
-        tell("training is over", rounds=self.coordinator.round, best_round=self.coordinator.best_round)
+        tell("training is over", rounds=self.coordinator.round, best_round=self.coordinator.best.round)
         self._write_result()
         for name in sorted(self.greeted):
             self._send(name, message, data)
@@ -369,10 +369,10 @@ class CoordinatorService:
     def _write_result(self) -> None:
         coordinator = self.coordinator
         metrics = {
-            "valid": coordinator.config.training.judged(coordinator.best_error),
+            "valid": coordinator.config.training.judged(coordinator.best.error),
             **cost(self.ledger, coordinator.round, len(coordinator.names), self.seconds),
-            "best_round": coordinator.best_round,
-            "public": parameters_digest(coordinator.best_parameters),
+            "best_round": coordinator.best.round,
+            "public": parameters_digest(coordinator.best.parameters),
             "parties": [{"name": name, "has_result": name in self.finished} for name in coordinator.names],
             "repeats": self.repeats,
             "refused": dict(self.offences),
@@ -380,7 +380,7 @@ class CoordinatorService:
             "seed": self.agreement.config.seed,
         }
         with writing(self.folder):
-            write_public(self.folder, coordinator.best_parameters)
+            write_public(self.folder, coordinator.best.parameters)
             write_json(self.folder / "ledger.json", self.ledger.to_dict())
             write_json(self.folder / "metrics.json", metrics)
 
@@ -405,8 +405,8 @@ class CoordinatorService:
             "round": coordinator.round,
             "rounds": coordinator.rounds if coordinator.began else None,
             "valid_error": coordinator.config.training.error_of(self.history[-1]) if self.history else None,
-            "best_error": coordinator.best_error if coordinator.best_round else None,
-            "best_round": coordinator.best_round,
+            "best_error": coordinator.best.error if coordinator.best.round else None,
+            "best_round": coordinator.best.round,
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
             "bytes": {"up": self.ledger.total("up"), "down": self.ledger.total("down")},

@@ -21,12 +21,13 @@ from verfedgnn.federation.log import tell
 from verfedgnn.federation.watch import Watch
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.alignment_messages import AlignStart, Common, Sealed
-from verfedgnn.protocol.coordinator import Closed, active_count, mean_error
+from verfedgnn.protocol.coordinator import Closed, active_count
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
 from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.protocol.terms import Terms
+from verfedgnn.protocol.validation import mean_error
 from verfedgnn.run import PartyModel, Run, read_history, write_history
 from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint, writing
 

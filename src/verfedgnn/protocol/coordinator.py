@@ -8,7 +8,6 @@ It never sees ratings, degrees or item embeddings: no message carries them.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.config import Config, TrainingConfig
+from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.gnn.model import Model, typical_rating
-from verfedgnn.protocol.exchange import exchanging, fewest
-from verfedgnn.protocol.joining import refusal
+from verfedgnn.protocol.exchange import exchanging
+from verfedgnn.protocol.joining import misfit, refusal, too_few
 from verfedgnn.protocol.membership import Membership
 from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.rotation import Part
-from verfedgnn.protocol.state import State, tensor
+from verfedgnn.protocol.state import State
 from verfedgnn.protocol.sums import SumError, fixed_type, gradient_type, neighbourhood_shape, summed, summed_neighbourhoods
-
-UPDATE_LOG = 8
-"""Rounds whose updates are kept for parties that sat them out, for each part of the users; more would outweigh a full copy."""
+from verfedgnn.protocol.updates import Update, UpdateLog
+from verfedgnn.protocol.validation import Best
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,6 @@ class Closed:
 
     round: int
     valid_error: float | None
-
-
-@dataclass(frozen=True)
-class _Update:
-    round: int
-    parties: list[int]
-    row: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -82,16 +73,12 @@ class Coordinator:
         self.round, self.trip, self.attempt = 0, 0, 0
         self.neighbourhoods: dict[int, _Sum] = {}
         """The last sum of each part of the users."""
-        self.log: deque[_Update] = deque(maxlen=UPDATE_LOG * config.training.user_blocks)
+        self.log = UpdateLog(config.training.user_blocks)
         self.seen: dict[str, int] = {}
         """Round of the public parameters each party has."""
         self.told: dict[str, dict[int, tuple[int, int]]] = {}
         """Round and trip of the summed neighbourhoods each party has, by part of the users."""
-        self.errors: dict[str, tuple[float, int]] = {}
-        """Each party's last validation: squared error and count."""
-        self.digests: dict[int, str] = {}
-        """Hash of the public parameters at each validation."""
-        self.best_error, self.best_round, self.since_best = math.inf, 0, 0
+        self.best = Best(config.training)
         self.drawn: list[int] = []
         """A_t of the open trip."""
         self.open_parties: dict[str, RoundStart] = {}
@@ -107,7 +94,7 @@ class Coordinator:
         """Check a party's first message against what is agreed, and remember it; `welcome` lets the party in."""
         if message.party not in self.names:
             raise ProtocolError("a party that is not among the expected ones says hello")
-        reason = refusal(message, self.config, self.agreement, self.training, self.members.hellos, self.digests)
+        reason = refusal(message, self.config, self.agreement, self.training, self.members.hellos, self.best.digests)
         if reason is not None:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lost(message.party)
@@ -120,26 +107,13 @@ class Coordinator:
         hellos = [self.members.hellos[name] for name in self.names]
         self.items = [h.items for h in hellos]
         self.model = Model(self.config.model, hellos[0].users)
-        least, mode = min(self.active_count, self.members.quorum), self.config.exchange.mode
-        if self.config.masking and least < 2:
-            raise ConfigError("masking hides nothing with a single active party; use more parties or masking=false")
-        wanted = fewest(self.config, len(self.names))
-        if least < wanted:
-            raise ConfigError(
-                f"exchange.mode = {mode} needs {wanted} parties in every sum, here may be {least}: exact sums over fewer, or "
-                "over changing sets, show a single party's matrix; "
-                + (
-                    "two parties use --set exchange.mode=projected, or --set exchange.mode=noised --set exchange.noise=0.05 "
-                    "--set exchange.row_clip=0.5, or none"
-                    if len(self.names) == 2
-                    else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, none, or "
-                    "noised (with exchange.noise and .row_clip), or --set unprotected=sums"
-                )
-            )
+        problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
+        if problem is not None:
+            raise ConfigError(problem)
         typical = sum(typical_rating(h.scale) for h in hellos) / len(hellos)
         self.ratings = sum(h.ratings for h in hellos)
         self.replica = Replica.initial(self.config, self.model, self.items, self.ratings, typical, self.device)
-        self.best_parameters = self.replica.parameters.clone()
+        self.best.parameters = self.replica.parameters.clone()
         self.rounds = self.replica.rounds
         self.evaluate_every = self.config.training.evaluate_every or self.replica.rounds_per_epoch
 
@@ -231,11 +205,9 @@ class Coordinator:
     def _start(self, name: str, works: bool, *, refresh: bool, evaluate: bool) -> RoundStart:
         # A backward exchange reads the last update, also where the parameters are of that round already.
         seen = min(self.seen[name], max(0, self.replica.round - 1)) if self.config.exchange.backward else self.seen[name]
-        missed = [update for update in self.log if update.round > seen]
-        last = [self.log[-1]] if self.config.exchange.backward and self.log else []
-        # A full copy where the log does not reach back, or is larger: parameters and accumulator are 8 bytes a value.
-        full = self.replica.round - seen > len(missed) or sum(update.row.nbytes for update in missed) > 8 * self.model.size
-        updates = last if full else missed
+        missed = self.log.since(seen, self.replica.round, self.model.size)
+        last = self.log.last if self.config.exchange.backward else []
+        updates = last if missed is None else missed
         shared = self.neighbourhoods.get(self.part.index)
         if shared is not None and self.told[name].get(self.part.index) == shared.trip:
             shared = None
@@ -247,14 +219,14 @@ class Coordinator:
             train=works and not refresh,
             exchange=works and exchanging(self.config, self.round, self.trip),
             evaluate=evaluate,
-            best_round=self.best_round,
+            best_round=self.best.round,
             updates_from=updates[0].round if updates else seen + 1,
             update_parties=[update.parties for update in updates],
             updates=np.concatenate([update.row for update in updates]) if updates else None,
             neighbourhood_parties=[] if shared is None else shared.parties,
             neighbourhood_trip=(0, 0) if shared is None else shared.trip,
             neighbourhoods=None if shared is None else shared.total,
-            **(self.replica.arrays() if full else {}),
+            **(self.replica.arrays() if missed is None else {}),
             **self._keys(name),
         )
 
@@ -267,25 +239,9 @@ class Coordinator:
         start = self.open_parties.get(name)
         if start is None or name in self.replies:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        if (reply.round, reply.trip, reply.attempt) != (start.round, start.trip, start.attempt):
-            raise ProtocolError(f"{name}: a reply to round {reply.round}, but round {start.round} is open")
-        if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
-            raise ProtocolError(f"{name}: the reply does not hold what was asked for")
-        if reply.gradient is not None:
-            if reply.gradient.shape != (self.part.model.size,) or reply.gradient.dtype != self.gradient_type:
-                raise ProtocolError(f"{name}: a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}")
-            ternary = self.config.gradients.mechanism == "ternary" and not self.config.masking
-            if ternary and not ((reply.gradient >= -1) & (reply.gradient <= 1)).all():  # refused while it is known whose it is
-                raise ProtocolError(f"{name}: a gradient with values that are not ternary")
-        if reply.neighbourhoods is not None:
-            shape, found = reply.neighbourhoods.shape, reply.neighbourhoods.dtype
-            if shape != self.neighbourhood_shape or found != fixed_type(self.config):
-                raise ProtocolError(f"{name}: neighbourhoods of shape {shape} and type {found}")
-        if start.evaluate:
-            if reply.error is None or reply.count is None:
-                raise ProtocolError(f"{name}: the reply holds no validation error")
-            if reply.digest != self.replica.digest():
-                raise ProtocolError(f"{name}: its public parameters differ from the coordinator's; it must rejoin")
+        reason = misfit(reply, start, self.config, self.part, len(self.names), self.replica.digest)
+        if reason is not None:
+            raise ProtocolError(f"{name}: {reason}")
         self.seen[name] = self.replica.round
         if start.neighbourhoods is not None:
             self.told[name][self.part.index] = start.neighbourhood_trip
@@ -331,7 +287,8 @@ class Coordinator:
         self.open_parties = {}
         if self.trip > 0:
             return Closed(self.round, None)
-        error = self._judge() if evaluated else None
+        served, digest = self.replica.served, self.replica.digest
+        error = self.best.judge(self.round, self.replies, self.names, served, digest()) if evaluated else None
         assert summed is not None, "somebody trains in every round"
         self._step([i for i, _ in gradients], summed)
         return Closed(self.round, error)
@@ -339,25 +296,11 @@ class Coordinator:
     @property
     def done(self) -> bool:
         """Whether all rounds are through, or patience is."""
-        patience = self.config.training.patience
-        return self.trip == 0 and (self.round >= self.rounds or (patience > 0 and self.since_best >= patience))
-
-    def _judge(self) -> float:
-        """The error over everybody's validation part; whoever is away counts as at its last validation."""
-        for name, reply in self.replies.items():
-            self.errors[name] = (reply.error or 0.0, reply.count or 0)
-        known = [self.errors[name] for name in self.names if name in self.errors]
-        error = mean_error(sum(error for error, _ in known), sum(count for _, count in known), self.config.training)
-        self.digests[self.round] = self.replica.digest()
-        self.since_best += 1
-        if error < self.best_error:
-            self.best_error, self.best_round, self.since_best = error, self.round, 0
-            self.best_parameters.copy_(self.replica.served)
-        return error
+        return self.trip == 0 and (self.round >= self.rounds or self.best.long_ago)
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
         self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round)
-        self.log.append(_Update(self.round, parties, summed))
+        self.log.add(Update(self.round, parties, summed))
 
     def _summed(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
         try:
@@ -371,21 +314,17 @@ class Coordinator:
     def state(self) -> State:
         """Everything that training changed, between two rounds."""
         state = State({name: value for name, value in self.replica.arrays().items() if value is not None})
-        state.arrays["best"] = self.best_parameters.cpu().numpy()
-        state.arrays |= {f"update.{i}": update.row for i, update in enumerate(self.log)}
         state.values = {
             "training": self.training,
             "round": self.round,
             "seen": self.seen,
             "told": {name: list(trips.items()) for name, trips in self.told.items()},
             "hellos": [self.members.hellos[name].model_dump_json(exclude={"mask_key", "mask_signature"}) for name in self.names],
-            "errors": self.errors,
-            "digests": list(self.digests.items()),
-            "best": [self.best_error if self.best_round else None, self.best_round, self.since_best],
-            "updates": [[update.round, update.parties] for update in self.log],
             "neighbourhoods": [[part, known.parties, *known.trip] for part, known in self.neighbourhoods.items()],
         }
         state.arrays |= {f"neighbourhoods.{part}": known.total for part, known in self.neighbourhoods.items()}
+        self.best.put(state)
+        self.log.put(state)
         return state
 
     def restore(self, state: State) -> None:
@@ -397,27 +336,16 @@ class Coordinator:
         self.training, self.round = values["training"], values["round"]
         arrays = state.arrays
         self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
-        self.best_parameters = tensor(state.arrays["best"], self.device)
         self.seen = dict(values["seen"])
         self.told = {name: {part: (trip[0], trip[1]) for part, trip in trips} for name, trips in values["told"].items()}
-        self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
-        self.digests = dict(values["digests"])
-        error, self.best_round, self.since_best = values["best"]
-        self.best_error = math.inf if error is None else error
-        self.log.extend(_Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(values["updates"]))
+        self.best.restore(state, self.device)
+        self.log.restore(state)
         for part, parties, round, trip in values["neighbourhoods"]:
             self.neighbourhoods[part] = _Sum(parties, (round, trip), state.arrays[f"neighbourhoods.{part}"])
 
     def finish(self) -> Finish:
         """The last message."""
-        parameters = self.best_parameters.cpu().numpy()
-        return Finish(round=self.round, best_round=self.best_round, parameters=parameters)
-
-
-def mean_error(error: float, count: int, training: TrainingConfig) -> float:
-    """RMSE from squared errors and their number; for a ranking the mean of 1 - NDCG@20 over users."""
-    mean = error / max(1, count)
-    return mean if training.ranks else math.sqrt(mean)
+        return Finish(round=self.round, best_round=self.best.round, parameters=self.best.parameters.cpu().numpy())
 
 
 def active_count(config: Config, parties: int) -> int:

@@ -1,11 +1,14 @@
-"""The rules of joining, as one question with a reason for an answer: why may this party not take part?"""
+"""The rules of taking part, as questions with a reason for an answer: why may a party not join, why is a reply not taken?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from verfedgnn.config import Config
-from verfedgnn.protocol.messages import Hello
+from verfedgnn.protocol.exchange import fewest
+from verfedgnn.protocol.messages import Hello, RoundReply, RoundStart
+from verfedgnn.protocol.rotation import Part
+from verfedgnn.protocol.sums import fixed_type, gradient_type, neighbourhood_shape
 
 
 def refusal(
@@ -45,6 +48,52 @@ def refusal(
             return f"it has {message.users:,} common users, {name} has {other.users:,}; align the users again"
         if other.alignment != message.alignment:
             return f"its users are aligned otherwise than those of {name}; align the users again"
+    return None
+
+
+def too_few(config: Config, least: int, parties: int) -> str | None:
+    """Why a federation of `parties`, of which `least` may be in a sum, cannot have what is configured; None if it can."""
+    if config.masking and least < 2:
+        return "masking hides nothing with a single active party; use more parties or masking=false"
+    wanted = fewest(config, parties)
+    if least >= wanted:
+        return None
+    remedy = (
+        "two parties use --set exchange.mode=projected, or --set exchange.mode=noised --set exchange.noise=0.05 "
+        "--set exchange.row_clip=0.5, or none"
+        if parties == 2
+        else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, none, or "
+        "noised (with exchange.noise and .row_clip), or --set unprotected=sums"
+    )
+    return (
+        f"exchange.mode = {config.exchange.mode} needs {wanted} parties in every sum, here may be {least}: exact sums over "
+        f"fewer, or over changing sets, show a single party's matrix; {remedy}"
+    )
+
+
+def misfit(
+    reply: RoundReply, start: RoundStart, config: Config, part: Part, parties: int, digest: Callable[[], str]
+) -> str | None:
+    """Why a reply does not fit what was asked about users of a `part`; None if it does. `digest` hashes the public parameters."""
+    if (reply.round, reply.trip, reply.attempt) != (start.round, start.trip, start.attempt):
+        return f"a reply to round {reply.round}, but round {start.round} is open"
+    if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
+        return "the reply does not hold what was asked for"
+    if reply.gradient is not None:
+        if reply.gradient.shape != (part.model.size,) or reply.gradient.dtype != gradient_type(config, parties):
+            return f"a gradient of shape {reply.gradient.shape} and type {reply.gradient.dtype}"
+        ternary = config.gradients.mechanism == "ternary" and not config.masking
+        if ternary and not ((reply.gradient >= -1) & (reply.gradient <= 1)).all():  # refused while it is known whose it is
+            return "a gradient with values that are not ternary"
+    if reply.neighbourhoods is not None:
+        shape, found = reply.neighbourhoods.shape, reply.neighbourhoods.dtype
+        if shape != neighbourhood_shape(config, part) or found != fixed_type(config):
+            return f"neighbourhoods of shape {shape} and type {found}"
+    if start.evaluate:
+        if reply.error is None or reply.count is None:
+            return "the reply holds no validation error"
+        if reply.digest != digest():
+            return "its public parameters differ from the coordinator's; it must rejoin"
     return None
 
 
