@@ -72,7 +72,7 @@ def cells(scope: Scope) -> list[Cell]:
 
 
 def write(records: Records, scope: Scope, folder: Path) -> str:
-    """Bits of a round of one party, by users and by N/q, and the two claims."""
+    """Bits of a round of one party, by users and by N/q, and the paper's three claims."""
     wanted = _wanted(scope)
     if any(cell not in records for pair in wanted.values() for cell in pair):
         return "Not all of its short trainings are finished.\n"
@@ -105,6 +105,10 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     picture = "![Communication by users and by N/q](figure5.svg)\n\n" if drawn else "(No picture: install the extra `plot`.)\n\n"
     smallest = min(1 - bits["ratio", r, True] / bits["ratio", r, False] for r in ratios if r >= 4)
     saved = 1 - bits["ratio", STANDARD, True] / none
+    users = _users(scope)
+    grown = bits["users", users[-1], True, 1.0] / bits["users", users[0], True, 1.0]
+    halved = {q: [bits["users", n, q, 0.5] / bits["users", n, q, 1.0] for n in users] for q in (True, False)}
+    half, open_half = (f"{min(halved[q]):.0%} to {max(halved[q]):.0%}" for q in (True, False))
     return (
         f"{picture}Bits of a steady round, of one of ten parties, both directions, every header included "
         f"({TITLES[_data(scope)]}, GCN): the ledger of trainings of {LONG} and of {SHORT} rounds, their difference divided by "
@@ -117,6 +121,9 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
         f"{'more' if saved > PROJECTION_SAVES else 'less'}, since sums of ternary gradients go down here, not parameters.\n"
         f"- Quantization saves at least {smallest:.1%} for N/q >= 4 (the paper: over {QUANTIZATION_SAVES:.0%}): "
         f"{'confirmed' if smallest > QUANTIZATION_SAVES else '**not confirmed**'}.\n"
+        f"- The paper: nearly proportional to users and to α. Here {users[-1] / users[0]:g} times the users cost {grown:.1f} "
+        f"times the bits; half of the parties, {half} of what all cost (not quantized, {open_half}: missed updates are sent "
+        "later).\n"
     )
 
 
