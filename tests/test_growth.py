@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import verfedgnn as vf
@@ -37,6 +38,21 @@ class Largest(TorchDispatchMode):
         return out
 
 
+class Touched(TorchDispatchMode):
+    """How many values all operations read and wrote, together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, out)):
+            if isinstance(each, torch.Tensor):
+                self.values += each.numel() if each.layout == torch.strided else each._nnz()
+        return out
+
+
 def federation(users: int, parties: int = 3, **values: Any) -> LocalRuntime:
     """Parties of one size, whatever their number."""
     config = scale_config(dim=8, participation=1.0, block=BLOCK, **values)
@@ -52,7 +68,7 @@ def sent(runtime: LocalRuntime, warm: int = 2, rounds: int = 3) -> dict[str, flo
     runtime.ledger = Ledger()
     for _ in range(rounds):
         runtime.round()
-    share = rounds * len(runtime.parties)
+    share = max(1, rounds) * len(runtime.parties)
     return {"up": runtime.ledger.total("up") / share, "down": runtime.ledger.total("down") / share}
 
 
@@ -107,3 +123,27 @@ def test_nothing_in_a_round_has_a_row_and_a_column_per_user(gnn: str) -> None:
     assert largest[0] < USERS * rows / 8
     assert largest[1] <= 2.05 * largest[0]
     assert taken[1] < 2.2 * taken[0]
+
+
+@pytest.mark.parametrize("grows", ["users", "items", "ratings", "dim", "layers"])
+def test_a_party_touches_and_sends_no_more_than_in_proportion(grows: str) -> None:
+    touched, sizes = [], []
+    for factor in (1, 2, 4):
+        size = {"users": USERS, "items": 256, "ratings": 2 * USERS, "dim": 8, "layers": 1}
+        size[grows] *= factor
+        config = scale_config(dim=size["dim"], layers=size["layers"], participation=1.0, block=BLOCK)
+        data = [made_party(f"party-{p}", size["users"], size["items"], size["ratings"], 1, seed=p) for p in range(3)]
+        members = [Party(each, config, secret=p) for p, each in enumerate(data)]
+        runtime = LocalRuntime(Coordinator(config, [each.name for each in data]), members)
+        sent(runtime, rounds=0)
+        with Touched() as seen:
+            runtime.round()
+        touched.append(seen.values)
+        sizes.append(sum(sent(runtime, warm=0).values()))
+    for smaller, larger in pairwise(touched):
+        assert larger / smaller < 2**1.1
+    for smaller, larger in pairwise(sizes):
+        assert larger / smaller < 2**1.1
+    if grows in ("users", "dim"):  # which all that is touched and sent is about
+        assert touched[2] / touched[0] > 3
+        assert sizes[2] / sizes[0] > 3

@@ -170,9 +170,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             Table(["preset", "rounds", "test RMSE, processor", "GPU", "difference"], rows),
             Paragraph(
                 "The same training on both, seed 0. Random numbers of the two differ (ternary gradients are drawn on the "
-                "device), so these are two draws of one training, not one computed twice; without randomness a "
-                "round's results agree within rounding: largest difference of a gradient, relative to the largest gradient, "
-                f"{max(f['gradient'] for f in same):.1e}."
+                "device), so these are two draws of one training, not one computed twice. Without randomness (no quantization, "
+                "masks or exchange) one party's gradient of the first round agrees within rounding: the largest difference is "
+                f"{max(f['gradient'] for f in same):.1e} of the largest coordinate."
             ),
         ]
     return blocks

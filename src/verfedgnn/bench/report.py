@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from verfedgnn.bench.aims import aims
 from verfedgnn.bench.suite import Question, Records, Scope
 from verfedgnn.reports.document import Document, Heading, Paragraph, Points
 
@@ -26,13 +27,14 @@ def report(questions: Sequence[Question], scope: Scope, out: Path) -> Document:
         Paragraph(
             "Made by `verfedgnn bench`. The main figure is **CPU seconds with one thread**, which a busy machine disturbs "
             "least; wall seconds are of a machine that others used, too. Every measurement is a process of its own, and ratios "
-            "are of one process, but for those to Cornac. Each figure's command, commit, machine and seed are in "
+            "are of one process, but for those to Cornac. Each figure's command, arguments, commit and machine are in "
             f"`{out.name}/records`."
         )
     )
     machines = sorted({_machine(record["machine"]) for record in known.values() if "machine" in record})
     commits = sorted({str(record["commit"]) for record in known.values() if "commit" in record})
     document.add(Points([*machines, f"commits {', '.join(commits)}; seed 0"]) if known else None)
+    document.add(*([] if scope.quick else aims(figures)))
     for question in questions:
         names = [task.name for task in question.tasks(scope)]
         if not any(name in known for name in names):

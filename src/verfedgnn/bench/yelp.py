@@ -68,7 +68,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             "blocks of 256, ten parties, half of them active, all ratings in a round. Seconds are of a round in which the "
             "party is active (the kernel's share in brackets), medians of a few; bytes are averages over all rounds and "
             "parties, active or not: twice as many in a round in which a party is. Numbers of 16 bits are within 2^-11 of "
-            "those of 32, a hundredth of their standard deviation here. Memory is the peak above what Python and the "
+            "those of 32. Memory is the peak above what Python and the "
             "libraries take (0.3 GB). The party and the coordinator are processes of their own; the other nine parties are "
             "played. A round over 1/20 of the users sends about these only, but propagation still goes over "
             "all of a party's ratings. "
