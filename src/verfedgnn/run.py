@@ -27,9 +27,9 @@ from verfedgnn.data.ids import as_text, positions, to_numpy
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import RunError
 from verfedgnn.evaluation.report import evaluate
+from verfedgnn.files import write_bytes, writing
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.protocol.ledger import Ledger
-from verfedgnn.runtime.checkpoint import write_bytes, writing
 from verfedgnn.store import read_parties, safe_names, write_parties
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.errors import ConfigError, Interrupted, RunError
 from verfedgnn.evaluation.figures import figures, history_entry
+from verfedgnn.files import writable, writing
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
@@ -24,7 +25,7 @@ from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.run import PartyModel, Run, begin_folder, read_history, write_history
-from verfedgnn.runtime.checkpoint import read_checkpoint, writable, write_checkpoint, writing
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runtime.local import LocalRuntime
 from verfedgnn.store import read_parties, safe_names
 

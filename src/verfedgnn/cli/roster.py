@@ -34,7 +34,7 @@ from verfedgnn.federation.certificates import (
     short,
     write_secret,
 )
-from verfedgnn.runtime.checkpoint import write_bytes
+from verfedgnn.files import write_bytes
 
 
 def begin(
