@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from verfedgnn import plugins
+from hub import Trial, agree
+from verfedgnn import origin, plugins
 from verfedgnn.baselines import in_all, method
 from verfedgnn.cli.main import app
+from verfedgnn.errors import Interrupted, PluginWarning
 from verfedgnn.experiments.cell import Cell
 from verfedgnn.federation.agreement import load_agreement
+from verfedgnn.federation.identity import Identity
 from verfedgnn.gnn.model import Model
 
 EXAMPLES = Path(my_gnn.__file__).parent
@@ -135,6 +140,13 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     assert "acme_sage" not in sys.modules
     assert vf.Config.preset("best", model="sage").model.gnn == "sage"
     assert method("ease").title == "Item-item ridge (EASE)"
+    code = vf.Config.preset("best", model="sage").with_code().model.code
+    assert code is not None
+    assert code.startswith("acme 1.0 sha256:")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.1\n")
+    newer = origin.identify(plugins.gnn("sage", "messages"))
+    assert newer is not None
+    assert origin.digest(newer) != origin.digest(code), "another version may import other code"
     with pytest.raises(vf.ConfigError, match="acme_missing cannot be loaded"):
         vf.Config.preset("best", model="broken")
     with pytest.raises(vf.ConfigError, match="acme_sage is offered as 'lost' and registers no such name"):
@@ -149,6 +161,16 @@ def test_a_preset_of_ones_own_has_a_section_for_a_plugin(tmp_path: Path) -> None
     assert vf.Config.preset(str(file), model="gcn").model.dim == 5
 
 
+def use(file: Path, change: str = "") -> Path:
+    """The example's GNN from a file of its own, with `change` at its end, as if this process had been started with it."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text((EXAMPLES / "my_gnn.py").read_text() + change)
+    plugins._gnns.clear()
+    plugins._run.cache_clear()
+    plugins.load_file(file)
+    return file
+
+
 def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> None:
     """The file names a GNN and brings none; whoever has not installed it says so before the first message."""
     vf.register(my_gnn.Sage)
@@ -157,17 +179,94 @@ def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> N
     assert made.exit_code == 0, made.output
     assert load_agreement(hub).config.model.gnn == "sage"
     plugins._gnns.clear()
-    with pytest.raises(vf.ConfigError, match=r"federation.toml: there is no GNN 'sage' here; .* package is installed"):
+    needed = hashlib.sha256((EXAMPLES / "my_gnn.py").read_bytes()).hexdigest()[:16]
+    text = rf"federation.toml: there is no GNN 'sage' here; .* package is installed.*; what is needed is my_gnn.py .*{needed}"
+    with pytest.raises(vf.ConfigError, match=text):
         load_agreement(hub)
 
 
-def test_a_run_without_its_plugin_says_so(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+def test_members_with_one_source_train_together(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    """Wherever each of them keeps it, and whatever the file is called."""
+    use(tmp_path / "sage.py")
+    config = vf.Config.preset("paper", model="sage", epochs=1, masking=True).with_code()
+    trial = Trial(tmp_path / "trial", small_parties, config, alignment="none")
+    use(tmp_path / "elsewhere" / "graphsage.py")
+    trial.identities = {name: Identity(trial.agreement, each.key_file) for name, each in trial.identities.items()}
+    trial.run()
+    assert not trial.errors
+    assert {run.config.model.code for run in trial.runs.values()} == {config.model.code}
+
+
+def test_a_member_with_another_source_is_refused_before_it_connects(tmp_path: Path) -> None:
+    """Its weights have the same shapes, so that nothing later would notice."""
+    use(tmp_path / "sage.py")
+    config = vf.Config.preset("paper", model="sage", masking=True)
+    with pytest.raises(vf.ConfigError, match="federation trial did not agree on the code of GNN 'sage'"):
+        agree(tmp_path, ["film", "books"], config)
+    hub, film = str(tmp_path / "hub"), str(tmp_path / "film")
+    for words in (
+        ("init", hub, "--address", "localhost:7443", "--model", "sage"),
+        ("join-request", "film", "--out", film),
+        ("approve", hub, f"{film}/film.csr", "--yes"),
+    ):
+        assert CliRunner().invoke(app, ["federation", *words]).exit_code == 0
+    (tmp_path / "film" / "federation.toml").write_bytes((tmp_path / "hub" / "federation.toml").read_bytes())
+    agreed, other = load_agreement(tmp_path / "film"), use(tmp_path / "other.py", "# the same weights, other numbers\n")
+    assert agreed.fingerprint() != agreed.with_values(config=agreed.config.with_code()).fingerprint()
+    words = [sys.executable, "-m", "verfedgnn", "--plugin", str(other), "party", "--federation", film, "--ratings", "film.csv"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: film has other code of GNN 'sage' than federation hub agreed on: other.py (SHA-256 ")
+    assert "sage.py (SHA-256 " in done.stderr
+    assert "get the agreed version" in done.stderr
+    with pytest.raises(vf.ConfigError, match="the coordinator has other code"):
+        Identity(agreed, tmp_path / "hub" / "coordinator.key")
+
+
+def test_a_federation_is_not_begun_with_code_that_nobody_can_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(my_gnn.Sage, "__module__", "__main__of_a_notebook")
     vf.register(my_gnn.Sage)
-    vf.train(small_parties, vf.Config.preset("paper", model="sage", epochs=1), out=tmp_path / "run")
-    assert vf.Run.load(tmp_path / "run").recommend(str(small_parties[0].ratings.user_ids[0]), 1)
+    made = CliRunner().invoke(app, ["federation", "init", str(tmp_path / "hub"), "--address", "localhost:1", "--model", "sage"])
+    assert "GNN 'sage' is in no file" in str(made.exception)
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_run_remembers_the_code_of_its_plugin(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, run, config = use(tmp_path / "sage.py"), tmp_path / "run", vf.Config.preset("paper", model="sage", epochs=3)
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config, out=run, stop=lambda: True)
+    code = f"sage.py sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    assert vf.resume(run).config.model.code == vf.Run.load(run).config.model.code == code, "and nothing warns"
+    shutil.copytree(run, tmp_path / "begun")
+    (tmp_path / "begun" / "metrics.json").unlink()
+    use(file, "# changed\n")
+    with pytest.warns(PluginWarning, match=r"run was trained with other code of GNN 'sage': .* then, .* now; .*train again"):
+        vf.Run.load(run)
+    with pytest.warns(PluginWarning, match="begun was trained with other code"):
+        vf.resume(tmp_path / "begun")
+    vf.train(small_parties, config, out=run, overwrite=True)  # whoever replaces a run knows
+    assert vf.Run.load(run).config.model.code != code
+    use(file, "# changed again\n")
+    words = [sys.executable, "-m", "verfedgnn", "--plugin", str(file), "evaluate", str(run), "--quiet"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"warning: {run} was trained with other code")
+    assert done.stderr.count("\n") == 1, "one line, once"
     plugins._gnns.clear()
-    with pytest.raises(vf.ConfigError, match="no GNN 'sage' here"):
-        vf.Run.load(tmp_path / "run")
+    monkeypatch.setenv(plugins.FILES, "")
+    with pytest.raises(
+        vf.ConfigError, match=r"no GNN 'sage' here; .*--plugin FILE.py .*needed is sage.py \(SHA-256 [0-9a-f]{16}"
+    ):
+        vf.Run.load(run)
+
+
+def test_built_in_names_keep_their_fingerprints() -> None:
+    """Records, runs and agreements without plug-ins are found by what they always were."""
+    config = vf.Config.preset("paper")
+    assert config.with_code() == config
+    assert config.fingerprint() == "225474e6fbfde779", "as in results/paper/cells.jsonl"
 
 
 def test_a_configuration_needs_no_torch() -> None:

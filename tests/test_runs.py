@@ -16,10 +16,10 @@ import pytest
 
 import verfedgnn as vf
 from helpers import config, same
+from verfedgnn import files
 from verfedgnn.data import check_parties
 from verfedgnn.errors import Interrupted
 from verfedgnn.run import begin_folder
-from verfedgnn.runtime import checkpoint
 from verfedgnn.store import safe_names
 
 
@@ -91,9 +91,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
         raise OSError(28, "No space left on device")
 
     chosen = config(checkpoint_every=2)
-    real, calls = checkpoint._write, iter(range(1000))
+    real, calls = files.write_through, iter(range(1000))
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", lambda path, data: (real if next(calls) < 6 else full)(path, data))
+        patch.setattr(files, "write_through", lambda path, data: (real if next(calls) < 6 else full)(path, data))
         with pytest.raises(vf.RunError, match=r"No space left on device.*make room"):
             vf.train(small_parties, chosen, out=tmp_path / "run")
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
@@ -114,7 +114,7 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = config(checkpoint_every=3)
-    real, calls = checkpoint._write, iter(range(1000))
+    real, calls = files.write_through, iter(range(1000))
 
     def dies(path: Path, data: bytes) -> None:
         if next(calls) == 10:
@@ -122,7 +122,7 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
             raise KeyboardInterrupt
         real(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write", dies)
+    monkeypatch.setattr(files, "write_through", dies)
     with pytest.raises(KeyboardInterrupt):
         vf.train(small_parties, chosen, out=tmp_path / "run")
     monkeypatch.undo()

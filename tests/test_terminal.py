@@ -358,6 +358,38 @@ def test_no_command_is_slow_to_explain_itself() -> None:
     assert subprocess.check_output([sys.executable, "-c", check], text=True) == "\n"
 
 
+LIGHT = (
+    "federation init hub --address localhost:7443",
+    "federation join-request film",
+    "federation join-request books",
+    "federation approve hub film/film.csr books/books.csr --yes",
+    "federation show hub",
+    "federation renew hub",
+    "federation revoke hub books",
+    "status run",
+)
+"""What organisations do before they train, and while: keys, certificates, roster, agreement, a look at the state."""
+
+
+def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
+    """Each of them starts in the time of --help and runs on a machine that could not train."""
+    begun = [words for words in COMMANDS if words.startswith("federation ")]
+    assert all(any(line.startswith(words) for line in LIGHT) for words in begun), "a new command is to be added to LIGHT"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text(json.dumps({"state": "finished", "parties": {}}))
+    script = (
+        "import sys; from verfedgnn.cli.main import app\n"
+        "for line in sys.argv[1:]:\n"
+        "    app(line.split(), standalone_mode=False)\n"
+        "    assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), line\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *LIGHT], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 on the roster" in done.stdout, "the commands did their work"
+
+
 def test_names_to_complete_are_those_there_are() -> None:
     from verfedgnn.baselines import METHODS
     from verfedgnn.bench import QUESTIONS

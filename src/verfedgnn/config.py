@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from verfedgnn import plugins
+from verfedgnn import origin, plugins
 from verfedgnn.errors import ConfigError
 
 Gnn = Annotated[str, AfterValidator(plugins.check_gnn)]
@@ -43,6 +44,8 @@ class ModelConfig(Section):
 
     gnn: Gnn = "gcn"
     """Aggregation and update: gcn, gat, ggnn, or a plug-in's (docs/python.md)."""
+    code: str | None = Field(None, pattern=origin.PATTERN)
+    """Which code a plug-in's GNN is: file or package and SHA-256. Training and `federation init` write it down by themselves."""
     dim: int = Field(6, ge=1, le=4096)
     """D, the size of an embedding (paper: 6)."""
     layers: int = Field(2, ge=1, le=16)
@@ -71,6 +74,15 @@ class ModelConfig(Section):
     """Estimate a user's degree from the party's own share (Sec. 4.3); off, exact degrees are exchanged (unprotected)."""
     generator: bool = False
     """Take in neighbourhoods that are generated (FedSage+) instead of the others', which only train the generator."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _there(cls, values: Any) -> Any:
+        """A plug-in that is not installed is told with what is known of its code."""
+        if isinstance(values, dict) and isinstance(values.get("gnn"), str):
+            code = values.get("code")
+            plugins.check_gnn(values["gnn"], code if isinstance(code, str) and re.match(origin.PATTERN, code) else None)
+        return values
 
 
 class ExchangeConfig(Section):
@@ -253,6 +265,11 @@ class Config(Section):
             path = _resolve(key)
             _assign(tree, path, value)
         return _validated(tree)
+
+    def with_code(self) -> Config:
+        """A copy that says which code its plug-in is here; built-in GNNs have none, and their configurations stay as they are."""
+        code = plugins.gnn_code(self.model.gnn, self.model.form)
+        return self.model_copy(update={"model": self.model.model_copy(update={"code": code})})
 
     def to_toml(self) -> str:
         """The configuration as TOML, to be read by `load_config`."""

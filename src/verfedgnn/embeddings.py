@@ -22,8 +22,8 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.errors import ConfigError, RunError
+from verfedgnn.files import write_bytes, writing
 from verfedgnn.run import PartyModel
-from verfedgnn.runtime.checkpoint import write_bytes, writing
 from verfedgnn.store import safe_names
 
 FORMATS = ("parquet", "npy")

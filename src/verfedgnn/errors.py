@@ -23,6 +23,10 @@ class RunError(VerFedGNNError):
     """A run folder cannot be written, read or resumed."""
 
 
+class PluginWarning(UserWarning):
+    """A run is opened with other code of its plug-in than it was trained with."""
+
+
 class ProtocolError(VerFedGNNError):
     """A message is malformed, out of order or out of bounds; its content is never part of the text."""
 

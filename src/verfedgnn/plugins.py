@@ -23,6 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from verfedgnn import origin
 from verfedgnn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ REMEDY = "a plug-in's is found once its package is installed, or by `verfedgnn -
 _gnns: dict[str, dict[str, type[Operator]]] = {}
 """Registered operators by name and form."""
 _methods: dict[str, Method] = {}
+_codes: dict[type, str | None] = {}
+"""Which code each registered class is, as it was when it was registered: its file may change while it is in use."""
 
 Plugin = TypeVar("Plugin", bound=type[Any])
 
@@ -64,19 +67,15 @@ def register(plugin: Plugin) -> Plugin:
 
         _refuse_taken(name, plugin, "a method", METHODS, type(_methods[name]) if name in _methods else None)
         _methods[name] = plugin()
+    _codes[plugin] = origin.identify(plugin)
     return plugin
 
 
 def _refuse_taken(name: str, plugin: type, what: str, built_in: Any, before: type | None) -> None:
     if name in built_in:
         raise ConfigError(f"'{name}' is built in; give {plugin.__name__} another name")
-    if before is not None and _home(before) != _home(plugin):
+    if before is not None and (origin.home(before), before.__qualname__) != (origin.home(plugin), plugin.__qualname__):
         raise ConfigError(f"there is {what} '{name}' already, in {before.__module__}; give one of them another name")
-
-
-def _home(plugin: type) -> tuple[str | None, str]:
-    """Where a class is written; the module's file, since a file may be loaded under several names."""
-    return getattr(sys.modules.get(plugin.__module__), "__file__", None) or plugin.__module__, plugin.__qualname__
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------------
@@ -88,11 +87,12 @@ def gnn_names() -> list[str]:
     return [*GNNS, *sorted({*_gnns, *_offered("verfedgnn.gnns")} - set(GNNS))]
 
 
-def check_gnn(name: str) -> str:
-    """`name`, if there is a GNN of that name here."""
+def check_gnn(name: str, code: str | None = None) -> str:
+    """`name`, if there is a GNN of that name here; `code` is what is known of the one that is looked for."""
     if name in GNNS or name in _gnns or name in gnn_names():
         return name
-    raise ConfigError(f"there is no GNN '{name[:40]}' here; there are: {', '.join(gnn_names())}; {REMEDY}")
+    wanted = f"; what is needed is {origin.shown(code)}" if code else ""
+    raise ConfigError(f"there is no GNN '{name[:40]}' here; there are: {', '.join(gnn_names())}; {REMEDY}{wanted}")
 
 
 def gnn(name: str, form: str) -> type[Operator]:
@@ -120,10 +120,15 @@ def methods() -> dict[str, Method]:
     return dict(sorted(_methods.items()))
 
 
+def gnn_code(name: str, form: str) -> str | None:
+    """Which code a plug-in's GNN is here (see `origin`); None for built-in ones, and for those that are in no file."""
+    return None if name in GNNS else _codes[gnn(name, form)]
+
+
 def code(plugin: type) -> str:
-    """A hash of the file a plug-in is written in, for records that must not outlive a change of it; "" where there is none."""
-    file = _home(plugin)[0]
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file and Path(file).is_file() else ""
+    """A hash of a registered plug-in's code, for records that must not outlive a change of it; "" where it is in no file."""
+    found = _codes[plugin]
+    return "" if found is None else origin.digest(found)[:16]
 
 
 # -- where they come from --------------------------------------------------------------------------------------------------

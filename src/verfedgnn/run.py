@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,15 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn import origin, plugins
 from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import as_text, positions, to_numpy
 from verfedgnn.data.ratings import counted
-from verfedgnn.errors import RunError
+from verfedgnn.errors import PluginWarning, RunError
 from verfedgnn.evaluation.report import evaluate
+from verfedgnn.files import write_bytes, writing
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.protocol.ledger import Ledger
-from verfedgnn.runtime.checkpoint import write_bytes, writing
 from verfedgnn.store import read_parties, safe_names, write_parties
 
 if TYPE_CHECKING:
@@ -182,9 +184,7 @@ class Run:
     def load(cls, path: str | Path) -> Run:
         """A finished run from its folder."""
         folder = Path(path)
-        if not (folder / "config.toml").is_file():
-            what = "is not a run folder" if folder.exists() else "does not exist"
-            raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
+        config = run_config(folder)
         if not (folder / "metrics.json").is_file():
             raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
         if not (folder / "parties").is_dir():
@@ -200,8 +200,24 @@ class Run:
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise RunError(f"the run {folder} cannot be read ({error})") from None
-        config = load_config(folder / "config.toml")
         return cls(config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone)
+
+
+def run_config(folder: Path) -> Config:
+    """The configuration of a run; warns where its GNN is a plug-in's and other code than the run was trained with."""
+    if not (folder / "config.toml").is_file():
+        what = "is not a run folder" if folder.exists() else "does not exist"
+        raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
+    config = load_config(folder / "config.toml")
+    then, now = config.model.code, plugins.gnn_code(config.model.gnn, config.model.form)
+    if then is not None and (now is None or origin.digest(then) != origin.digest(now)):
+        text = (
+            f"{folder} was trained with other code of GNN '{config.model.gnn}': {origin.shown(then)} then, "
+            f"{origin.shown(now) if now is not None else 'in no file'} now; "
+            "what it computes anew may differ, so go back to that version or train again"
+        )
+        warnings.warn(text, PluginWarning, stacklevel=3)
+    return config
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:

@@ -17,14 +17,15 @@ from verfedgnn.config import Config, load_config
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.errors import ConfigError, Interrupted, RunError
 from verfedgnn.evaluation.figures import figures, history_entry
+from verfedgnn.files import writable, writing
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import parameters_digest
-from verfedgnn.run import PartyModel, Run, begin_folder, read_history, write_history
-from verfedgnn.runtime.checkpoint import read_checkpoint, writable, write_checkpoint, writing
+from verfedgnn.run import PartyModel, Run, begin_folder, read_history, run_config, write_history
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runtime.local import LocalRuntime
 from verfedgnn.store import read_parties, safe_names
 
@@ -70,6 +71,7 @@ def train(
     config = Config.preset("paper") if config is None else config
     if not isinstance(config, Config):
         raise ConfigError('the configuration is a Config, such as Config.preset("paper", epochs=20)')
+    config = config.with_code()
     check_parties(parties)
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
@@ -97,7 +99,7 @@ def resume(
         raise RunError(f"{folder} holds no run to resume; start one with `verfedgnn train --out {folder}`")
     if (folder / "metrics.json").is_file():
         return Run.load(folder)
-    config = load_config(folder / "config.toml")
+    config = run_config(folder)
     parties, parts = read_parties(folder / "parties")
     training = _Training(prepare(parties, config, usable_device(device), parts), config, folder, stack)
     training.restore()

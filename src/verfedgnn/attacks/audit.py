@@ -17,8 +17,8 @@ from verfedgnn.attacks.membership import membership
 from verfedgnn.attacks.stronger import attack_gradients, attack_sums
 from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError
+from verfedgnn.files import writing
 from verfedgnn.run import Run, write_json
-from verfedgnn.runtime.checkpoint import writing
 from verfedgnn.training import Progress, train
 
 THIS = "this run"

@@ -21,8 +21,8 @@ from typing import Any
 from verfedgnn.bench.measure import machine
 from verfedgnn.errors import RunError
 from verfedgnn.experiments.cell import commit
+from verfedgnn.files import write_bytes, writing
 from verfedgnn.reports.document import Block
-from verfedgnn.runtime.checkpoint import write_bytes, writing
 
 Figures = dict[str, Any]
 

@@ -46,8 +46,8 @@ def attack(
     A run folder holds no messages, so for a party and for the coordinator the training is run again, with the same settings and
     data, and listened to.
     """
+    from verfedgnn.files import writable, writing
     from verfedgnn.run import Run, write_json
-    from verfedgnn.runtime.checkpoint import writable, writing
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)

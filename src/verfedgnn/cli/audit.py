@@ -28,8 +28,8 @@ def audit(
     from rich.text import Text
 
     from verfedgnn.attacks.audit import THIS, Audit
+    from verfedgnn.files import writable
     from verfedgnn.reports.audit import ATTACKERS, audit_document, strongest
-    from verfedgnn.runtime.checkpoint import writable
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)

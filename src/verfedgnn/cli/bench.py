@@ -39,7 +39,7 @@ def bench(
     from verfedgnn.bench import suite
     from verfedgnn.bench.measure import free_memory
     from verfedgnn.bench.report import report
-    from verfedgnn.runtime.checkpoint import writable
+    from verfedgnn.files import writable
 
     output = Output(quiet=quiet, as_json=as_json)
     scope, folder = suite.Scope(quick, data), out or Path("bench-quick" if quick else "bench")

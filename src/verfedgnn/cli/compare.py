@@ -53,9 +53,9 @@ def compare(
     from verfedgnn.experiments.comparison import HEADER, comparison_cells, comparison_csv, comparison_page, comparison_rows
     from verfedgnn.experiments.queue import run_cells
     from verfedgnn.experiments.tables import declarations, in_order, write_text
+    from verfedgnn.files import writable
     from verfedgnn.plugins import files
     from verfedgnn.reports.words import size
-    from verfedgnn.runtime.checkpoint import writable
 
     output = Output(quiet=quiet, as_json=as_json)
     names, given = in_all(methods), data or ["synthetic"]

@@ -46,7 +46,7 @@ def coordinator(
     from verfedgnn.federation.coordinator import CoordinatorService
     from verfedgnn.federation.identity import Identity
     from verfedgnn.federation.log import tell
-    from verfedgnn.runtime.checkpoint import holding
+    from verfedgnn.files import holding
 
     begin(log, quiet, threads)
     agreement = load_agreement(folder / FILE)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -31,7 +32,7 @@ from verfedgnn.cli.status import status
 from verfedgnn.cli.streams import lasting_streams
 from verfedgnn.cli.train import WithSettings, train
 from verfedgnn.cli.tune import tune
-from verfedgnn.errors import Interrupted, VerFedGNNError
+from verfedgnn.errors import Interrupted, PluginWarning, VerFedGNNError
 from verfedgnn.plugins import load_file
 from verfedgnn.runtime.memory import keep_freed_memory
 
@@ -89,11 +90,13 @@ _CTRL_C = 130
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
     keep_freed_memory()
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before, warned = signal.signal(signal.SIGTERM, interrupt), warnings.showwarning
+    warnings.showwarning = _warned
     try:
         with lasting_streams():
             code = _run()
     finally:
+        warnings.showwarning = warned
         signal.signal(signal.SIGTERM, before)
     sys.exit(code)
 
@@ -138,8 +141,23 @@ def _misused(error: typer.TyperException) -> int:
     return error.exit_code
 
 
-def _say(text: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escape(text)}")
+def _warned(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are lines like errors; those of libraries stay as they are."""
+    if issubclass(category, PluginWarning):
+        _say(str(message), "[bold yellow]warning:[/]")
+    else:
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+def _say(text: str, head: str = "[bold red]error:[/]") -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"{head} {_escape(text)}")
 
 
 def _escape(text: str) -> str:

@@ -40,10 +40,10 @@ def paper(
     trainings are kept: Ctrl-C loses only those that run, and the same command goes on.
     """
     from verfedgnn.experiments.queue import finished_cells, run_cells
+    from verfedgnn.files import writable
     from verfedgnn.paper import EXPERIMENTS as AT_HAND
     from verfedgnn.paper import Scope
     from verfedgnn.paper.page import fill_page
-    from verfedgnn.runtime.checkpoint import writable
 
     output = Output(quiet=quiet, as_json=as_json)
     unknown = [name for name in what if name not in (*EXPERIMENTS, "all")]

@@ -71,9 +71,9 @@ def party(
     from verfedgnn.federation.link import Link
     from verfedgnn.federation.log import tell, warn
     from verfedgnn.federation.party import PartyService, Realign, choose_gate
+    from verfedgnn.files import holding, writable
     from verfedgnn.privacy.alignment import workers
     from verfedgnn.run import Run
-    from verfedgnn.runtime.checkpoint import holding, writable
 
     begin(log, quiet, threads)
     output = Output(quiet=quiet, as_json=as_json)
@@ -124,8 +124,8 @@ def align(
     """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
     from verfedgnn.federation.folder import PartyFolder
     from verfedgnn.federation.link import Link
+    from verfedgnn.files import holding, writable
     from verfedgnn.privacy.alignment import workers
-    from verfedgnn.runtime.checkpoint import holding, writable
 
     begin(log, quiet, 1)
     identity = member(federation, key)

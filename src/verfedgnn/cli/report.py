@@ -18,9 +18,9 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's figures, curves, lift, bytes, guarantees and worst errors as one HTML page, and as Markdown."""
+    from verfedgnn.files import writable
     from verfedgnn.reports.run import run_document
     from verfedgnn.run import Run
-    from verfedgnn.runtime.checkpoint import writable
 
     output = Output(quiet=quiet, as_json=as_json)
     loaded, folder = Run.load(run), run / "report" if out is None else out

@@ -34,14 +34,17 @@ from verfedgnn.federation.certificates import (
     short,
     write_secret,
 )
-from verfedgnn.runtime.checkpoint import write_bytes
+from verfedgnn.files import write_bytes
+from verfedgnn.plugins import GNNS, REMEDY
 
 
 def begin(
     folder: Path, built: Config, *, preset: str, file: Path | None, overrides: dict[str, Any], **values: Any
 ) -> tuple[Agreement, str]:
     """A new federation in a new folder, and a note on its masking; `values` are the agreement's name, address and rules."""
-    chosen, note = _masked(built, preset, file, overrides)
+    chosen, note = _masked(built.with_code(), preset, file, overrides)
+    if chosen.model.gnn not in GNNS and chosen.model.code is None:
+        raise ConfigError(f"GNN '{chosen.model.gnn}' is in no file, so members could not compare its code; {REMEDY}")
     try:
         authority_key, authority = new_authority(values["name"])
     except CertificateError as error:

@@ -181,8 +181,8 @@ def _continued(folder: Path | None, words: list[str]) -> Iterator[None]:
 def _lift(run: Run, folder: Path | None, **options: Any) -> None:
     from verfedgnn.evaluation.lift import lift as compute_lift
     from verfedgnn.evaluation.plots import draw_lift
+    from verfedgnn.files import writing
     from verfedgnn.run import write_json
-    from verfedgnn.runtime.checkpoint import writing
 
     try:
         run.metrics["lift"] = compute_lift(run, **options)

@@ -63,7 +63,7 @@ def tune(
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
     from verfedgnn.evaluation.plots import draw_study
-    from verfedgnn.runtime.checkpoint import writable, write_bytes, writing
+    from verfedgnn.files import writable, write_bytes, writing
     from verfedgnn.tuning import parse_space
     from verfedgnn.tuning import tune as tune_study
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.baselines import Declaration, Method, methods
-from verfedgnn.runtime.checkpoint import write_bytes, writing
+from verfedgnn.files import write_bytes, writing
 
 
 def mean_std(values: Iterable[float | None], digits: int = 4) -> str:

@@ -19,7 +19,7 @@ from verfedgnn.config import Config, Section
 from verfedgnn.errors import ConfigError
 from verfedgnn.federation import certificates
 from verfedgnn.federation.certificates import COORDINATOR, check_name, day
-from verfedgnn.runtime.checkpoint import write_bytes
+from verfedgnn.files import write_bytes
 
 FILE = "federation.toml"
 

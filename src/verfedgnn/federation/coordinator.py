@@ -22,6 +22,7 @@ from verfedgnn.federation.identity import check_key
 from verfedgnn.federation.log import tell, warn
 from verfedgnn.federation.suspects import Search
 from verfedgnn.federation.watch import Watch
+from verfedgnn.files import write_bytes, writing
 from verfedgnn.privacy.masking import usable
 from verfedgnn.protocol.alignment import Host
 from verfedgnn.protocol.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
@@ -32,7 +33,7 @@ from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.protocol.sums import SumError
 from verfedgnn.protocol.wire import kind_of
 from verfedgnn.run import read_history, write_history, write_json, write_public
-from verfedgnn.runtime.checkpoint import read_checkpoint, write_bytes, write_checkpoint, writing
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runtime.transport import Event, Transport
 
 MOST_OFFENCES = 20

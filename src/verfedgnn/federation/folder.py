@@ -11,9 +11,9 @@ import torch
 from verfedgnn.errors import RunError
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.identity import Identity
+from verfedgnn.files import writing
 from verfedgnn.prepare import Prepared, prepare
 from verfedgnn.run import begin_folder
-from verfedgnn.runtime.checkpoint import writing
 from verfedgnn.store import read_parties
 from verfedgnn.training import party_secret
 

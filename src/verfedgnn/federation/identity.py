@@ -1,9 +1,10 @@
-"""Who this side is: its key, its place in the roster, and what it signs and checks with them."""
+"""Who this side is: its key, its place in the roster, the agreed code, and what it signs and checks with them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from verfedgnn import origin, plugins
 from verfedgnn.errors import ConfigError, ProtocolError
 from verfedgnn.federation.agreement import Agreement, Member
 from verfedgnn.federation.certificates import COORDINATOR, read_key, same_key, sign, verify
@@ -22,6 +23,7 @@ class Identity:
                 "let the coordinator approve its request, then take over the new federation file"
             )
         self.member: Member = members[0]
+        _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
 
     @property
     def name(self) -> str:
@@ -45,6 +47,26 @@ class Identity:
     def check(self, purpose: str, party: int, key: str, signature: str) -> None:
         """Raise `ProtocolError` unless the party at that place signed `key` for that purpose with its pinned certificate."""
         check_key(self.agreement, purpose, party, key, signature)
+
+
+def _check_code(agreement: Agreement, name: str) -> None:
+    """Refuse other code of a plug-in's GNN than was agreed on: weights of one shape would add up, to nonsense."""
+    model = agreement.config.model
+    here = plugins.gnn_code(model.gnn, model.form)
+    if model.gnn in plugins.GNNS or (here and model.code and origin.digest(here) == origin.digest(model.code)):
+        return
+    if here is None:
+        raise ConfigError(f"{name} has GNN '{model.gnn}' in no file, so its code cannot be compared; {plugins.REMEDY}")
+    if model.code is None:
+        raise ConfigError(
+            f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
+            f"begin it anew with `verfedgnn federation init`; {name} has {origin.shown(here)}"
+        )
+    raise ConfigError(
+        f"{name} has other code of GNN '{model.gnn}' than federation {agreement.name} agreed on: {origin.shown(here)} here, "
+        f"{origin.shown(model.code)} agreed; get the agreed version from the others, install it or give it with --plugin, "
+        "or begin a federation with yours"
+    )
 
 
 def check_key(agreement: Agreement, purpose: str, party: int, key: str, signature: str) -> None:

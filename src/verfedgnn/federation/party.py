@@ -19,6 +19,7 @@ from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.link import Link
 from verfedgnn.federation.log import tell
 from verfedgnn.federation.watch import Watch
+from verfedgnn.files import writing
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.alignment_messages import AlignStart, Common, Sealed
 from verfedgnn.protocol.coordinator import Closed, active_count
@@ -29,7 +30,7 @@ from verfedgnn.protocol.replica import parameters_digest
 from verfedgnn.protocol.terms import Terms
 from verfedgnn.protocol.validation import mean_error
 from verfedgnn.run import PartyModel, Run, read_history, write_history
-from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint, writing
+from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
 
 
 class Realign(Exception):

@@ -16,9 +16,9 @@ from typing import Any
 
 from verfedgnn.errors import ConfigError
 from verfedgnn.federation.words import shown, whereabouts
+from verfedgnn.files import writing
 from verfedgnn.protocol.coordinator import Closed
 from verfedgnn.run import write_json
-from verfedgnn.runtime.checkpoint import writing
 
 FRESH_SECONDS, EVERY_SECONDS = 0.05, 1.0
 """How old the status may be in memory and on disk; making it costs a moment, and events are many."""

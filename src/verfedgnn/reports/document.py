@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verfedgnn.runtime.checkpoint import write_bytes, writing
+from verfedgnn.files import write_bytes, writing
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #dde3ea; --back: #fff; --mark: #f2f6fb }

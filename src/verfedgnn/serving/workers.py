@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
@@ -13,7 +14,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
 
-from verfedgnn.errors import ConfigError, VerFedGNNError
+from verfedgnn.errors import ConfigError, PluginWarning, VerFedGNNError
+from verfedgnn.run import run_config
 from verfedgnn.serving.server import Served, serve
 
 LONGEST_STOP = 10
@@ -22,6 +24,7 @@ LONGEST_STOP = 10
 
 def serve_by(count: int, served: Served, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve by so many processes until interrupted (`KeyboardInterrupt`), or until one of them ends by itself, an error."""
+    run_config(served.run)  # warns, if need be, for all of them
     with _common_figures():
         workers, lines = _start(count, served, listener)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell started us deaf, by `&`
@@ -73,6 +76,7 @@ def _start(count: int, served: Served, listener: socket.socket) -> tuple[list[Sp
 
 def _work(served: Served, listener: socket.socket, line: Connection) -> None:
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    warnings.simplefilter("ignore", PluginWarning)
     try:
         serve(served, listener, lambda: line.send(None))
     except VerFedGNNError as error:
