@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dense
-from verfedgnn.config import ModelConfig
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import Graph, party_graph
+from verfedgnn.sections import ModelConfig
 
 GNNS = ["gcn", "gat", "ggnn"]
 

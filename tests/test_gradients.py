@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.config import GradientConfig
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.gradients import Rescale, clip, laplace, protect, ternary, worth
 from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.optimizer import average, step
 from verfedgnn.protocol.replica import participation_scale
+from verfedgnn.sections import GradientConfig
 
 SIGMAS = 5.0
 """Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import dense
 from verfedgnn import Config, ConfigError
-from verfedgnn.config import ModelConfig
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import party_graph
 from verfedgnn.protocol.coordinator import Coordinator
@@ -19,6 +18,7 @@ from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.step import Work, compute
 from verfedgnn.protocol.targets import PartyInput, Targets
 from verfedgnn.runtime.local import LocalRuntime
+from verfedgnn.sections import ModelConfig
 
 GNNS = ["gcn", "gat", "ggnn"]
 USERS, ITEMS, PARTIES, RATED = 12, 8, 3, 4

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.config import Config, SplitConfig
+from verfedgnn.config import Config
 from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
 from verfedgnn.data.ratings import counted
 from verfedgnn.errors import DataError
 from verfedgnn.protocol.loss import Pairs
 from verfedgnn.protocol.targets import PartyInput
+from verfedgnn.sections import SplitConfig
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,12 @@ from verfedgnn.attacks.separation import auc, auc_within, rank_correlation, sepa
 from verfedgnn.attacks.stacking import stacked, unmix, unmix_sums, users_of_items
 from verfedgnn.attacks.subset import SCALES, best_subsets
 from verfedgnn.attacks.tap import TOGETHER, Exchange, Tapped, tapped
-from verfedgnn.config import FRACTION_BITS, Config
+from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.errors import ConfigError
 from verfedgnn.prepare import split
 from verfedgnn.privacy.projection import Projection
+from verfedgnn.sections import FRACTION_BITS
 
 COLUMNS = 2048
 """Most columns that are stacked; more would make the solution slow and hardly better."""

@@ -20,11 +20,12 @@ from verfedgnn.bench.curve import LEAN, SPARING
 from verfedgnn.bench.measure import medians, timed
 from verfedgnn.bench.phases import federation
 from verfedgnn.bench.suite import Figures, Question, Scope, Task
-from verfedgnn.config import Config, SplitConfig
+from verfedgnn.config import Config
 from verfedgnn.data import TRAIN, VALID, read_ratings
 from verfedgnn.prepare import split
 from verfedgnn.reports.document import Block, Paragraph, Table
 from verfedgnn.runtime.local import LocalRuntime
+from verfedgnn.sections import SplitConfig
 
 TARGETS = (0.9152, 0.875)
 """The paper's GCN on ML-1M, and what factorisation of pooled data reaches with some training."""

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from verfedgnn.config import Config, Section
+from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError
 from verfedgnn.federation import certificates
 from verfedgnn.federation.certificates import COORDINATOR, check_name, day
 from verfedgnn.files import write_bytes
+from verfedgnn.sections import Section
 
 FILE = "federation.toml"
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from verfedgnn import plugins
-from verfedgnn.config import ModelConfig
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.generator import Generator
@@ -20,6 +19,7 @@ from verfedgnn.gnn.messages import MessageGAT, MessageGCN, MessageGGNN
 from verfedgnn.gnn.operator import Operator, Others
 from verfedgnn.graph import Graph
 from verfedgnn.privacy.noise import clip_rows
+from verfedgnn.sections import ModelConfig
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from verfedgnn.config import FRACTION_BITS, Config
+from verfedgnn.config import Config
 from verfedgnn.privacy import events
 from verfedgnn.privacy.events import Release
 from verfedgnn.privacy.noise import noised_sum
 from verfedgnn.privacy.rating_dp import rating_epsilon, training_releases, validation_releases
+from verfedgnn.sections import FRACTION_BITS
 
 SIMULATED = "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
 SECRET = "each party's own: noise and batches derive from a secret that never leaves it"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.config import Config, GradientConfig
+from verfedgnn.config import Config
+from verfedgnn.sections import GradientConfig
 
 
 def clip(gradient: Tensor, bound: float | None) -> Tensor:

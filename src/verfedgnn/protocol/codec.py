@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config import FRACTION_BITS
 from verfedgnn.errors import DivergedError
+from verfedgnn.sections import FRACTION_BITS
 
 
 def to_fixed(values: Tensor, parties: int, bits: int = 32) -> Tensor:

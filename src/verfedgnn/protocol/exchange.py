@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config import FRACTION_BITS, Config
+from verfedgnn.config import Config
 from verfedgnn.errors import ConfigError
 from verfedgnn.privacy.noise import clip_rows, skellam
 from verfedgnn.privacy.projection import Identity, Projection
@@ -20,6 +20,7 @@ from verfedgnn.protocol.codec import from_fixed, to_fixed, wrapped
 from verfedgnn.protocol.messages import RoundStart
 from verfedgnn.protocol.rotation import passes
 from verfedgnn.protocol.state import State, tensor
+from verfedgnn.sections import FRACTION_BITS
 
 
 def exchanging(config: Config, round: int, trip: int) -> bool:

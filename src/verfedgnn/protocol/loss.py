@@ -18,9 +18,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from verfedgnn.config import TrainingConfig
 from verfedgnn.gnn.model import Propagation
 from verfedgnn.graph import Graph, pad_items
+from verfedgnn.sections import TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.config import TrainingConfig
 from verfedgnn.errors import RunError
 from verfedgnn.privacy.noise import clip_rows
 from verfedgnn.protocol.optimizer import average, step
 from verfedgnn.protocol.state import State, tensor
+from verfedgnn.sections import TrainingConfig
 
 
 @dataclass(frozen=True)

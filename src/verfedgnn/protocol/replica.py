@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.config import Config, TrainingConfig
+from verfedgnn.config import Config
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.gradients import Rescale, worth
 from verfedgnn.privacy.noise import clip_rows
 from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.optimizer import average, pieces, step
 from verfedgnn.protocol.rotation import Rotation, passes
+from verfedgnn.sections import TrainingConfig
 
 
 class Replica:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.config import TrainingConfig
 from verfedgnn.gnn.model import Model
 from verfedgnn.graph import Graph, pad_items
 from verfedgnn.privacy.projection import Identity, Projection
 from verfedgnn.protocol.loss import Batch, data_loss, penalty
+from verfedgnn.sections import TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from verfedgnn.config import TrainingConfig
 from verfedgnn.protocol.messages import RoundReply
 from verfedgnn.protocol.state import State, tensor
+from verfedgnn.sections import TrainingConfig
 
 
 class Best:
