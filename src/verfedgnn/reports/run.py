@@ -105,7 +105,7 @@ MESSAGES = {
     "RoundStart": "sums of the last round, and what to do",
     "RoundReply": "protected shares of rounds",
     "Finish": "the best model's public part",
-    "Finished": "that it was kept",
+    "Finished": "confirmations",
     "Waiting": "who is still missing",
     "Refused": "refusals",
 }
