@@ -288,7 +288,7 @@ def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> Non
     code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
     assert code == 2
     assert "(lines 9, 14)" in out
-    assert "1 row has a rating that is not a number (line 3): correct or remove them" in out
+    assert "1 row has a rating that is not a number (line 3 'great'): correct or remove them" in out
     assert "not usable as it is" in out
     good = put(
         tmp_path / "good.csv", "user,item,rating\n" + "".join(f"{u},{i},{1 + (u + i) % 5}\n" for u in range(9) for i in range(9))
