@@ -95,7 +95,7 @@ def ratings_of_events(
     pair, group = np.unique(user.astype(np.int64) * len(item_ids) + item, return_inverse=True)
     time, notes = _newest(used, group, len(pair))
     if dropped:
-        notes = (left_out(dropped, "no user, item or kind of event"), *notes)
+        notes = (left_out(dropped, "no user, item or event"), *notes)
     strength = _strength(used, events, group, len(pair))
     about = [n for n in used.column_names if n not in ("user", "item", "event", "time", "count")]
     items = used.group_by("item").aggregate([(column, "max") for column in about])
