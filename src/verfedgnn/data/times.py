@@ -19,11 +19,10 @@ _DAY = 86_400
 _MOST = 9e18
 """Beyond this (and NaN) is no number of seconds, nor of milliseconds."""
 _KINDS = (pa.int64(), pa.float64(), *(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")))
-_LOCAL = (
-    r"^(?P<one>[0-9]{1,2})(?P<mark>[./-])(?P<two>[0-9]{1,2})(?P<again>[./-])(?P<year>[0-9]{4})"
-    r"(?:(?:,? +|T)(?P<hour>[0-9]{1,2})(?P<rest>:.*))?$"
-)
-"""31.12.2025, 31/12/2025 18:05, 31-12-2025, 9:05:00."""
+_DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
+"""31.12.2025, or 31/12/2025 18:05, or 3-4-2025, 9:05:00, with the mark to be filled in."""
+_LATE = "(?:1[3-9]|[23][0-9])"
+"""The number of a day that is none of a month."""
 _NO_TIME = pa.array(pa.csv.ConvertOptions().null_values)
 
 
@@ -82,18 +81,23 @@ def parsed(column: pa.Array | pa.ChunkedArray, day_first: bool | None = None) ->
     given = _given(column)
     if given.null_count == len(given):
         return pa.nulls(len(given))
+    found = _cast(given)
+    if found is None:
+        found = _cast(_as_iso(given, day_first))
+    return column if found is None else found
+
+
+def _cast(given: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray | None:
+    """Text as the first kind that all of it is."""
+    # What is no kind of time is told by its first value, while Arrow takes long to fail for all of them.
+    first = given.slice(pc.index(pc.is_valid(given), True).as_py(), 1)
     for kind in _KINDS:
         try:
+            pc.cast(first, kind)
             return pc.cast(given, kind)
         except pa.ArrowInvalid:
             continue
-    given = _as_iso(given, day_first)
-    for kind in _KINDS[2:]:
-        try:
-            return pc.cast(given, kind)
-        except pa.ArrowInvalid:
-            continue
-    return column
+    return None
 
 
 def day_first(parts: Iterable[pa.Array | pa.ChunkedArray]) -> bool | None:
@@ -101,12 +105,17 @@ def day_first(parts: Iterable[pa.Array | pa.ChunkedArray]) -> bool | None:
 
     Only as many parts of the column are looked at as it takes.
     """
-    orders = [True, False]
     for part in parts:
-        orders = [order for order in orders if not is_text(parsed(part, order).type)]
-        if len(orders) < 2:
+        if not is_text(part.type):
             break
-    return orders[0] if len(orders) == 1 else None
+        day, month = (_any(part, rf"^\s*{form}[/-][0-9]{{4}}") for form in (f"{_LATE}[/-][0-9]+", f"[0-9]+[/-]{_LATE}"))
+        if day or month:
+            return day
+    return None
+
+
+def _any(text: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(text, pattern)).as_py())
 
 
 def _given(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -116,15 +125,14 @@ def _given(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Array | pa.ChunkedArray:
     """Dates that begin with the day or the month as ISO 8601; what is none, or may be two, as it is."""
-    parts = pc.extract_regex(text, _LOCAL)
-    one, mark, two, again, year, hour, rest = (pc.struct_field(parts, [k]) for k in range(7))
-    dots = pc.equal(mark, ".")
-    known = pc.and_(pc.equal(mark, again), pc.or_(dots, day_first is not None))
-    day_leads = pc.or_(dots, bool(day_first))
-    day, month = pc.if_else(day_leads, one, two), pc.if_else(day_leads, two, one)
-    date = pc.binary_join_element_wise(year, pc.utf8_lpad(month, 2, "0"), pc.utf8_lpad(day, 2, "0"), "-")
-    clock = pc.if_else(pc.equal(hour, ""), "", pc.binary_join_element_wise(" ", pc.utf8_lpad(hour, 2, "0"), rest, ""))
-    return pc.if_else(pc.fill_null(known, False), pc.binary_join_element_wise(date, clock, ""), text)
+    orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
+    found = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
+    # One digit as two: of the month, of the day, of the hour.
+    digits = [(r"^([0-9]{4}-)([0-9]-)", r"\10\2"), (r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r"\10\2"), (r" ([0-9]:)", r" 0\1")]
+    for pattern, iso in found + digits:
+        if _any(text, pattern):
+            text = pc.replace_substring_regex(text, pattern, iso)
+    return trimmed(text)
 
 
 def _why_not(column: pa.ChunkedArray) -> str:
@@ -144,12 +152,12 @@ def _why_not(column: pa.ChunkedArray) -> str:
 
 def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
     """How many values from the first one on are of a kind."""
-    low, high = 0, len(given)
+    low, high, middle = 0, len(given), 1
     while low < high:
-        middle = (low + high + 1) // 2
         try:
             pc.cast(given[low:middle], kind)
             low = middle
         except pa.ArrowInvalid:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low
