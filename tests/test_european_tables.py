@@ -332,6 +332,7 @@ def test_check_shows_ratings_and_times_and_never_ids(command: Command, tmp_path:
     _, out, _ = command("data", "check", path, "--scale", "1,5", "--json")
     values = {p["kind"]: p["values"] for p in json.loads(out)["sources"][0]["problems"]}
     assert values["off-scale"] == ["7"]
+    assert values["not-a-number"][2] == "x" * 37 + "..."
     assert "anna" not in out
 
 

@@ -57,7 +57,12 @@ class Numbers:
 
 def brief(value: str) -> str:
     """A value in front of people: short, in quotes, and nothing in it that a terminal would obey."""
-    return repr(value if len(value) <= 40 else value[:37] + "...")
+    return repr(cut(value))
+
+
+def cut(value: str) -> str:
+    """The start of a value that is long."""
+    return value if len(value) <= 40 else value[:37] + "..."
 
 
 def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:

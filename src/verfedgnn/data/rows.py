@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.data.columns import RATING_ROLES
 from verfedgnn.data.ids import TEXT, is_text
+from verfedgnn.data.numbers import cut
 from verfedgnn.data.problems import SHOWN, SHOWN_OF, Problem
 from verfedgnn.data.ratings import counted
 from verfedgnn.data.source import EncodingError
@@ -58,11 +59,11 @@ class Rows:
             return ()
         words = pc.cast(self.table[column].take(pa.array(problem.places)), TEXT).to_pylist()
         if problem.kind != "not-a-number":
-            return tuple(words)
+            return tuple(map(cut, words))
         if 2 * problem.count > self.table.num_rows:
             return ()
         ids = [self.table[role] for role in ("user", "item") if is_text(self.table[role].type)]
-        return tuple("" if any(pc.any(pc.equal(each, word)).as_py() for each in ids) else word for word in words)
+        return tuple("" if any(pc.any(pc.equal(each, word)).as_py() for each in ids) else cut(word) for word in words)
 
 
 def read_rows(source: str | Path, **opening: Any) -> Rows:
