@@ -27,6 +27,9 @@ _COMMA = r"^[-+]?[0-9]*,[0-9]+$"
 _POINT = r"^[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"
 _THOUSANDS = r"^[-+]?[1-9][0-9]{0,2},[0-9]{3}$"
 
+NO_RATING = "have a rating that is missing or NaN"
+INFINITE = "have a rating that is infinite (more than 3.4e38)"
+"""What rows have that cannot be used."""
 CORRECT = "correct or remove them"
 _ONE_WAY = "some have a decimal comma and others a point, write all of them in one way"
 _WHICH = (
@@ -89,6 +92,12 @@ def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
     unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
     values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
     return Numbers(values, unlike, remedy, words[int(place[unlike.argmax()])].as_py() if unlike.any() else "")
+
+
+def infinite(rating: NDArray[np.float64]) -> Mask:
+    """Which ratings are beyond all numbers when they are kept, in single precision."""
+    with np.errstate(over="ignore"):
+        return np.isinf(rating.astype(np.float32))
 
 
 def _all(values: NDArray[np.float64]) -> Numbers:

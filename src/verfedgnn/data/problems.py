@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import LONGEST_ID, as_text, coded, trimmed
-from verfedgnn.data.numbers import CORRECT, Mask, numbers
-from verfedgnn.data.ratings import INFINITE, NO_RATING, check_options, counted, infinite
+from verfedgnn.data.numbers import CORRECT, INFINITE, NO_RATING, Mask, infinite, numbers
+from verfedgnn.data.ratings import check_options, counted
 from verfedgnn.data.times import EARLIEST, latest, seconds
 
 SHOWN = 5
@@ -89,7 +89,8 @@ def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplica
         note(f"no-{role}", what, "fill it in, or leave them out with --missing drop", absent[role], "left out" * dropped)
     gone = bad.copy() if dropped else np.zeros(len(bad), bool)
     if gone.all():
-        problems.append(Problem("empty", "there are no ratings, only columns", "check how it was written", 1, fatal=True))
+        lack = "no row has a user, an item and a rating" if len(gone) else "there are no ratings, only columns"
+        problems.append(Problem("empty", lack, "check how it was written", 1, fatal=True))
     for role, codes, ids in (("user", user, users), ("item", item, items)):
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
         what, remedy = f"have a {role} of more than {LONGEST_ID} characters", f"name another with --columns {role}=..."
@@ -154,11 +155,9 @@ def _of_rows(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -
     count = int(mask.sum())
     places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
     text = _sentence(count, what)
-    return (
-        Problem(kind, f"{text}: {outcome}", "", count, places)
-        if outcome
-        else Problem(kind, text, remedy, count, places, fatal=True)
-    )
+    if outcome:
+        return Problem(kind, f"{text}: {outcome}", "", count, places)
+    return Problem(kind, text, remedy, count, places, fatal=True)
 
 
 def _sentence(count: int, what: str) -> str:

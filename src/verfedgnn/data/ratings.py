@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, about_items, as_text, coded, encode, to_numpy
-from verfedgnn.data.numbers import Mask, numbers
+from verfedgnn.data.numbers import INFINITE, NO_RATING, Mask, infinite, numbers
 from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
@@ -106,16 +106,6 @@ class Ratings:
     def with_notes(self, *notes: str) -> "Ratings":
         """The same table with more to say about it."""
         return replace(self, notes=(*self.notes, *notes))
-
-
-NO_RATING = "have a rating that is missing or NaN"
-INFINITE = "have a rating that is infinite (more than 3.4e38)"
-
-
-def infinite(rating: NDArray[np.float64]) -> Mask:
-    """Which ratings are beyond all numbers when they are kept, in single precision."""
-    with np.errstate(over="ignore"):
-        return np.isinf(rating.astype(np.float32))
 
 
 def missing_in(

@@ -172,7 +172,7 @@ def read_table(
     table = opened.read()
     if not table.num_rows:
         raise DataError(f"{shown(source)} holds no ratings: it has a header but no rows")
-    user, item = (as_text(trimmed(table[role]), role) for role in ("user", "item"))
+    user, item = (trimmed(as_text(table[role], role)) for role in ("user", "item"))
     rating = numbers(table["rating"], scale)
     rating.refuse(opened.at)
     table = table.drop_columns(list(RATING_ROLES))
