@@ -92,8 +92,8 @@ def write(path: Path, text: str) -> str:
 
 BAD = {
     "missing columns": (bad_table("user,thing,rating\na,b,3\n"), "--columns"),
-    "nan": (bad_table("user,item,rating\na,b,nan\n"), "NaN or infinite"),
-    "infinite": (bad_table("user,item,rating\na,b,inf\n"), "NaN or infinite"),
+    "nan": (bad_table("user,item,rating\na,b,nan\n"), "--missing drop"),
+    "infinite": (bad_table("user,item,rating\na,b,inf\n"), "infinite (more than"),
     "duplicates": (bad_table("user,item,rating\na,b,3\na,b,4\n"), "--duplicates"),
     "encoding": (bad_table(b"user,item,rating\n\xff\xfe,b,3\n"), "--encoding latin-1"),
     "no file": (lambda folder: ["--data", str(folder / "none.csv")], "none.csv"),

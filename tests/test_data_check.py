@@ -208,22 +208,45 @@ def test_ratings_as_text_in_parquet_and_csv(tmp_path: Path, rating: str, usable:
 
 
 FIELDS = st.sampled_from(
-    ["1", "2", "", " 2 ", "a", "nan", "NA", "+3", "1e1", "4.5", ".5", "5.", "inf", "x", "0x1", "1_0", '"q"', "-2", "٣", "1e300"]
+    [
+        "1",
+        "2",
+        "",
+        " 2 ",
+        "a",
+        "nan",
+        "NA",
+        "+3",
+        "1e1",
+        "4.5",
+        ".5",
+        "5.",
+        "inf",
+        "x",
+        "0x1",
+        "1_0",
+        '"q"',
+        "-2",
+        "٣",
+        "1e300",
+        '"3,5"',
+        '"1,234"',
+    ]
 )
 LINES = st.lists(st.lists(FIELDS, min_size=2, max_size=4), max_size=12)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(LINES, st.sampled_from([None, "first", "mean"]), st.sampled_from([None, (1.0, 5.0)]))
+@given(LINES, st.sampled_from([None, "first", "mean"]), st.sampled_from([None, (1.0, 5.0)]), st.sampled_from([None, "drop"]))
 def test_usable_is_what_can_be_read(
-    tmp_path: Path, lines: list[list[str]], duplicates: str | None, scale: tuple[float, float] | None
+    tmp_path: Path, lines: list[list[str]], duplicates: str | None, scale: tuple[float, float] | None, missing: str | None
 ) -> None:
     path = put(tmp_path / "t.csv", "user,item,rating\n" + "".join(",".join(line) + "\n" for line in lines))
     try:
-        ratings = read_ratings(path, duplicates=duplicates, scale=scale)
+        ratings = read_ratings(path, duplicates=duplicates, scale=scale, missing=missing)
     except DataError:
         ratings = None
-    found = check_source("t", path, duplicates=duplicates, scale=scale)
+    found = check_source("t", path, duplicates=duplicates, scale=scale, missing=missing)
     assert found.usable == (ratings is not None)
     if ratings is not None:
         assert found.shape is not None
@@ -288,7 +311,7 @@ def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> Non
     code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
     assert code == 2
     assert "(lines 9, 14)" in out
-    assert "1 row has a rating that is not a number (line 3): correct or remove them" in out
+    assert "1 row has a rating that is not a number (line 3 'great'): correct or remove them" in out
     assert "not usable as it is" in out
     good = put(
         tmp_path / "good.csv", "user,item,rating\n" + "".join(f"{u},{i},{1 + (u + i) % 5}\n" for u in range(9) for i in range(9))

@@ -32,7 +32,7 @@ def made(rows: list[Event], weights: EventWeights = WEIGHTS, size: int = 7) -> R
     schema = pa.schema([("user", pa.string()), ("item", pa.string()), ("event", pa.string()), ("time", pa.int64())])
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     batches = [pa.record_batch(list(map(list, zip(*part, strict=True))), schema=schema) for part in parts]
-    return ratings_of_events(batches, weights, name="events", where=lambda row: f"row {row + 1}")
+    return ratings_of_events(lambda: batches, weights, name="events", where=lambda row: f"row {row + 1}")
 
 
 def by_pair(ratings: Ratings) -> dict[tuple[str, str], tuple[float, int]]:

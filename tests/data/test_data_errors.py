@@ -54,15 +54,12 @@ HEAD = "user,item,rating\n"
             ["no column for item", "user, thing, rating", "--columns user=...,item=...,rating=..."],
         ),
         ("1,2,3\n4,5,1\n", ["no column for user, item, rating", "1, 2, 3", "add a header"]),
-        (HEAD + "1,2,3\n\n1,4,great\n", ["'great'", "line 4 of", "is not a number", "correct it or remove the line"]),
-        (HEAD + "1,2,3\n1,4,\n", ["1 row has a rating that is missing, NaN or infinite", "line 3 of t.csv", "remove"]),
-        (HEAD + "1,2,nan\n1,4,NaN\n", ["2 rows have a rating that is missing, NaN or infinite", "line 2 of t.csv"]),
-        (
-            HEAD + "1,2,3\n1,4,1e300\n",
-            ["1 row has a rating that is missing, NaN or infinite (more than 3.4e38)", "line 3 of t.csv"],
-        ),
-        (HEAD + "1,2,3\n1,4,inf\n", ["1 row has a rating that is missing, NaN or infinite", "line 3 of t.csv"]),
-        (HEAD + ",2,3\n", ["1 row has no user", "line 2 of t.csv", "fill it in or remove them"]),
+        (HEAD + "1,2,3\n\n1,4,great\n", ["'great'", "line 4 of", "is not a number", "correct or remove them"]),
+        (HEAD + "1,2,3\n1,4,\n", ["1 row has a rating that is missing or NaN", "line 3 of t.csv", "--missing drop"]),
+        (HEAD + "1,2,nan\n1,4,NaN\n", ["2 rows have a rating that is missing or NaN", "line 2 of t.csv"]),
+        (HEAD + "1,2,3\n1,4,1e300\n", ["1 row has a rating that is infinite (more than 3.4e38)", "line 3 of t.csv"]),
+        (HEAD + "1,2,3\n1,4,inf\n", ["1 row has a rating that is infinite", "line 3 of t.csv"]),
+        (HEAD + ",2,3\n", ["1 row has no user", "line 2 of t.csv", "fill it in", 'missing="drop"', "--missing drop"]),
         (HEAD + '"a\nb",2,3\n1,  ,3\n', ["1 row has no item", "line 4 of t.csv"]),
         (
             HEAD + "1,2,3\n1,5,4\n1,2,4\n1,2,5\n",
@@ -135,6 +132,7 @@ def test_unknown_names(tmp_path, monkeypatch):
 def test_options(tmp_path):
     file = table(tmp_path, HEAD + "1,2,3\n")
     fails(lambda: read_ratings(file, duplicates="both"), "'both'", "error, first, last, mean")
+    fails(lambda: read_ratings(file, missing="no"), "missing='no'", "error, drop")
     fails(lambda: read_ratings(file, encoding="klingon"), "'klingon'", "utf-8 or latin-1")
     fails(lambda: read_ratings(file, delimiter="::"), "'::'", "one character")
     fails(lambda: read_ratings(file, users=3), "users", "synthetic data only")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from verfedgnn.data.check import Checked, Common
 from verfedgnn.data.distribution import Bars
+from verfedgnn.data.numbers import brief
 from verfedgnn.data.problems import Problem
 from verfedgnn.data.ratings import counted
 
@@ -83,7 +84,9 @@ def as_json(found: list[Checked], common: Common | None) -> dict[str, Any]:
 
 def _sentence(problem: Problem, unit: str) -> str:
     more = ", ..." if problem.count > len(problem.places) else ""
-    numbers = ", ".join(f"{place:,}" for place in problem.places)
+    values = problem.values or ("",) * len(problem.places)
+    shown = (f" {brief(value)}" if value else "" for value in values)
+    numbers = ", ".join(f"{place:,}{value}" for place, value in zip(problem.places, shown, strict=True))
     places = f" ({unit}{'s' if len(problem.places) > 1 else ''} {numbers}{more})" if problem.places else ""
     return f"{problem.text}{places}" + (f": {problem.remedy}" if problem.remedy else "")
 

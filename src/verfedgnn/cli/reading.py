@@ -20,6 +20,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         (),
     ),
     "duplicates": ("Repeated (user, item) pairs: error, first, last or mean.", ("error", "first", "last", "mean")),
+    "missing": ("Rows without a user, an item or a rating: error, or drop to leave them out.", ("error", "drop")),
     "encoding": ("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several.", ()),
     "delimiter": ("Column separator of the table.", ()),
     "scale": ("Lowest and highest rating, as 1,5; unset: as found.", ()),

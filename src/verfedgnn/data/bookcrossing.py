@@ -24,6 +24,7 @@ def read_bookcrossing(
     subset: tuple[int, int] | None = PAPER_SUBSET,
     name: str = "book-crossing",
     duplicates: str = "error",
+    missing: str = "error",
 ) -> Ratings:
     """The explicit ratings (1 to 10; 0 means "implicit"), by default those of the densest users and items.
 
@@ -43,6 +44,7 @@ def read_bookcrossing(
         scale=(1, 10),
         name=name,
         duplicates=duplicates,
+        missing=missing,
         notes=(f"{counted(implicit, 'implicit row')} (rating 0) left out",) if implicit else (),
         where=lambda row: text.at(int(rows[row])),
     )

@@ -113,7 +113,10 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
     opening = {key: options[key] for key in ("columns", "encoding", "delimiter", "query") if options.get(key) is not None}
     rows = read_rows(source, required=required_columns(None), **opening)
     found = find_problems(
-        rows.table, scale=options.get("scale"), duplicates=options.get("duplicates") or ("first" if is_inter(source) else "error")
+        rows.table,
+        scale=options.get("scale"),
+        duplicates=options.get("duplicates") or ("first" if is_inter(source) else "error"),
+        missing=options.get("missing") or "error",
     )
     good = found.good
     problems = [*found.problems, *worth_knowing(good.user, good.item, good.rating, good.time, now, found.row_of)]

@@ -10,19 +10,22 @@ saturates, and depends neither on the order of rows nor on what others did, so e
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, reduce
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import TEXT, about_items, as_text, encode, look_up, trimmed
-from verfedgnn.data.ratings import Ratings, counted
-from verfedgnn.data.times import parsed, seconds
+from verfedgnn.data.ids import TEXT, about_items, as_text, encode, is_text, look_up, trimmed
+from verfedgnn.data.ratings import Ratings, counted, left_out
+from verfedgnn.data.times import day_first, parsed, seconds
 from verfedgnn.errors import DataError
 
 EventWeights = Mapping[str, float] | float
 """What an event is worth, by its kind or whatever its kind."""
+Batches = Callable[[], Iterable[pa.RecordBatch]]
+"""The rows of a table, some at a time, from the first one whenever it is called."""
 
 FULL = 5.0
 """What events are worth together where they make an item liked: three quarters up the scale."""
@@ -62,32 +65,37 @@ def rating_of(strength: NDArray[np.float64], scale: tuple[float, float] = (1, 5)
 
 
 def ratings_of_events(
-    batches: Iterable[pa.RecordBatch],
+    batches: Batches,
     events: EventWeights,
     *,
     scale: tuple[float, float] = (1, 5),
     name: str,
+    missing: str = "error",
     where: Callable[[int], str],
 ) -> Ratings:
     """One rating for each pair of a user and an item with events, in the order of ids; its time is that of the newest.
 
-    `batches` have columns user, item, event if weights go by kind, time and item columns if they like.
+    `batches` have columns user, item, event if weights go by kind, time and item columns if they like; rows without one of
+    the first three are an error, or left out where `missing` is "drop".
     """
     check_events(events)
-    table, rows = _counted(batches, by_kind=isinstance(events, Mapping), where=where)
+    table, dropped = _counted(batches, by_kind=isinstance(events, Mapping), where=None if missing == "drop" else where)
+    rows = int(pc.sum(table["count"]).as_py()) if table.num_rows else 0
     if not rows:
         raise DataError(f"{name} holds no events: give a table with at least one row")
     used = table
     if isinstance(events, Mapping):
         _refuse_unknown(table, events)
-        left_out = pa.array([kind for kind, weight in events.items() if not weight], TEXT)
-        used = table.filter(pc.invert(pc.is_in(table["event"], value_set=left_out)))
+        ignored = pa.array([kind for kind, weight in events.items() if not weight], TEXT)
+        used = table.filter(pc.invert(pc.is_in(table["event"], value_set=ignored)))
         if not used.num_rows:
             raise DataError(f"{name} has only events that --events leaves out: give one of them a weight above 0")
     user, user_ids = encode(as_text(used["user"], "user"), "user")
     item, item_ids = encode(as_text(used["item"], "item"), "item")
     pair, group = np.unique(user.astype(np.int64) * len(item_ids) + item, return_inverse=True)
     time, notes = _newest(used, group, len(pair))
+    if dropped:
+        notes = (left_out(dropped, "no user, item or event"), *notes)
     strength = _strength(used, events, group, len(pair))
     about = [n for n in used.column_names if n not in ("user", "item", "event", "time", "count")]
     items = used.group_by("item").aggregate([(column, "max") for column in about])
@@ -109,40 +117,54 @@ def ratings_of_events(
     )
 
 
-def _counted(batches: Iterable[pa.RecordBatch], *, by_kind: bool, where: Callable[[int], str]) -> tuple[pa.Table, int]:
-    """How often each (user, item, kind) occurs, its newest time and its item columns; and the rows in all.
+def _counted(batches: Batches, *, by_kind: bool, where: Callable[[int], str] | None) -> tuple[pa.Table, int]:
+    """How often each (user, item, kind) occurs, its newest time and its item columns; and how many rows were left out.
 
     Rows are added up a few million at a time, so what is held is what differs.
     """
     keys = ["user", "item", "event"] if by_kind else ["user", "item"]
     pending: list[pa.Table] = []
-    rows = waiting = 0
+    rows = dropped = waiting = 0
     room = _PENDING
-    for batch in batches:
-        table = _prepared(batch, keys, rows, where)
-        rows += table.num_rows
+    # What 3/4/2025 means may take a second look at all rows, and is asked when such a date is met.
+    order = cache(lambda: day_first(batch.column("time") for batch in batches()))
+    for batch in batches():
+        table = _prepared(batch, keys, rows, where, order)
+        rows += batch.num_rows
+        dropped += batch.num_rows - table.num_rows
         waiting += table.num_rows
         pending.append(table)
         if waiting >= room:
             pending = [_added(pending, keys)]
             waiting = pending[0].num_rows
             room = max(_PENDING, 2 * waiting)
-    return (_added(pending, keys) if rows else pa.table({})), rows
+    return (_added(pending, keys) if rows > dropped else pa.table({})), dropped
 
 
-def _prepared(batch: pa.RecordBatch, keys: Sequence[str], before: int, where: Callable[[int], str]) -> pa.Table:
-    columns = {}
+def _prepared(
+    batch: pa.RecordBatch,
+    keys: Sequence[str],
+    before: int,
+    where: Callable[[int], str] | None,
+    order: Callable[[], bool | None],
+) -> pa.Table:
+    """A batch with ids as text, times parsed and a count; without a `where` for errors, rows that lack a key are left out."""
+    columns = {name: trimmed(as_text(batch.column(name), name)) for name in keys}
+    absent = {name: pc.fill_null(pc.equal(columns[name], ""), True) for name in keys}
+    lacking = [name for name in keys if pc.any(absent[name]).as_py()]
+    if lacking and where is not None:
+        place = where(before + pc.index(absent[lacking[0]], True).as_py())
+        remedy = 'fill it in, or leave such rows out with missing="drop" (--missing drop)'
+        raise DataError(f"an event has no {lacking[0]} in {place}: {remedy}")
+    if lacking:
+        kept = pc.invert(reduce(pc.or_, absent.values()))
+        return _prepared(batch.filter(kept), keys, before, where, order)
     for name in batch.schema.names:
-        column = batch.column(name)
         if name == "time":
-            columns[name] = parsed(column)
-            continue
-        columns[name] = trimmed(as_text(column, name) if name in keys else about_items(column, name))
-        if name in keys:
-            missing = pc.fill_null(pc.equal(columns[name], ""), True)
-            if pc.any(missing).as_py():
-                row = pc.index(missing, True).as_py()
-                raise DataError(f"an event has no {name} in {where(before + row)}: fill it in or remove such rows")
+            times = parsed(batch.column(name))
+            columns[name] = parsed(batch.column(name), order()) if is_text(times.type) else times
+        elif name not in keys:
+            columns[name] = trimmed(about_items(batch.column(name), name))
     return pa.table({**columns, "count": pa.array(np.ones(batch.num_rows, np.int64))})
 
 

@@ -79,8 +79,12 @@ def _as_arrow(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
 
 def trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Text without blanks around it: '17, 4, 5' must not make ' 4' another item than '4' at the next party."""
-    text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    return pc.utf8_trim_whitespace(column) if text else column
+    return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> StrArray:

@@ -33,9 +33,11 @@ _GENRES_100K = [
 _COLUMNS = ("user", "item", "rating", "time")
 
 
-def read_100k(path: Path, items: Path | None = None, *, name: str = "ml-100k", duplicates: str = "error") -> Ratings:
+def read_100k(
+    path: Path, items: Path | None = None, *, name: str = "ml-100k", duplicates: str = "error", missing: str = "error"
+) -> Ratings:
     """MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
-    ratings = _read(TextTable(path, delimiter="\t", header=False, quoted=False), list(_COLUMNS), name, duplicates)
+    ratings = _read(TextTable(path, delimiter="\t", header=False, quoted=False), list(_COLUMNS), name, duplicates, missing)
     if items is None:
         return ratings
     genres = _genre_names(items.with_name("u.genre"))
@@ -47,12 +49,14 @@ def read_100k(path: Path, items: Path | None = None, *, name: str = "ml-100k", d
     return _described(ratings, table["item"], table["title"], first)
 
 
-def read_dat(path: Path, items: Path | None = None, *, name: str = "ml-1m", duplicates: str = "error") -> Ratings:
+def read_dat(
+    path: Path, items: Path | None = None, *, name: str = "ml-1m", duplicates: str = "error", missing: str = "error"
+) -> Ratings:
     """MovieLens-1M or -10M: ratings.dat with '::' between the fields, and movies.dat for titles and genres."""
     # '::' is ':' twice, so every other column is empty.
     names = ["user", "a", "item", "b", "rating", "c", "time"]
     text = TextTable(path, delimiter=":", header=False, quoted=False)
-    ratings = _read(text, names, name, duplicates)
+    ratings = _read(text, names, name, duplicates, missing)
     if items is None:
         return ratings
     with readable(items), open_stream(items) as stream:
@@ -69,9 +73,11 @@ def read_dat(path: Path, items: Path | None = None, *, name: str = "ml-1m", dupl
     return _described(ratings, ids, titles, _first_genre(genres))
 
 
-def read_csv(path: Path, items: Path | None = None, *, name: str = "movielens", duplicates: str = "error") -> Ratings:
+def read_csv(
+    path: Path, items: Path | None = None, *, name: str = "movielens", duplicates: str = "error", missing: str = "error"
+) -> Ratings:
     """MovieLens-20M and later, or an older one as CSV: ratings.csv and movies.csv with headers."""
-    ratings = read_table(path, duplicates=duplicates, name=name)
+    ratings = read_table(path, duplicates=duplicates, missing=missing, name=name)
     ratings = replace(ratings, scale=_stars(ratings.rating))
     if items is None:
         return ratings
@@ -85,10 +91,10 @@ def read_csv(path: Path, items: Path | None = None, *, name: str = "movielens", 
 
 def _stars(rating: NDArray[Any]) -> tuple[float, float]:
     """1 to 5, or 0.5 to 5 in the editions with half stars."""
-    return (0.5 if (rating % 1 != 0).any() else 1.0), 5.0
+    return (0.5 if (rating % 1 > 0).any() else 1.0), 5.0
 
 
-def _read(text: TextTable, names: list[str], name: str, duplicates: str) -> Ratings:
+def _read(text: TextTable, names: list[str], name: str, duplicates: str, missing: str) -> Ratings:
     types = {"user": TEXT, "item": TEXT, "rating": pa.float64(), "time": pa.int64()}
     table = text.read({column: types[column] for column in _COLUMNS}, names=names)
     return make_ratings(
@@ -99,6 +105,7 @@ def _read(text: TextTable, names: list[str], name: str, duplicates: str) -> Rati
         scale=_stars(table["rating"].to_numpy()),
         name=name,
         duplicates=duplicates,
+        missing=missing,
         where=text.at,
     )
 

@@ -1,6 +1,5 @@
 """Kinds of problems a table of ratings can have, looked for in all rows at once."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_ID, TEXT, as_text, coded, trimmed
-from verfedgnn.data.ratings import DUPLICATES, NO_RATING, counted, finite
+from verfedgnn.data.ids import LONGEST_ID, as_text, coded, trimmed
+from verfedgnn.data.numbers import CORRECT, INFINITE, NO_RATING, Mask, infinite, numbers
+from verfedgnn.data.ratings import check_options, counted
 from verfedgnn.data.times import EARLIEST, latest, seconds
-from verfedgnn.errors import DataError
 
 SHOWN = 5
 """Places that are named for each kind of problem."""
 FEW = 5
 """A user with fewer ratings than this is one little can be learnt about."""
-_NO_NUMBER = [
-    *("", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "#N/A", "#N/A N/A", "#NA"),
-    *("1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
-]
-"""What Arrow's CSV reader takes for a missing number."""
-
-Mask = NDArray[np.bool_]
+SHOWN_OF = {"not-a-number": "rating", "infinite": "rating", "off-scale": "rating", "future": "time", "early": "time"}
+"""The column whose values are shown with a kind of problem; never one of ids."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +34,8 @@ class Problem:
     count: int
     places: tuple[int, ...] = ()
     """The first few, in order."""
+    values: tuple[str, ...] = ()
+    """What stands there, where it is a rating or a time; "" where it is not to be shown."""
     fatal: bool = False
     """Whether the table cannot be used as it is."""
 
@@ -68,48 +64,51 @@ class Found:
     notes: tuple[str, ...]
 
 
-def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplicates: str) -> Found:
+def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplicates: str, missing: str) -> Found:
     """Everything that keeps a table from being used, and the rows that are left without it."""
-    if duplicates not in DUPLICATES:
-        raise DataError(f"duplicates={duplicates!r} is not known: use one of {', '.join(DUPLICATES)}")
+    check_options(duplicates, missing)
     problems: list[Problem] = []
     bad = np.zeros(table.num_rows, bool)
 
-    def note(kind: str, what: str, remedy: str, mask: Mask) -> None:
+    def note(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> None:
         if mask.any():
-            problems.append(_of_rows(kind, what, remedy, mask))
+            problems.append(_of_rows(kind, what, remedy, mask, outcome))
             bad[mask] = True
 
-    if not table.num_rows:
-        problems.append(Problem("empty", "there are no ratings, only columns", "check how it was written", 1, fatal=True))
     with ThreadPoolExecutor(2) as both:
         (user, users), (item, items) = both.map(_ids, (table["user"], table["item"]), ("user", "item"))
+    rating = numbers(table["rating"], scale)
+    # One more for nulls, whose code is -1.
+    absent = {
+        "user": np.append(_mask(pc.equal(users, "")), True)[user],
+        "item": np.append(_mask(pc.equal(items, "")), True)[item],
+        "rating": np.isnan(rating.values) & ~rating.unlike,
+    }
+    dropped = missing == "drop"
+    for role, what in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
+        note(f"no-{role}", what, "fill it in, or leave them out with --missing drop", absent[role], "left out" * dropped)
+    gone = bad.copy() if dropped else np.zeros(len(bad), bool)
+    if gone.all():
+        lack = "no row has a user, an item and a rating" if len(gone) else "there are no ratings, only columns"
+        problems.append(Problem("empty", lack, "check how it was written", 1, fatal=True))
     for role, codes, ids in (("user", user, users), ("item", item, items)):
-        # One more for nulls, whose code is -1.
-        empty = np.append(_mask(pc.equal(ids, "")), True)
-        note(f"no-{role}", f"have no {role}", "fill it in or remove them", empty[codes])
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
         what, remedy = f"have a {role} of more than {LONGEST_ID} characters", f"name another with --columns {role}=..."
-        note(f"long-{role}", what, remedy, overlong[codes])
-    rating, unlike = _numbers(table["rating"])
-    note("not-a-number", "have a rating that is not a number", "correct or remove them", unlike)
-    missing = ~finite(rating) & ~unlike
-    note("no-rating", f"have a rating that is {NO_RATING}", "give a number or remove them", missing)
+        note(f"long-{role}", what, remedy, overlong[codes] & ~gone)
+    hardly = rating.remedy == CORRECT and 2 * int(rating.unlike.sum()) > len(bad)
+    remedy = "name the column of ratings with --columns rating=..." if hardly else rating.remedy
+    note("not-a-number", "have a rating that is not a number", remedy, rating.unlike)
+    note("infinite", INFINITE, CORRECT, infinite(rating.values) & ~gone)
     if scale is not None:
-        outside = ~bad & ((rating < scale[0]) | (rating > scale[1]))
+        outside = ~bad & ((rating.values < scale[0]) | (rating.values > scale[1]))
         what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
         note("off-scale", what, "correct them or give another --scale", outside)
-    time, notes = seconds(table["time"]) if "time" in table.column_names else (None, ())
-    repeated = _repeated(user, item, len(items), ~bad)
-    if repeated.any():
-        problem = _of_rows("repeated", "repeat a (user, item) pair", "keep one with --duplicates first, last or mean", repeated)
-        if duplicates != "error":
-            outcome = "the mean rating is taken" if duplicates == "mean" else f"the {duplicates} one is kept"
-            problem = Problem(problem.kind, f"{problem.text}: {outcome}", "", problem.count, problem.places)
-        problems.append(problem)
-        bad |= repeated
+    time, notes = seconds(table["time"], but=[gone]) if "time" in table.column_names else (None, ())
+    outcome = {"error": "", "mean": "the mean rating is taken"}.get(duplicates, f"the {duplicates} one is kept")
+    remedy = "keep one with --duplicates first, last or mean"
+    note("repeated", "repeat a (user, item) pair", remedy, _repeated(user, item, len(items), ~bad), outcome)
     kept = np.flatnonzero(~bad)
-    good = Good(user[kept], item[kept], rating[kept], None if time is None else time[kept])
+    good = Good(user[kept], item[kept], rating.values[kept], None if time is None else time[kept])
     return Found(problems, good, kept, _used(users, good.user), _used(items, good.item), notes)
 
 
@@ -151,9 +150,14 @@ def worth_knowing(
     return found
 
 
-def _of_rows(kind: str, what: str, remedy: str, mask: Mask) -> Problem:
+def _of_rows(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> Problem:
+    """An error; or, where it is said what becomes of such rows, a warning."""
     count = int(mask.sum())
-    return Problem(kind, _sentence(count, what), remedy, count, tuple(np.flatnonzero(mask)[:SHOWN].tolist()), fatal=True)
+    places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
+    text = _sentence(count, what)
+    if outcome:
+        return Problem(kind, f"{text}: {outcome}", "", count, places)
+    return Problem(kind, text, remedy, count, places, fatal=True)
 
 
 def _sentence(count: int, what: str) -> str:
@@ -164,34 +168,6 @@ def _sentence(count: int, what: str) -> str:
 
 def _mask(array: Any) -> Mask:
     return np.asarray(array, bool)
-
-
-def _numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Mask]:
-    """Ratings, NaN where there is none, and which of them are no numbers at all."""
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
-        try:
-            return pc.cast(column, pa.float64(), safe=False).to_numpy(), np.zeros(len(column), bool)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(f"the rating column has type {column.type}, which is not a number: correct or convert it") from error
-    place, words = coded(trimmed(column))
-    missing = pc.is_in(words, value_set=pa.array(_NO_NUMBER, TEXT))
-    values = [None if none else _number(word) for word, none in zip(words.to_pylist(), missing.to_pylist(), strict=True)]
-    number = np.array([np.nan if value is None else value for value in [*values, None]], np.float64)
-    unlike = np.array([value is None and not none for value, none in zip(values, missing.to_pylist(), strict=True)] + [False])
-    return number[place], unlike[place]
-
-
-_PLAIN = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-
-
-def _number(word: str) -> float | None:
-    """The number Arrow would read, or None; Arrow itself is only asked about what is not plain."""
-    if _PLAIN.fullmatch(word):
-        return float(word)
-    try:
-        return float(pc.cast(pa.scalar(word), pa.float64()).as_py())
-    except pa.ArrowInvalid:
-        return None
 
 
 def _ids(column: pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], pa.Array]:

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, about_items, as_text, coded, encode, to_numpy
+from verfedgnn.data.numbers import INFINITE, NO_RATING, Mask, infinite, numbers
 from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
+MISSING = ("error", "drop")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,13 +108,19 @@ class Ratings:
         return replace(self, notes=(*self.notes, *notes))
 
 
-NO_RATING = "missing, NaN or infinite (more than 3.4e38)"
+def missing_in(
+    user: pa.Array | pa.ChunkedArray, item: pa.Array | pa.ChunkedArray, rating: NDArray[np.float64]
+) -> dict[str, Mask]:
+    """Which rows have no user, which no item and which no rating."""
+    absent = [np.asarray(pc.or_kleene(pc.is_null(ids), pc.equal(ids, "")), bool) for ids in (user, item)]
+    return dict(zip(("user", "item", "rating"), (*absent, np.isnan(rating)), strict=True))
 
 
-def finite(rating: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which ratings are numbers that are still numbers when they are kept, in single precision."""
-    with np.errstate(over="ignore"):
-        return np.isfinite(rating.astype(np.float32))
+def check_options(duplicates: str, missing: str) -> None:
+    """Refuse what is not known."""
+    for option, given, known in (("duplicates", duplicates, DUPLICATES), ("missing", missing, MISSING)):
+        if given not in known:
+            raise DataError(f"{option}={given!r} is not known: use one of {', '.join(known)}")
 
 
 def counted(count: int, noun: str) -> str:
@@ -142,6 +150,7 @@ def make_ratings(
     scale: tuple[float, float] | None = None,
     name: str = "ratings",
     duplicates: str = "error",
+    missing: str = "error",
     notes: tuple[str, ...] = (),
     where: Callable[[int], str] | None = None,
 ) -> Ratings:
@@ -149,19 +158,37 @@ def make_ratings(
 
     `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length; titles and
     columns belong to items, the first one that is not empty counts. `duplicates` says what becomes of a (user, item)
-    pair that occurs again: "error", "first", "last" or "mean". `where` names the place of a row in errors.
+    pair that occurs again: "error", "first", "last" or "mean"; `missing` what becomes of a row without a user, an item or a
+    rating: "error" or "drop". `where` names the place of a row in errors.
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
-    if duplicates not in DUPLICATES:
-        raise DataError(f"duplicates={duplicates!r} is not known: use one of {', '.join(DUPLICATES)}")
+    check_options(duplicates, missing)
     users, items = as_text(user, "user"), as_text(item, "item")
-    values = _numbers(rating)
+    found = numbers(rating, scale)
+    found.refuse(at)
+    values = found.values
     if len({len(users), len(items), len(values)}) > 1:
         raise DataError(f"{name}: {len(users):,} users, {len(items):,} items, {len(values):,} ratings: give one of each per row")
-    for what, array in (("user", users), ("item", items)):
-        missing = pc.or_kleene(pc.is_null(array), pc.equal(array, ""))
-        _refuse(missing, f"have no {what}", at, "fill it in or remove them")
-    _refuse(~finite(values), f"have a rating that is {NO_RATING}", at, "give a number or remove them")
+    absent = missing_in(users, items, values)
+    gone = absent["user"] | absent["item"] | absent["rating"]
+    if missing == "drop" and gone.any():
+        kept = np.flatnonzero(~gone)
+        return make_ratings(
+            users.take(kept),
+            items.take(kept),
+            values[kept],
+            time=None if time is None else np.asarray(time)[kept],
+            titles=None if titles is None else about_items(titles, "title").take(kept),
+            columns={key: about_items(column, key).take(kept) for key, column in (columns or {}).items()},
+            scale=scale,
+            name=name,
+            duplicates=duplicates,
+            notes=(*notes, left_out(int(gone.sum()), "no user, item or rating")),
+            where=lambda row: at(int(kept[row])),
+        )
+    for what, told in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
+        _refuse(absent[what], told, at, 'fill it in, or leave such rows out with missing="drop" (--missing drop)')
+    _refuse(infinite(values), INFINITE, at, "correct or remove them")
     if not len(values):
         raise DataError(f"{name} holds no ratings: give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
@@ -186,22 +213,17 @@ def make_ratings(
     return _without_duplicates(table, duplicates, at)
 
 
-def _numbers(rating: Any) -> NDArray[np.float64]:
-    if isinstance(rating, pa.Array | pa.ChunkedArray):
-        rating = rating.to_numpy() if isinstance(rating, pa.ChunkedArray) else rating.to_numpy(zero_copy_only=False)
-    try:
-        return np.asarray(rating, np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"a rating is not a number ({error}): correct it or remove the row") from error
+def left_out(count: int, lack: str) -> str:
+    """The note about rows without something."""
+    return f"{counted(count, 'row')} {'has' if count == 1 else 'have'} {lack}: left out"
 
 
-def _refuse(bad: Any, what: str, at: Callable[[int], str], remedy: str) -> None:
+def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None:
     """Raise if any row is bad, naming how many and the first."""
-    mask = np.asarray(bad, bool)
-    if mask.any():
-        count = int(mask.sum())
+    if bad.any():
+        count = int(bad.sum())
         verb = what.replace("have", "has", 1) if count == 1 else what
-        raise DataError(f"{counted(count, 'row')} {verb}, the first in {at(int(mask.argmax()))}: {remedy}")
+        raise DataError(f"{counted(count, 'row')} {verb}, the first in {at(int(bad.argmax()))}: {remedy}")
 
 
 def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:

@@ -46,6 +46,7 @@ def read_ratings(
     *,
     columns: Mapping[str, str] | None = None,
     duplicates: str | None = None,
+    missing: str | None = None,
     seed: int = 0,
     encoding: str | None = None,
     delimiter: str | None = None,
@@ -62,8 +63,9 @@ def read_ratings(
     ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the item
     column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic". `columns` maps user, item, rating,
     time, title and further item columns to the names in a plain table; `duplicates` ("error", "first", "last", "mean") says
-    what becomes of a repeated (user, item) pair; `query` is the select that gives a database's table; `events` says what
-    events are worth ({"view": 1, "purchase": 5}, or a number for every row) where each row is one and there are no ratings;
+    what becomes of a repeated (user, item) pair, `missing` ("error", "drop") of a row without a user, an item or a rating;
+    `query` is the select that gives a database's table; `events` says what events are worth ({"view": 1, "purchase": 5}, or a
+    number for every row) where each row is one and there are no ratings;
     `encoding`, `delimiter`, `scale` and `keep` (further item columns, if there) are for plain tables, `subset` for
     BookCrossing; `seed` and further options (users, items, ratings, ...) for synthetic data.
     """
@@ -78,6 +80,7 @@ def read_ratings(
         read_table,
         columns=columns,
         duplicates=duplicates,
+        missing=missing,
         encoding=encoding,
         delimiter=delimiter,
         scale=scale,
@@ -91,7 +94,8 @@ def read_ratings(
     layout = None if columns or events is not None else layout_of(found)
     if layout is not None:
         main, companion, read = layout
-        extra: dict[str, Any] = {} if duplicates is None else {"duplicates": duplicates}
+        given = {"duplicates": duplicates, "missing": missing}
+        extra: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         if read is bookcrossing.read_bookcrossing:
             extra["subset"] = subset
         if found.is_dir():

@@ -21,6 +21,7 @@ class Reading:
     columns: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
     duplicates: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     encoding: tuple[str, ...] = ()
     delimiter: tuple[str, ...] = ()
     scale: tuple[str, ...] = ()

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.columns import RATING_ROLES
-from verfedgnn.data.ids import TEXT
-from verfedgnn.data.problems import SHOWN, Problem
+from verfedgnn.data.ids import TEXT, is_text
+from verfedgnn.data.numbers import cut
+from verfedgnn.data.problems import SHOWN, SHOWN_OF, Problem
 from verfedgnn.data.ratings import counted
 from verfedgnn.data.source import EncodingError
 from verfedgnn.data.tables import PlainTable, TextSource, open_table
@@ -45,7 +47,23 @@ class Rows:
             records += np.searchsorted(self.broken - np.arange(len(self.broken)), records, "right")
             lines = self.text.text.lines(records.tolist())
             number = {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
-        return [*self.unread, *(replace(p, places=tuple(number[row] for row in p.places)) for p in problems)]
+        return [
+            *self.unread,
+            *(replace(p, places=tuple(number[row] for row in p.places), values=self._values(p)) for p in problems),
+        ]
+
+    def _values(self, problem: Problem) -> tuple[str, ...]:
+        """What stands in a problem's rows, of ratings and times only; nothing that is an id in this table, or may be one."""
+        column = SHOWN_OF.get(problem.kind)
+        if column is None or not problem.places:
+            return ()
+        words = pc.cast(self.table[column].take(pa.array(problem.places)), TEXT).to_pylist()
+        if problem.kind != "not-a-number":
+            return tuple(map(cut, words))
+        if 2 * problem.count > self.table.num_rows:
+            return ()
+        ids = [self.table[role] for role in ("user", "item") if is_text(self.table[role].type)]
+        return tuple("" if any(pc.any(pc.equal(each, word)).as_py() for each in ids) else cut(word) for word in words)
 
 
 def read_rows(source: str | Path, **opening: Any) -> Rows:
@@ -85,6 +103,5 @@ def _only_looked_at(opened: PlainTable) -> PlainTable:
 
 
 def _read(opened: TextSource) -> tuple[pa.Table, list[int]]:
-    as_written = {column: TEXT if role == "rating" else opened.types[column] for role, column in opened.names.items()}
-    table, broken = opened.text.rows(as_written)
+    table, broken = opened.text.rows(opened.as_written)
     return opened.by_role(table), broken

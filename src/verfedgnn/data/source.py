@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from verfedgnn.data.address import shown
+from verfedgnn.data.numbers import brief
 from verfedgnn.errors import DataError
 
 _GZIP = b"\x1f\x8b"
@@ -87,6 +88,10 @@ def _long_fields() -> Iterator[None]:
 
 class EncodingError(DataError):
     """A text file is in another encoding than it was read with."""
+
+
+class NumberError(DataError):
+    """A field of a text file is not a number with a decimal point."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ class TextTable:
         place = f"line {self.line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
         value = re.search(r"conversion error to double: invalid value '(.*)'", message, re.DOTALL)
         if value:
-            return DataError(f"the rating {value[1][:40]!r} in {place} is not a number: correct it or remove the line")
+            return NumberError(f"the rating {brief(value[1])} in {place} is not a number: correct it or remove the line")
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
         if fields:
             return DataError(

@@ -1,6 +1,5 @@
 """Plain tables: text, Parquet and databases with columns user, item, rating and, if they like, more."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 
 from verfedgnn.data.address import address_name, is_address, shown
@@ -16,9 +14,10 @@ from verfedgnn.data.columns import RATING_ROLES, match_columns
 from verfedgnn.data.databases import DatabaseTable, open_database
 from verfedgnn.data.engines import is_database
 from verfedgnn.data.events import EventWeights, ratings_of_events, required_columns
-from verfedgnn.data.ids import TEXT, trimmed
-from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.source import TextTable, first_bytes, readable
+from verfedgnn.data.ids import TEXT, as_text, trimmed
+from verfedgnn.data.numbers import numbers
+from verfedgnn.data.ratings import Ratings, check_options, make_ratings, missing_in
+from verfedgnn.data.source import NumberError, TextTable, first_bytes, readable
 from verfedgnn.data.times import seconds
 from verfedgnn.errors import DataError
 
@@ -40,8 +39,16 @@ class TextSource:
         return {column: kinds.get(role, TEXT) for role, column in self.names.items()}
 
     def read(self) -> pa.Table:
-        """All rows, one column a role."""
-        return self.by_role(self.text.read(self.types))
+        """All rows, one column a role; ratings as they are written if some are no numbers as Arrow's reader knows them."""
+        try:
+            return self.by_role(self.text.read(self.types))
+        except NumberError:
+            return self.by_role(self.text.read(self.as_written))
+
+    @property
+    def as_written(self) -> dict[str, pa.DataType | None]:
+        """The same types, with ratings as text."""
+        return {column: TEXT if role == "rating" else self.types[column] for role, column in self.names.items()}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows some at a time; times as they are written, because the first ones do not tell what the others are."""
@@ -144,6 +151,7 @@ def read_table(
     *,
     events: EventWeights | None = None,
     duplicates: str | None = None,
+    missing: str | None = None,
     scale: tuple[float, float] | None = None,
     name: str | None = None,
     **opening: Any,
@@ -151,28 +159,36 @@ def read_table(
     """Ratings from one table, which `opening` says how to open (see `open_table`).
 
     With `events` each row is an event, and ratings are made of them (`data/events.py`). Otherwise a (user, item) pair that
-    occurs again is an error, except in .inter files, where the first one is kept.
+    occurs again is an error, except in .inter files, where the first one is kept. Rows without a user, an item or a rating are
+    an error unless `missing` is "drop".
     """
+    check_options(duplicates or "error", missing or "error")
     opened = open_table(source, required=required_columns(events), **opening)
     name = name or table_stem(source)
     if events is not None:
-        return ratings_of_events(opened.batches(), events, scale=scale or (1, 5), name=name, where=opened.at)
+        return ratings_of_events(
+            opened.batches, events, scale=scale or (1, 5), name=name, missing=missing or "error", where=opened.at
+        )
     table = opened.read()
-    user, item = trimmed(table["user"]), trimmed(table["item"])
-    table = table.drop_columns(["user", "item"])
     if not table.num_rows:
         raise DataError(f"{shown(source)} holds no ratings: it has a header but no rows")
-    time, notes = seconds(table["time"]) if "time" in opened.names else (None, ())
+    user, item = (trimmed(as_text(table[role], role)) for role in ("user", "item"))
+    rating = numbers(table["rating"], scale)
+    rating.refuse(opened.at)
+    table = table.drop_columns(list(RATING_ROLES))
+    absent = missing_in(user, item, rating.values) if missing == "drop" else {}
+    time, notes = seconds(table["time"], but=absent.values()) if "time" in opened.names else (None, ())
     return make_ratings(
         user,
         item,
-        _as_float(table["rating"], shown(source)),
+        rating.values,
         time=time,
         titles=table["title"] if "title" in opened.names else None,
         columns={role: table[role] for role in opened.names if role not in (*RATING_ROLES, "time", "title")},
         scale=scale,
         name=name,
         duplicates=duplicates or ("first" if is_inter(source) else "error"),
+        missing=missing or "error",
         notes=notes,
         where=opened.at,
     )
@@ -208,14 +224,3 @@ def _undamaged(path: Path) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         raise DataError(f"{path} is a Parquet file that is cut off or damaged: write or download it again") from error
-
-
-def _as_float(column: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
-    try:
-        return pc.cast(trimmed(column), pa.float64(), safe=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        text = pc.cast(column, TEXT, safe=False).to_pylist() if pa.types.is_string(column.type) else []
-        number = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*|inf|nan", re.IGNORECASE)
-        row = next((i for i, value in enumerate(text) if value is not None and not number.fullmatch(value)), None)
-        place = f" {text[row][:40]!r} in row {row + 1}" if row is not None else f" column (type {column.type})"
-        raise DataError(f"the rating{place} of {source} is not a number: correct or convert it") from error

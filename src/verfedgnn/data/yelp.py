@@ -19,7 +19,9 @@ from verfedgnn.errors import DataError
 _BLOCK = 16 << 20
 
 
-def read_yelp(path: Path, businesses: Path | None = None, *, name: str = "yelp", duplicates: str = "last") -> Ratings:
+def read_yelp(
+    path: Path, businesses: Path | None = None, *, name: str = "yelp", duplicates: str = "last", missing: str = "error"
+) -> Ratings:
     """Reviews as ratings of businesses (1 to 5 stars).
 
     People do review a business again: by default the latest review counts.
@@ -43,6 +45,7 @@ def read_yelp(path: Path, businesses: Path | None = None, *, name: str = "yelp",
         scale=(1, 5),
         name=name,
         duplicates=duplicates,
+        missing=missing,
         notes=notes,
         where=where or (lambda row: f"line {row + 1} of {path.name}"),
     )
