@@ -27,7 +27,8 @@ def show_checked(console: Console, found: Checked) -> None:
     if shape is not None:
         counts = f"{counted(shape.ratings, 'rating')} by {counted(shape.users, 'user')} on {counted(shape.items, 'item')}"
         span = f", {shape.first} to {shape.last}" if shape.first else ""
-        spread = f"{float(f'{100 * shape.density:.2g}'):g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
+        share = float(f"{100 * shape.density:.2g}")  # two digits, and 100 without an exponent
+        spread = f"{share:g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
         console.print(f"  {counts} ({spread}{span}", soft_wrap=True)
     for problem in found.problems:
         mark = "[bold red]error[/]  " if problem.fatal else "[yellow]warning[/]"
