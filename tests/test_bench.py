@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from verfedgnn.bench import QUESTIONS, growth, pair, peers, suite
+from verfedgnn.bench.aims import aims
 from verfedgnn.bench.measure import Phases, peak_memory
 from verfedgnn.bench.report import report
 from verfedgnn.bench.suite import Records, Scope, Task, chosen, take
 from verfedgnn.cli.main import app
 from verfedgnn.errors import RunError
+from verfedgnn.reports.document import Table
 
 
 def burn(seconds: float) -> None:
@@ -146,3 +149,19 @@ def test_the_command_measures_what_is_not_there_yet(tmp_path: Path, monkeypatch:
 def test_peak_memory_is_of_this_process() -> None:
     assert 1e7 < peak_memory() < 1e11
     assert suite.Scope().pick(1, 2) == 1
+
+
+def test_an_aim_says_whether_it_was_reached() -> None:
+    def peers(ours: float | None) -> dict[str, Any]:
+        return {
+            "peer-cornac": {"reached": {"0.9152": {"cpu": 0.1}}},
+            "peer-ours-quick": {"reached": {"0.9152": ours and {"cpu": ours}}},
+        }
+
+    for ours, measured, word in ((1.0, "10 times", "yes"), (10.0, "100 times", "**no**"), (None, "not reached", "**no**")):
+        table = aims(peers(ours))[0]
+        assert isinstance(table, Table)
+        (row,) = table.rows
+        assert row[2].startswith(measured)
+        assert row[3] == word
+    assert aims({}) == []

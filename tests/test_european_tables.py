@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -216,7 +217,7 @@ def test_rows_with_gaps_are_left_out_when_it_is_said(tmp_path: Path) -> None:
     assert ratings.user_ids.tolist() == ["anna", "cleo"]
     assert ratings.time is not None
     assert np.diff(ratings.time).tolist() == [-86_400]
-    assert ratings.notes == ("4 rows have no user, item or rating: left out",)
+    assert ratings.notes == ("ratings were read with a decimal comma", "4 rows have no user, item or rating: left out")
 
 
 def test_lines_are_still_those_of_the_file(tmp_path: Path) -> None:
@@ -342,3 +343,47 @@ def test_a_column_that_is_none_of_ratings_is_not_shown(command: Command, tmp_pat
     assert code == 2
     assert "name the column of ratings with --columns rating=..." in out
     assert "Example" not in out
+
+
+def test_a_blank_time_is_a_missing_one(tmp_path: Path) -> None:
+    for first in ("2025-12-31", "31.12.2025", "1767139200"):
+        table = read_ratings(put(tmp_path / "t.csv", f"{HEAD}u;a;3;{first}\nv;b;4; \n"))
+        assert table.time is None
+        assert table.notes == ("1 row has no time: all times are left out",)
+
+
+def test_times_in_categories_are_read_like_others(tmp_path: Path) -> None:
+    table = pa.table(columns(["3", "4", "5"]) | {"time": pa.array(["31.12.2025", "1.2.2025", "1.2.2025"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "t.parquet")
+    found = read_ratings(tmp_path / "t.parquet")
+    assert found.time is not None
+    assert found.time[0] - found.time[1] == 333 * 86_400
+
+
+def test_ids_that_programs_write_for_nobody_are_warned_of(tmp_path: Path) -> None:
+    found = check_source("t", put(tmp_path / "t.csv", "user,item,rating\nNA,a,3\nNULL,b,4\nbob,b,4\n"))
+    (warning,) = [problem for problem in found.problems if problem.kind == "named-nothing-user"]
+    assert (warning.count, warning.places, warning.fatal) == (2, (2, 3), False)
+
+
+def test_a_strayed_id_is_not_shown_whatever_blanks_are_around_it(tmp_path: Path) -> None:
+    found = check_source("t", put(tmp_path / "t.csv", "user,item,rating\n alice,a,3\nbob,b,4\ncarol,c,alice \ndora,c,great\n"))
+    (problem,) = [problem for problem in found.problems if problem.kind == "not-a-number"]
+    assert problem.values == ("", "great")
+
+
+def test_numbers_of_python_are_numbers() -> None:
+    assert make_ratings(["a", "b"], ["x", "y"], [Fraction(1, 2), 2]).rating.tolist() == [0.5, 2.0]
+    assert make_ratings(["a", "b"], ["x", "y"], [10**30, 2]).rating.tolist() == [np.float32(1e30), 2.0]
+
+
+@pytest.mark.parametrize("missing", ["error", "drop"])
+def test_every_column_has_an_entry_for_each_rating(missing: str) -> None:
+    for about in ({"time": [1]}, {"titles": ["t"]}, {"columns": {"kind": ["k"]}}):
+        with pytest.raises(DataError, match="give one of each per row"):
+            make_ratings(["a", None if missing == "drop" else "b"], ["x", "y"], [1, 2.0], missing=missing, **about)
+
+
+def test_that_a_comma_was_taken_for_a_point_is_noted(tmp_path: Path) -> None:
+    found = read_ratings(put(tmp_path / "t.csv", f"{HEAD}u;a;3,5;1\nv;b;4;2\n"))
+    assert "ratings were read with a decimal comma" in found.notes

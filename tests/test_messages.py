@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import tracemalloc
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import safetensors.numpy
 import torch
@@ -204,6 +206,23 @@ def test_packed_integers_that_are_none_are_refused(noise: bytes, place: int, byt
         for bad in (data, np.frombuffer(noise, np.uint8)):
             with contextlib.suppress(ProtocolError):
                 assert grow(bad, 1000).nbytes <= 1000
+
+
+def test_a_bitmap_must_say_as_much_as_its_head() -> None:
+    size = 1 << 22
+    honest = np.zeros(size, np.int8)
+    honest[::100] = 1
+    full = np.full(size // 8, 255, np.uint8)
+    for count in (size, size // 3):  # more than is ever sent so; other than the bitmap says
+        signs = np.full(-(-count // 8), 255, np.uint8)
+        body = pa.Codec("zstd").compress(np.concatenate([full, signs]))
+        head = struct.pack("<BBBBQQ", 1, 0, 1, 1, count, size)
+        tracemalloc.start()
+        with pytest.raises(ProtocolError, match="unreadable packed integers"):
+            grow(np.frombuffer(head + bytes(body), np.uint8), size)
+        assert tracemalloc.get_traced_memory()[1] < 2 * size
+        tracemalloc.stop()
+    assert (grow(shrink(honest), size) == honest).all()
 
 
 def test_a_small_message_cannot_grow_beyond_what_is_allowed() -> None:

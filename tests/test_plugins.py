@@ -20,7 +20,7 @@ from hub import Trial, agree
 from verfedgnn import origin, plugins
 from verfedgnn.baselines import in_all, method
 from verfedgnn.cli.main import app
-from verfedgnn.errors import Interrupted, PluginWarning
+from verfedgnn.errors import Interrupted, PluginWarning, RunError
 from verfedgnn.experiments.cell import Cell
 from verfedgnn.federation.agreement import load_agreement
 from verfedgnn.federation.identity import Identity
@@ -244,7 +244,7 @@ def test_a_run_remembers_the_code_of_its_plugin(
     use(file, "# changed\n")
     with pytest.warns(PluginWarning, match=r"run was trained with other code of GNN 'sage': .* then, .* now; .*train again"):
         vf.Run.load(run)
-    with pytest.warns(PluginWarning, match="begun was trained with other code"):
+    with pytest.raises(RunError, match=r"begun was begun with other code .* go back to that version"):
         vf.resume(tmp_path / "begun")
     vf.train(small_parties, config, out=run, overwrite=True)  # whoever replaces a run knows
     assert vf.Run.load(run).config.model.code != code

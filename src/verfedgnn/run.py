@@ -209,15 +209,20 @@ def run_config(folder: Path) -> Config:
         what = "is not a run folder" if folder.exists() else "does not exist"
         raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
     config = load_config(folder / "config.toml")
-    then, now = config.model.code, plugins.gnn_code(config.model.gnn, config.model.form)
-    if then is not None and (now is None or origin.digest(then) != origin.digest(now)):
-        text = (
-            f"{folder} was trained with other code of GNN '{config.model.gnn}': {origin.shown(then)} then, "
-            f"{origin.shown(now) if now is not None else 'in no file'} now; "
-            "what it computes anew may differ, so go back to that version or train again"
-        )
+    other = other_code(config)
+    if other is not None:
+        text = f"{folder} was trained with {other}; what it computes anew may differ, so go back to that version or train again"
         warnings.warn(text, PluginWarning, stacklevel=3)
     return config
+
+
+def other_code(config: Config) -> str | None:
+    """That a configuration's GNN is a plug-in's whose code is another one here, in words; None if it is not."""
+    then, now = config.model.code, plugins.gnn_code(config.model.gnn, config.model.form)
+    if then is None or (now is not None and origin.digest(then) == origin.digest(now)):
+        return None
+    here = origin.shown(now) if now is not None else "in no file"
+    return f"other code of GNN '{config.model.gnn}': {origin.shown(then)} then, {here} now"
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:

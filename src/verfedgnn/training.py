@@ -24,7 +24,7 @@ from verfedgnn.protocol.coordinator import Coordinator
 from verfedgnn.protocol.ledger import Ledger
 from verfedgnn.protocol.party import Party
 from verfedgnn.protocol.replica import parameters_digest
-from verfedgnn.run import PartyModel, Run, begin_folder, read_history, run_config, write_history
+from verfedgnn.run import PartyModel, Run, begin_folder, other_code, read_history, write_history
 from verfedgnn.runtime.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runtime.local import LocalRuntime
 from verfedgnn.store import read_parties, safe_names
@@ -99,7 +99,10 @@ def resume(
         raise RunError(f"{folder} holds no run to resume; start one with `verfedgnn train --out {folder}`")
     if (folder / "metrics.json").is_file():
         return Run.load(folder)
-    config = run_config(folder)
+    config = load_config(folder / "config.toml")
+    other = other_code(config)
+    if other is not None:
+        raise RunError(f"{folder} was begun with {other}; go back to that version to continue it, or train anew with --overwrite")
     parties, parts = read_parties(folder / "parties")
     training = _Training(prepare(parties, config, usable_device(device), parts), config, folder, stack)
     training.restore()

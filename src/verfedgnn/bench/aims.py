@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +29,16 @@ class Aim:
         """The line of the table; None where nothing was measured."""
         try:
             value = self.measured(found)
-        except (KeyError, TypeError):
+        except KeyError:
             return None
-        asked, have = (f"{number:,.{self._digits(number)}f}{self.unit}" for number in (self.most, value))
+        asked, have = (self._text(number) for number in (self.most, value))
         return [self.what, asked, f"{have}{self.remark}", "yes" if value <= self.most else "**no**"]
 
-    @staticmethod
-    def _digits(number: float) -> int:
-        return 0 if number == int(number) else 2 if number < 10 else 1
+    def _text(self, number: float) -> str:
+        if math.isinf(number):
+            return "not reached"
+        digits = 0 if number == int(number) else 2 if number < 10 else 1
+        return f"{number:,.{digits}f}{self.unit}"
 
 
 def _exponents(name: str) -> Callable[[Found], float]:
@@ -54,8 +57,8 @@ def _parties_on_gpu(found: Found) -> float:
 
 
 def _times_cornac(found: Found) -> float:
-    ours, theirs = (found[name]["reached"]["0.9152"]["cpu"] for name in ("peer-ours-quick", "peer-cornac"))
-    return float(ours / theirs)
+    ours, theirs = (found[name]["reached"]["0.9152"] for name in ("peer-ours-quick", "peer-cornac"))
+    return float(ours["cpu"] / theirs["cpu"]) if ours and theirs else math.inf
 
 
 def _aims() -> Iterator[Aim]:

@@ -172,7 +172,9 @@ def _added(tables: list[pa.Table], keys: list[str]) -> pa.Table:
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise DataError("the times are partly numbers and partly dates: write all of them in one way") from error
+        raise DataError(
+            "some times are numbers, dates, or neither, and others are not: write all of them in one way, as 2025-12-31 18:05"
+        ) from error
     # The greatest, because it is the same in any order of rows; an empty text comes before all others.
     others = [name for name in table.column_names if name not in (*keys, "count")]
     grouped = table.group_by(keys).aggregate([("count", "sum"), *((name, "max") for name in others)])

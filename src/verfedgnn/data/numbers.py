@@ -50,6 +50,8 @@ class Numbers:
     """What to do about those."""
     first: str = ""
     """The first of those, as it is written."""
+    notes: tuple[str, ...] = ()
+    """What was decided about all of them."""
 
     def refuse(self, at: Callable[[int], str]) -> None:
         """Raise if one is no number; `at` names the place of a row."""
@@ -82,16 +84,19 @@ def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
     place, words = coded(trimmed(ratings))
     words = pc.if_else(pc.is_in(words, value_set=pa.array(_NO_NUMBER, words.type)), pa.scalar(None, words.type), words)
     remedy = CORRECT
+    notes: tuple[str, ...] = ()
     found = _cast(words)
     if found is None:
+        written = words
         words, remedy = _pointed(words, scale)
+        notes = () if words is written else ("ratings were read with a decimal comma",)
         found = _cast(words)
     if found is None:
         found = pa.array([None if word is None else _number(word) for word in words.to_pylist()], pa.float64())
     # One more for nulls, whose code is -1.
     unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
     values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
-    return Numbers(values, unlike, remedy, words[int(place[unlike.argmax()])].as_py() if unlike.any() else "")
+    return Numbers(values, unlike, remedy, words[int(place[unlike.argmax()])].as_py() if unlike.any() else "", notes)
 
 
 def infinite(rating: NDArray[np.float64]) -> Mask:
@@ -107,7 +112,11 @@ def _all(values: NDArray[np.float64]) -> Numbers:
 def _sequence(array: NDArray[Any]) -> pa.Array:
     try:
         return pa.array(array.tolist(), from_pandas=True)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError):
+        pass
+    try:  # numbers that Arrow does not know, such as fractions
+        return pa.array(array.astype(np.float64))
+    except (ValueError, TypeError, OverflowError) as error:
         raise DataError("a rating is not a number: correct it or remove the row") from error
 
 

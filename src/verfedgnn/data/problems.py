@@ -14,6 +14,8 @@ from verfedgnn.data.numbers import CORRECT, INFINITE, NO_RATING, Mask, infinite,
 from verfedgnn.data.ratings import check_options, counted
 from verfedgnn.data.times import EARLIEST, latest, seconds
 
+_NOBODY = pa.array(["NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "#N/A"], pa.large_string())
+"""Ids that programs write where there is none."""
 SHOWN = 5
 """Places that are named for each kind of problem."""
 FEW = 5
@@ -95,6 +97,13 @@ def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplica
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
         what, remedy = f"have a {role} of more than {LONGEST_ID} characters", f"name another with --columns {role}=..."
         note(f"long-{role}", what, remedy, overlong[codes] & ~gone)
+        called = np.append(_mask(pc.is_in(ids, value_set=_NOBODY)), False)[codes] & ~gone
+        if called.any():
+            text = _sentence(int(called.sum()), f"have a {role} called NA, NULL or the like, which counts as an id")
+            remedy = f"leave the {role} empty where there is none, then --missing drop leaves those rows out"
+            problems.append(
+                Problem(f"named-nothing-{role}", text, remedy, int(called.sum()), tuple(np.flatnonzero(called)[:SHOWN]))
+            )
     hardly = rating.remedy == CORRECT and 2 * int(rating.unlike.sum()) > len(bad)
     remedy = "name the column of ratings with --columns rating=..." if hardly else rating.remedy
     note("not-a-number", "have a rating that is not a number", remedy, rating.unlike)
@@ -109,7 +118,7 @@ def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplica
     note("repeated", "repeat a (user, item) pair", remedy, _repeated(user, item, len(items), ~bad), outcome)
     kept = np.flatnonzero(~bad)
     good = Good(user[kept], item[kept], rating.values[kept], None if time is None else time[kept])
-    return Found(problems, good, kept, _used(users, good.user), _used(items, good.item), notes)
+    return Found(problems, good, kept, _used(users, good.user), _used(items, good.item), (*rating.notes, *notes))
 
 
 def worth_knowing(

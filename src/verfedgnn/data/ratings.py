@@ -169,6 +169,10 @@ def make_ratings(
     values = found.values
     if len({len(users), len(items), len(values)}) > 1:
         raise DataError(f"{name}: {len(users):,} users, {len(items):,} items, {len(values):,} ratings: give one of each per row")
+    for what, column in {"time": time, "titles": titles, **(columns or {})}.items():
+        if column is not None and len(column) != len(values):
+            raise DataError(f"{name}: {len(column):,} entries of {what} for {len(values):,} ratings: give one of each per row")
+    notes = (*notes, *found.notes)
     absent = missing_in(users, items, values)
     gone = absent["user"] | absent["item"] | absent["rating"]
     if missing == "drop" and gone.any():

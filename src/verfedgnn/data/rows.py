@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.columns import RATING_ROLES
-from verfedgnn.data.ids import TEXT, is_text
+from verfedgnn.data.ids import TEXT, is_text, trimmed
 from verfedgnn.data.numbers import cut
 from verfedgnn.data.problems import SHOWN, SHOWN_OF, Problem
 from verfedgnn.data.ratings import counted
@@ -53,7 +53,7 @@ class Rows:
         ]
 
     def _values(self, problem: Problem) -> tuple[str, ...]:
-        """What stands in a problem's rows, of ratings and times only; nothing that is an id in this table, or may be one."""
+        """What stands in a problem's rows, of ratings and times only; no word that is an id in this table, or may be one."""
         column = SHOWN_OF.get(problem.kind)
         if column is None or not problem.places:
             return ()
@@ -62,8 +62,8 @@ class Rows:
             return tuple(map(cut, words))
         if 2 * problem.count > self.table.num_rows:
             return ()
-        ids = [self.table[role] for role in ("user", "item") if is_text(self.table[role].type)]
-        return tuple("" if any(pc.any(pc.equal(each, word)).as_py() for each in ids) else cut(word) for word in words)
+        ids = [trimmed(self.table[role]) for role in ("user", "item") if is_text(self.table[role].type)]
+        return tuple("" if any(pc.any(pc.equal(each, word.strip())).as_py() for each in ids) else cut(word) for word in words)
 
 
 def read_rows(source: str | Path, **opening: Any) -> Rows:

@@ -189,7 +189,7 @@ def read_table(
         name=name,
         duplicates=duplicates or ("first" if is_inter(source) else "error"),
         missing=missing or "error",
-        notes=notes,
+        notes=(*rating.notes, *notes),
         where=opened.at,
     )
 

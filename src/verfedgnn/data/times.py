@@ -42,6 +42,7 @@ def seconds(column: pa.ChunkedArray, but: Iterable[NDArray[np.bool_]] = ()) -> t
         time = np.zeros(len(kept), np.int64)
         time[kept] = 0 if found is None else found
         return None if found is None else time, notes
+    column = _plain(column)
     written, column = column, parsed(column)
     if is_text(column.type):
         column = parsed(column, day_first([column]))
@@ -76,6 +77,7 @@ def parsed(column: pa.Array | pa.ChunkedArray, day_first: bool | None = None) ->
     31/12/2025 and 31-12-2025 are dates only where `day_first` says which number is the day. What stands for a missing value in
     a CSV file is one here; where nothing else is there, the type is null, which goes together with any other.
     """
+    column = _plain(column)
     if not is_text(column.type):
         return column
     given = _given(column)
@@ -119,8 +121,14 @@ def _any(text: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
 
 
 def _given(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    missing = pc.is_in(column, value_set=pc.cast(_NO_TIME, column.type))
-    return pc.if_else(missing, pa.scalar(None, column.type), trimmed(column))
+    text = trimmed(column)
+    missing = pc.is_in(text, value_set=pc.cast(_NO_TIME, text.type))
+    return pc.if_else(missing, pa.scalar(None, text.type), text)
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A categorical column by its values."""
+    return pc.cast(column, column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Array | pa.ChunkedArray:
@@ -141,8 +149,9 @@ def _why_not(column: pa.ChunkedArray) -> str:
         return "the times are neither numbers nor dates: left out"
     given = _given(column).drop_null()
     both = [_as_iso(given, order) for order in (True, False)]
-    if not any(is_text(parsed(dates).type) for dates in both):
-        example = brief(given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))[0].as_py())
+    unsure = given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))
+    if len(unsure) and not any(is_text(parsed(dates).type) for dates in both):
+        example = brief(unsure[0].as_py())
         return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
     row = max(_alike(dates, kind) for dates in both for kind in _KINDS)
     if not row:

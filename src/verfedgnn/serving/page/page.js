@@ -39,8 +39,7 @@ $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, $("key").value.trim());
   $("key").value = "";
-  window.addEventListener("hashchange", follow);
-guarded(start);
+  guarded(start);
 });
 
 async function start() {
