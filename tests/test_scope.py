@@ -135,3 +135,28 @@ def test_a_reply_is_no_larger_than_the_coordinator_unpacks(sparse_parties: list[
     ]
     assert sizes
     assert max(sizes) <= runtime.coordinator.largest_array <= 8 * 4 * runtime.coordinator.model.size
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        config(participation=0.4),
+        config(block=20, user_blocks=5, participation=0.4),
+        messages(),
+        messages(gnn="ggnn", user_blocks=3),
+    ],
+)
+def test_what_a_party_is_told_is_no_larger_than_it_unpacks(sparse_parties: list[vf.PartyData], chosen: vf.Config) -> None:
+    runtime = federation(sparse_parties, chosen)
+    told = []
+    for _ in range(24):
+        starts = runtime.coordinator.open()
+        told += [
+            array.nbytes for start in starts.values() for array in (start.updates, start.neighbourhoods) if array is not None
+        ]
+        for name, reply in runtime._replies(dict(starts)).items():
+            runtime.coordinator.receive(name, reply)
+        runtime.coordinator.close()
+    assert len(told) > 20
+    for party in runtime.parties.values():
+        assert max(told) <= party.largest_array <= 8 * 4 * party.model.size

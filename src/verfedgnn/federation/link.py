@@ -10,7 +10,8 @@ from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.identity import Identity
 from verfedgnn.federation.log import tell, warn
 from verfedgnn.protocol.ledger import Ledger
-from verfedgnn.protocol.messages import Message, Refused, Waiting, decode, encode
+from verfedgnn.protocol.messages import Message, Refused, RoundStart, Waiting, decode, encode
+from verfedgnn.protocol.wire import kind_of
 from verfedgnn.runtime.transport import Transport
 
 _TICK = 0.25
@@ -23,6 +24,8 @@ class Link:
         self.agreement, self.transport, self.stop = identity.agreement, transport, stop
         self.name, self.ledger = identity.name, Ledger()
         self.connected = False
+        self.largest = 0
+        """Bytes of the largest packed array that a RoundStart may hold, once that is known."""
         self._heard = self._greeted = 0.0
 
     def send(self, message: Message) -> None:
@@ -60,7 +63,9 @@ class Link:
                 self.connected = False
             else:
                 self._heard = time.monotonic()
-                message = decode(event.data, self.agreement.max_message)
+                # What is packed outside of rounds has a bit or more for every value.
+                most = self.largest if kind_of(event.data) is RoundStart else 64 * len(event.data)
+                message = decode(event.data, self.agreement.max_message, most)
                 self.ledger.record(type(message).__name__, "down", self.name, len(event.data))
                 if isinstance(message, Refused):
                     raise ProtocolError(f"the coordinator refuses: {message.reason}")

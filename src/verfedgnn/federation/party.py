@@ -58,6 +58,7 @@ class PartyService:
             fresh_noise="noise" not in agreement.config.unprotected,
         )
         self.party = Party(self.prepared.input, agreement.config, store.secret(), self.device, terms)
+        link.largest = self.party.largest_array
         self.history, self.seconds, self.round = list[dict[str, Any]](), 0.0, 0
         self.releases = self.exchanges = 0
         self.welcome = self.waiting = False

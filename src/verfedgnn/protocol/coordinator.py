@@ -26,7 +26,14 @@ from verfedgnn.protocol.messages import Finish, Hello, RoundReply, RoundStart, W
 from verfedgnn.protocol.replica import Replica
 from verfedgnn.protocol.rotation import Part
 from verfedgnn.protocol.state import State
-from verfedgnn.protocol.sums import SumError, fixed_type, gradient_type, neighbourhood_shape, summed, summed_neighbourhoods
+from verfedgnn.protocol.sums import (
+    SumError,
+    gradient_type,
+    largest_array,
+    neighbourhood_shape,
+    summed,
+    summed_neighbourhoods,
+)
 from verfedgnn.protocol.updates import Update, UpdateLog
 from verfedgnn.protocol.validation import Best
 
@@ -267,9 +274,7 @@ class Coordinator:
     @property
     def largest_array(self) -> int:
         """Bytes of the largest array that a reply may hold."""
-        shape = neighbourhood_shape(self.config, self.replica.rotation.everybody)
-        numbers = math.prod(shape) * fixed_type(self.config).itemsize if self.config.exchange.mode != "none" else 0
-        return max(self.model.size * self.gradient_type.itemsize, numbers)
+        return largest_array(self.config, self.replica.rotation.everybody, self.model.size * self.gradient_type.itemsize)
 
     def close(self) -> Closed:
         """Add up, step the public parameters, judge the validation.

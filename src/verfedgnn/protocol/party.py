@@ -37,14 +37,15 @@ from verfedgnn.protocol.memory import Before, Memory
 from verfedgnn.protocol.messages import Finish, Finished, Hello, Message, RoundReply, RoundStart, Welcome
 from verfedgnn.protocol.private import Private
 from verfedgnn.protocol.replica import Replica, parameters_digest, participation_scale
-from verfedgnn.protocol.rotation import Part, by_parts
+from verfedgnn.protocol.rotation import Part, Rotation, by_parts
 from verfedgnn.protocol.scope import Scope
 from verfedgnn.protocol.state import EvaluatedModel, State, tensor
 from verfedgnn.protocol.step import Outcome, Work
-from verfedgnn.protocol.sums import neighbourhood_shape
+from verfedgnn.protocol.sums import largest_array, neighbourhood_shape
 from verfedgnn.protocol.targets import PartyInput, Targets
 from verfedgnn.protocol.terms import LOCAL, Terms, check_start, check_welcome
 from verfedgnn.protocol.together import judge, replies
+from verfedgnn.protocol.updates import FULL_COPY
 
 
 class Party:
@@ -158,6 +159,11 @@ class Party:
         return graph_to(graph, self.device)
 
     # -- the users of a round ------------------------------------------------------------------------------------------------
+
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest packed array that a RoundStart may hold: missed updates are sent up to the size of a full copy."""
+        return largest_array(self.config, Rotation(self.config, self.model).everybody, FULL_COPY * self.model.size)
 
     def scope(self, part: Part, rated: bool) -> Scope:
         """What a computation for the users of a part needs, or for those of them who have training ratings here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,12 @@ def fixed_type(config: Config) -> np.dtype[Any]:
 def neighbourhood_shape(config: Config, part: Part) -> tuple[int, int, int]:
     """(K, q, C) of an exchanged neighbourhood of some users."""
     return config.model.layers, part.rows.stop - part.rows.start, part.model.operator.columns
+
+
+def largest_array(config: Config, everybody: Part, others: int) -> int:
+    """Bytes of the largest packed array of a round: neighbourhoods of everybody, or what `others` says of the other arrays."""
+    shape = neighbourhood_shape(config, everybody) if config.exchange.mode != "none" else (0,)
+    return max(others, math.prod(shape) * fixed_type(config).itemsize)
 
 
 def summed_neighbourhoods(shared: Sequence[NDArray[Any]], config: Config) -> NDArray[Any]:

@@ -14,6 +14,10 @@ KEPT = 8
 """Updates kept for each part of the users; more would outweigh a full copy."""
 
 
+FULL_COPY = 8
+"""Bytes a value of a full copy: parameters and accumulator."""
+
+
 @dataclass(frozen=True)
 class Update:
     """A round's summed protected gradient, and whose."""
@@ -41,8 +45,7 @@ class UpdateLog:
     def since(self, round: int, now: int, size: int) -> list[Update] | None:
         """What changed from after `round` to `now`; None where a full copy of `size` parameters is needed, or smaller."""
         missed = [update for update in self._log if update.round > round]
-        # Parameters and accumulator are 8 bytes a value.
-        full = now - round > len(missed) or sum(update.row.nbytes for update in missed) > 8 * size
+        full = now - round > len(missed) or sum(update.row.nbytes for update in missed) > FULL_COPY * size
         return None if full else missed
 
     def put(self, state: State) -> None:
