@@ -90,7 +90,8 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             Table(["in", "from ... to", *(f"exponent of {title}" for title in SHOWN.values())], rows),
             Paragraph(
                 "1 is proportional, 0 independent, 2 quadratic. Users: at Yelp's 3.5 ratings a user and number of items. "
-                "The others: one number changed, the rest 250,000 users, 80,000 items, 1,000,000 ratings, D = 20 and K = 2; a "
+                f"The others: one number changed, the rest {BASE['users']:,} users, {BASE['items']:,} items, "
+                f"{BASE['ratings']:,} ratings, D = {BASE['dim']} and K = {BASE['layers']}; a "
                 "small exponent says that something else takes most of the time there. Processes keep the memory they have "
                 "freed, as the commands let them: otherwise "
                 "glibc gives every block above 32 MiB (a matrix of D = 20 for 420,000 users) back to the kernel, which fills it "

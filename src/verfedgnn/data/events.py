@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import TEXT, about_items, as_text, encode, is_text, look_up, trimmed
-from verfedgnn.data.ratings import Ratings, counted, left_out
+from verfedgnn.data.ratings import FILL_IN, Ratings, counted, left_out
 from verfedgnn.data.times import day_first, parsed, seconds
 from verfedgnn.errors import DataError
 
@@ -154,8 +154,7 @@ def _prepared(
     lacking = [name for name in keys if pc.any(absent[name]).as_py()]
     if lacking and where is not None:
         place = where(before + pc.index(absent[lacking[0]], True).as_py())
-        remedy = 'fill it in, or leave such rows out with missing="drop" (--missing drop)'
-        raise DataError(f"an event has no {lacking[0]} in {place}: {remedy}")
+        raise DataError(f"an event has no {lacking[0]} in {place}: {FILL_IN}")
     if lacking:
         kept = pc.invert(reduce(pc.or_, absent.values()))
         return _prepared(batch.filter(kept), keys, before, where, order)
@@ -172,9 +171,7 @@ def _added(tables: list[pa.Table], keys: list[str]) -> pa.Table:
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise DataError(
-            "some times are numbers, dates, or neither, and others are not: write all of them in one way, as 2025-12-31 18:05"
-        ) from error
+        raise DataError("the times are written in different ways: write all of them in one, as 2025-12-31 18:05") from error
     # The greatest, because it is the same in any order of rows; an empty text comes before all others.
     others = [name for name in table.column_names if name not in (*keys, "count")]
     grouped = table.group_by(keys).aggregate([("count", "sum"), *((name, "max") for name in others)])

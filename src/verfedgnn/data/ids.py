@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 from numpy.typing import NDArray
 
 from verfedgnn.errors import DataError
@@ -18,6 +19,8 @@ StrArray = NDArray[np.str_]
 
 LONGEST_ID = 256
 LONGEST_TITLE = 160
+NOTHING = pa.csv.ConvertOptions().null_values
+"""What stands for a missing number or time in a text file: nothing, NA, NULL and the like, as Arrow's reader has it."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

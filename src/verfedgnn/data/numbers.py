@@ -13,16 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import coded, is_text, trimmed
+from verfedgnn.data.ids import NOTHING, coded, is_text, trimmed
 from verfedgnn.errors import DataError
 
 Mask = NDArray[np.bool_]
 
-_NO_NUMBER = [
-    *("", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "#N/A", "#N/A N/A", "#NA"),
-    *("1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
-]
-"""What Arrow's CSV reader takes for a missing number."""
 _COMMA = r"^[-+]?[0-9]*,[0-9]+$"
 _POINT = r"^[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"
 _THOUSANDS = r"^[-+]?[1-9][0-9]{0,2},[0-9]{3}$"
@@ -82,7 +77,7 @@ def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
     if not is_text(ratings.type):
         return _all(_stored(ratings))
     place, words = coded(trimmed(ratings))
-    words = pc.if_else(pc.is_in(words, value_set=pa.array(_NO_NUMBER, words.type)), pa.scalar(None, words.type), words)
+    words = pc.if_else(pc.is_in(words, value_set=pa.array(NOTHING, words.type)), pa.scalar(None, words.type), words)
     remedy = CORRECT
     notes: tuple[str, ...] = ()
     found = _cast(words)

@@ -9,13 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_ID, as_text, coded, trimmed
+from verfedgnn.data.ids import LONGEST_ID, NOTHING, as_text, coded, trimmed
 from verfedgnn.data.numbers import CORRECT, INFINITE, NO_RATING, Mask, infinite, numbers
 from verfedgnn.data.ratings import check_options, counted
 from verfedgnn.data.times import EARLIEST, latest, seconds
 
-_NOBODY = pa.array(["NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "#N/A"], pa.large_string())
-"""Ids that programs write where there is none."""
 SHOWN = 5
 """Places that are named for each kind of problem."""
 FEW = 5
@@ -97,7 +95,9 @@ def find_problems(table: pa.Table, *, scale: tuple[float, float] | None, duplica
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
         what, remedy = f"have a {role} of more than {LONGEST_ID} characters", f"name another with --columns {role}=..."
         note(f"long-{role}", what, remedy, overlong[codes] & ~gone)
-        called = np.append(_mask(pc.is_in(ids, value_set=_NOBODY)), False)[codes] & ~gone
+        called = (
+            np.append(_mask(pc.is_in(ids, value_set=pa.array([*filter(None, NOTHING), "None"], ids.type))), False)[codes] & ~gone
+        )
         if called.any():
             text = _sentence(int(called.sum()), f"have a {role} called NA, NULL or the like, which counts as an id")
             remedy = f"leave the {role} empty where there is none, then --missing drop leaves those rows out"

@@ -16,6 +16,8 @@ from verfedgnn.errors import DataError
 
 DUPLICATES = ("error", "first", "last", "mean")
 MISSING = ("error", "drop")
+FILL_IN = 'fill it in, or leave such rows out with missing="drop" (--missing drop)'
+"""What to do about rows without a user, an item, a rating or a kind of event."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -191,7 +193,7 @@ def make_ratings(
             where=lambda row: at(int(kept[row])),
         )
     for what, told in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
-        _refuse(absent[what], told, at, 'fill it in, or leave such rows out with missing="drop" (--missing drop)')
+        _refuse(absent[what], told, at, FILL_IN)
     _refuse(infinite(values), INFINITE, at, "correct or remove them")
     if not len(values):
         raise DataError(f"{name} holds no ratings: give a table with at least one row")

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import is_text, trimmed
+from verfedgnn.data.ids import NOTHING, is_text, trimmed
 from verfedgnn.data.numbers import brief
 from verfedgnn.data.ratings import counted
 
@@ -23,7 +22,6 @@ _DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
 """31.12.2025, or 31/12/2025 18:05, or 3-4-2025, 9:05:00, with the mark to be filled in."""
 _LATE = "(?:1[3-9]|[23][0-9])"
 """The number of a day that is none of a month."""
-_NO_TIME = pa.array(pa.csv.ConvertOptions().null_values)
 
 
 def latest(now: int | None = None) -> int:
@@ -122,7 +120,7 @@ def _any(text: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
 
 def _given(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     text = trimmed(column)
-    missing = pc.is_in(text, value_set=pc.cast(_NO_TIME, text.type))
+    missing = pc.is_in(text, value_set=pa.array(NOTHING, text.type))
     return pc.if_else(missing, pa.scalar(None, text.type), text)
 
 

@@ -24,8 +24,8 @@ class Link:
         self.agreement, self.transport, self.stop = identity.agreement, transport, stop
         self.name, self.ledger = identity.name, Ledger()
         self.connected = False
-        self.largest = 0
-        """Bytes of the largest packed array that a RoundStart may hold, once that is known."""
+        self.largest: int | None = None
+        """Bytes of the largest packed array that a RoundStart may hold, once the model is known."""
         self._heard = self._greeted = 0.0
 
     def send(self, message: Message) -> None:
@@ -64,8 +64,8 @@ class Link:
             else:
                 self._heard = time.monotonic()
                 # What is packed outside of rounds has a bit or more for every value.
-                most = self.largest if kind_of(event.data) is RoundStart else 64 * len(event.data)
-                message = decode(event.data, self.agreement.max_message, most)
+                most = self.largest if kind_of(event.data) is RoundStart else None
+                message = decode(event.data, self.agreement.max_message, 64 * len(event.data) if most is None else most)
                 self.ledger.record(type(message).__name__, "down", self.name, len(event.data))
                 if isinstance(message, Refused):
                     raise ProtocolError(f"the coordinator refuses: {message.reason}")
