@@ -20,8 +20,12 @@ from federation_round import COMMAND, command, free_port
 
 def write_ids(path: Path, party: int, ids: int) -> None:
     own, common = ids // 10, ids - ids // 10
-    users = [f"person{n}@example.org" for n in range(common)] + [f"party{party}-{n}@example.org" for n in range(own)]
-    path.write_text("user,item,rating\n" + "".join(f"{user},item{n % 50},{1 + n % 5}\n" for n, user in enumerate(users)))
+    users = [f"person{n}@example.org" for n in range(common)] + [
+        f"party{party}-{n}@example.org" for n in range(own)
+    ]
+    path.write_text(
+        "user,item,rating\n" + "".join(f"{user},item{n % 50},{1 + n % 5}\n" for n, user in enumerate(users))
+    )
 
 
 def main() -> None:
@@ -34,25 +38,37 @@ def main() -> None:
         folder = Path(name)
         home = folder / "coordinator"
         address = f"127.0.0.1:{free_port()}"
-        command("federation", "init", home, "--address", address, "--name", "bench", "--alignment", options.method)
+        command(
+            "federation", "init", home, "--address", address, "--name", "bench", "--alignment", options.method
+        )
         for number in range(options.parties):
             party = f"party-{number}"
             write_ids(folder / f"{party}.csv", number, options.ids)
             command("federation", "join-request", party, "--out", folder / party)
             command("federation", "approve", home, folder / party / f"{party}.csr", "--yes")
         log = (folder / "log").open("w")
-        server = subprocess.Popen([*COMMAND, "coordinator", str(home), "--log", "json"], stderr=log, stdout=log)
+        server = subprocess.Popen(
+            [*COMMAND, "coordinator", str(home), "--log", "json"], stderr=log, stdout=log
+        )
         began = time.monotonic()
         started = []
         for number in range(options.parties):
-            words = ["align", "--ratings", folder / f"party-{number}.csv", "--federation", home / "federation.toml"]
+            words = [
+                "align",
+                "--ratings",
+                folder / f"party-{number}.csv",
+                "--federation",
+                home / "federation.toml",
+            ]
             words += ["--key", folder / f"party-{number}" / "key.pem", "--quiet"]
             started.append(subprocess.Popen([*COMMAND, *map(str, words)], stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in started]
         seconds = time.monotonic() - began
         server.terminate()
         server.wait()
-        events = [json.loads(line) for line in (folder / "log").read_text().splitlines() if line.startswith("{")]
+        events = [
+            json.loads(line) for line in (folder / "log").read_text().splitlines() if line.startswith("{")
+        ]
     if any(codes):
         raise SystemExit("an alignment failed")
     (aligned,) = [event for event in events if event["event"] == "users aligned"]

@@ -16,18 +16,21 @@ from typing import Any
 import torch
 
 import verfedgnn as vf
-from verfedgnn.attacks.membership import membership
-from verfedgnn.attacks.sketch import CountSketch, expected_share
-from verfedgnn.attacks.stronger import attack_gradients, attack_sums
-from verfedgnn.experiments.cell import commit
-from verfedgnn.experiments.tables import markdown, mean_std
+from verfedgnn.research.attacks.count_sketch import CountSketch, expected_share
+from verfedgnn.research.attacks.membership_inference import membership
+from verfedgnn.research.attacks.stronger import attack_gradients, attack_sums
+from verfedgnn.research.experiments.result_tables import markdown, mean_std
+from verfedgnn.research.experiments.training_cell import commit
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 SEEDS = range(3)
 NOISED = {"exchange.mode": "noised", "exchange.row_clip": 1.0}
 SUMS: dict[str, tuple[str, dict[str, Any], int]] = {
     "best, masked": ("best", {}, 320),
-    **{f"best, noised {noise:g}": ("best", {**NOISED, "exchange.noise": noise}, 460) for noise in (0.05, 0.1, 0.2, 0.4)},
+    **{
+        f"best, noised {noise:g}": ("best", {**NOISED, "exchange.noise": noise}, 460)
+        for noise in (0.05, 0.1, 0.2, 0.4)
+    },
     "paper, projected": ("paper", {}, 300),
 }
 NONE = ("best", {"exchange.mode": "none", "exchange.backward": False})
@@ -45,11 +48,18 @@ EXPECTED = {
     "colluders, fakes, noise expected": "all but one, with fake accounts",
     "colluders, insider, noise expected": "all but one, insider",
 }
-SHOWN = ("party, fakes, all exchanges", "colluders, fakes, all exchanges", "colluders, insider, omp", "party, insider, omp")
+SHOWN = (
+    "party, fakes, all exchanges",
+    "colluders, fakes, all exchanges",
+    "colluders, insider, omp",
+    "party, insider, omp",
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="ml-100k")
     data = parser.parse_args().data
     path = RESULTS / "attacks" / "stronger.json"
@@ -65,7 +75,8 @@ def main() -> None:
 
     def each(name: str, work: Callable[[list[vf.PartyData], int], Any]) -> list[Any]:
         return [
-            once(f"{data}/{name}/{seed}", lambda s=seed: work(vf.read_parties(data, parties=10, seed=s), s)) for seed in SEEDS
+            once(f"{data}/{name}/{seed}", lambda s=seed: work(vf.read_parties(data, parties=10, seed=s), s))
+            for seed in SEEDS
         ]
 
     def config(preset: str, values: dict[str, Any], seed: int) -> vf.Config:
@@ -75,23 +86,32 @@ def main() -> None:
     sums, rmse = {}, {}
     for name, (preset, values, rounds) in SUMS.items():
         sums[name] = each(
-            f"sums/{name}", lambda p, s, c=(preset, values), r=rounds: attack_sums(p, config(*c, s), rounds=r, seed=s)
+            f"sums/{name}",
+            lambda p, s, c=(preset, values), r=rounds: attack_sums(p, config(*c, s), rounds=r, seed=s),
         )
-        rmse[name] = each(f"rmse/{name}", lambda p, s, c=(preset, values): vf.train(p, config(*c, s)).metrics["test"]["rmse"])
-    rmse["best, no exchange"] = each("rmse/best, no exchange", lambda p, s: vf.train(p, config(*NONE, s)).metrics["test"]["rmse"])
+        rmse[name] = each(
+            f"rmse/{name}",
+            lambda p, s, c=(preset, values): vf.train(p, config(*c, s)).metrics["test"]["rmse"],
+        )
+    rmse["best, no exchange"] = each(
+        "rmse/best, no exchange", lambda p, s: vf.train(p, config(*NONE, s)).metrics["test"]["rmse"]
+    )
     for name, (noise, copies) in MANY.items():
         chosen = ("best", {**NOISED, "exchange.noise": noise})
         sums[name] = each(
-            f"sums/{name}", lambda p, s, c=chosen, k=copies: attack_sums(p, config(*c, s), rounds=460, copies=k, seed=s)
+            f"sums/{name}",
+            lambda p, s, c=chosen, k=copies: attack_sums(p, config(*c, s), rounds=460, copies=k, seed=s),
         )
     gradients = {
         name: each(
-            f"gradients/{name}", lambda p, s, c=(preset, values), r=rounds: attack_gradients(p, config(*c, s), rounds=r, seed=s)
+            f"gradients/{name}",
+            lambda p, s, c=(preset, values), r=rounds: attack_gradients(p, config(*c, s), rounds=r, seed=s),
         )
         for name, (preset, values, rounds) in GRADIENTS.items()
     }
     members = {
-        name: each(f"membership/{name}", lambda p, s, c=chosen: member(p, config(*c, s))) for name, chosen in MODELS.items()
+        name: each(f"membership/{name}", lambda p, s, c=chosen: member(p, config(*c, s)))
+        for name, chosen in MODELS.items()
     }
     write(data, found, sums, rmse, gradients, members)
 
@@ -109,7 +129,9 @@ def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any
         row, records = [name], sums[name]
         for attack in SHOWN:
             known = [r[attack] for r in records if attack in r]
-            row.append(f"{mean_std((r['f1'] for r in known), 2)} (guess {mean_std((r['guess']['f1'] for r in known), 2)})")
+            row.append(
+                f"{mean_std((r['f1'] for r in known), 2)} (guess {mean_std((r['guess']['f1'] for r in known), 2)})"
+            )
         rows.append([*row, mean_std(rmse[name])])
     rows.append(["best, no exchange", *("-" for _ in SHOWN), mean_std(rmse["best, no exchange"])])
     noised, areas = [], []
@@ -126,17 +148,28 @@ def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any
                 ]
             )
             for attack, k in known.items():
-                figures = (mean_std((r["auc"][key] for r in k), 2) for key in ("guess", "score", "all", "within", "held"))
+                figures = (
+                    mean_std((r["auc"][key] for r in k), 2)
+                    for key in ("guess", "score", "all", "within", "held")
+                )
                 areas.append([name.removeprefix("best, "), EXPECTED[attack], *figures])
-    header = ["exchange", "one party with fake accounts", "all but one, with fake accounts", "all but one, insider, OMP"]
+    header = [
+        "exchange",
+        "one party with fake accounts",
+        "all but one, with fake accounts",
+        "all but one, insider, OMP",
+    ]
     header += ["one party, insider, OMP", "test RMSE"]
     grads = []
     for name, records in gradients.items():
         last = [list(r["rounds"].values())[-1] for r in records]
         rounds = list(records[0]["rounds"])[-1]
-        grads.append([name, rounds, *(mean_std((r.get(key) for r in last), 2) for key in ("any", "guess", "degree"))])
+        grads.append(
+            [name, rounds, *(mean_std((r.get(key) for r in last), 2) for key in ("any", "guess", "degree"))]
+        )
     told = [
-        [name, mean_std((r["auc"] for r in rs), 3), mean_std((r["advantage"] for r in rs), 3)] for name, rs in members.items()
+        [name, mean_std((r["auc"] for r in rs), 3), mean_std((r["advantage"] for r in rs), 3)]
+        for name, rs in members.items()
     ]
     text = [
         "# Stronger attacks",
@@ -170,7 +203,9 @@ def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any
         "the share of 6,040 users whose row could be read off exactly, drawn and expected; and of those active at a party, if a",
         "fifth is and the recipient knows who.",
         "",
-        markdown(["N/q", "all users", "expected", "a fifth active"], [_alone(ratio) for ratio in (1, 2, 5, 10)]),
+        markdown(
+            ["N/q", "all users", "expected", "a fifth active"], [_alone(ratio) for ratio in (1, 2, 5, 10)]
+        ),
     ]
     (RESULTS / "attacks.md").write_text("\n".join(text))
 
@@ -179,7 +214,11 @@ def _alone(ratio: int) -> list[str]:
     users, generator = 6040, torch.Generator().manual_seed(0)
     sketch = CountSketch.draw(users, users // ratio, generator)
     active = torch.rand(users, generator=generator) < 0.2
-    shares = sketch.alone().double().mean(), expected_share(users, users // ratio), sketch.alone(active)[active].double().mean()
+    shares = (
+        sketch.alone().double().mean(),
+        expected_share(users, users // ratio),
+        sketch.alone(active)[active].double().mean(),
+    )
     return [str(ratio), *(f"{float(share):.2%}" for share in shares)]
 
 

@@ -48,13 +48,17 @@ def _rows() -> list[Row]:
             words = f"--data {data} {shared} --model {model}"
             rows.append(Row("accuracy", f"{data} {model}", words))
             if data == "ml-1m" or model == "gcn":
-                rows.append(Row("accuracy", f"{data} {model}, no exchange", f"{words} --set exchange.mode=none"))
+                rows.append(
+                    Row("accuracy", f"{data} {model}, no exchange", f"{words} --set exchange.mode=none")
+                )
     for model in ("gcn", "ggnn"):
         words = f"--data ml-1m {shared} --model {model} --set fractions=[0.85,0.05,0.1]"
         rows.append(Row("accuracy", f"ml-1m 90/10 {model}", words))
 
     def one(group: str, label: str, *settings: str) -> None:
-        words = " ".join([f"--data ml-1m {shared} --model gcn", *(f"--set {setting}" for setting in settings)])
+        words = " ".join(
+            [f"--data ml-1m {shared} --model gcn", *(f"--set {setting}" for setting in settings)]
+        )
         rows.append(Row(group, label, words, (0,)))
 
     one("exchange", "masked, every 5th round (preset)")
@@ -64,9 +68,21 @@ def _rows() -> list[Row]:
     one("exchange", "masked, no backward exchange", "exchange.backward=false")
     one("exchange", "masked, every round, no backward", "exchange.every=1", "exchange.backward=false")
     for noise in (0.05, 0.2, 1.0):
-        one("exchange", f"noised {noise:g}", "exchange.mode=noised", f"exchange.noise={noise:g}", "exchange.row_clip=0.5")
+        one(
+            "exchange",
+            f"noised {noise:g}",
+            "exchange.mode=noised",
+            f"exchange.noise={noise:g}",
+            "exchange.row_clip=0.5",
+        )
     one("exchange", "projected N/5", "exchange.mode=projected", "exchange.reconstruction=scaled")
-    one("exchange", "projected N/2", "exchange.mode=projected", "exchange.reconstruction=scaled", "exchange.ratio=2")
+    one(
+        "exchange",
+        "projected N/2",
+        "exchange.mode=projected",
+        "exchange.reconstruction=scaled",
+        "exchange.ratio=2",
+    )
     one("exchange", "none", "exchange.mode=none")
     one("ablation", "preset best")
     one("ablation", "no biases", "model.biases=false")
@@ -110,7 +126,9 @@ ROWS = _rows()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=[], help="groups: accuracy, exchange, ablation, ranking")
     parser.add_argument("--slice", default="0/1", help="this process's share, such as 1/4")
     parser.add_argument("--device", default="cpu")
@@ -119,7 +137,9 @@ def main() -> None:
     options = parser.parse_args()
     if not options.table:
         first, count = map(int, options.slice.split("/"))
-        jobs = [(row, seed) for row in ROWS for seed in row.seeds if not options.only or row.group in options.only]
+        jobs = [
+            (row, seed) for row in ROWS for seed in row.seeds if not options.only or row.group in options.only
+        ]
         for row, seed in [job for job in jobs if not job[0].path(job[1]).exists()][first::count]:
             run(row, seed, options.device, options.threads)
     write_page()
@@ -130,15 +150,25 @@ def run(row: Row, seed: int, device: str, threads: int) -> None:
     words = f"train {row.words} --parties 10 --seed {seed}"
     extra = f"--threads {threads} --device {device} --json --quiet --out runs/best/{row.path(seed).stem} --overwrite"
     out = subprocess.run(
-        [sys.executable, "-m", "verfedgnn", *words.split(), *extra.split()], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-m", "verfedgnn", *words.split(), *extra.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
     )
     if out.returncode:
         print(f"{row.label}: {out.stderr.strip().splitlines()[-1]}", flush=True)
         return
     metrics = json.loads(out.stdout.splitlines()[-1])
-    history = [json.loads(line) for line in (ROOT / f"runs/best/{row.path(seed).stem}/history.jsonl").read_text().splitlines()]
+    history = [
+        json.loads(line)
+        for line in (ROOT / f"runs/best/{row.path(seed).stem}/history.jsonl").read_text().splitlines()
+    ]
     kept = ("test", "valid", "rounds", "best_round", "seconds", "bytes", "privacy", "config", "environment")
-    curve = [[e["round"], round(next(v for k, v in e.items() if k.startswith("valid_")), 5), e["bytes"]] for e in history]
+    curve = [
+        [e["round"], round(next(v for k, v in e.items() if k.startswith("valid_")), 5), e["bytes"]]
+        for e in history
+    ]
     result = {key: metrics[key] for key in kept} | {"command": f"verfedgnn {words}", "curve": curve}
     row.path(seed).parent.mkdir(parents=True, exist_ok=True)
     row.path(seed).write_text(json.dumps(result) + "\n")
@@ -150,7 +180,9 @@ def found(row: Row) -> list[dict[str, Any]]:
 
 
 def cell(values: list[float]) -> str:
-    return f"{statistics.mean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
+    return f"{statistics.mean(values):.4f}" + (
+        f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    )
 
 
 def table(group: str, key: str) -> list[str]:
@@ -164,7 +196,9 @@ def table(group: str, key: str) -> list[str]:
         if not runs:
             continue
         test = [r["test"][key.lower()] for r in runs]
-        valid = [r["valid"]["rmse"] if key == "RMSE" else max(value for _, value, _ in r["curve"]) for r in runs]
+        valid = [
+            r["valid"]["rmse"] if key == "RMSE" else max(value for _, value, _ in r["curve"]) for r in runs
+        ]
         size = statistics.mean((r["bytes"]["up"] + r["bytes"]["down"]) / 10 / 1e6 for r in runs)
         lines.append(
             f"| {row.label} | **{cell(test)}** | {cell(valid)} | {', '.join(f'{x:.4f}' for x in test)} "
@@ -176,7 +210,12 @@ def table(group: str, key: str) -> list[str]:
 
 def write_page() -> None:
     page = (ROOT / "benchmarks" / "best.page.md").read_text()
-    for group, key in (("accuracy", "RMSE"), ("exchange", "RMSE"), ("ablation", "RMSE"), ("ranking", "NDCG@20")):
+    for group, key in (
+        ("accuracy", "RMSE"),
+        ("exchange", "RMSE"),
+        ("ablation", "RMSE"),
+        ("ranking", "NDCG@20"),
+    ):
         page = page.replace(f"<!-- {group} -->", "\n".join(table(group, key)))
     for name, lines in (("lift", lift_table()), ("control", control_table()), ("lightgcn", lightgcn_table())):
         page = page.replace(f"<!-- {name} -->", "\n".join(lines))
@@ -214,7 +253,9 @@ def control_table() -> list[str]:
         result = json.loads(path.read_text())
         for row, control in zip(result["lift"]["parties"], result["control"] or [], strict=False):
             mixed = control["two alone, mixed"]
-            lines.append(f"| {path.stem} | {row['name']} | {control['alone']:.4f} | {mixed:.4f} | {row['federated']:.4f} |")
+            lines.append(
+                f"| {path.stem} | {row['name']} | {control['alone']:.4f} | {mixed:.4f} | {row['federated']:.4f} |"
+            )
     return lines
 
 
@@ -231,7 +272,11 @@ def draw() -> None:
     """Validation RMSE against rounds and against bytes, ML-1M, with the paper preset's curve beside it."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for row in (row for row in ROWS if row.group == "accuracy" and row.label in ("ml-1m gcn", "ml-1m gat", "ml-1m ggnn")):
+    for row in (
+        row
+        for row in ROWS
+        if row.group == "accuracy" and row.label in ("ml-1m gcn", "ml-1m gat", "ml-1m ggnn")
+    ):
         colour = COLOURS[row.label.split()[1]]
         for number, result in enumerate(found(row)):
             rounds, errors, sizes = zip(*result["curve"], strict=True)

@@ -24,8 +24,8 @@ import matplotlib.pyplot as plt
 
 from verfedgnn.config import Config
 from verfedgnn.data import read_ratings, split_by_rating
-from verfedgnn.evaluation.bias import bias_errors
-from verfedgnn.paper.published import TABLE2
+from verfedgnn.research.paper.published import TABLE2
+from verfedgnn.training.user_item_means import bias_errors
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -36,11 +36,15 @@ FILES = {"ml-1m": "ratings.dat*", "book-crossing": "BX-Book-Ratings.csv*"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[f"{d}/{m}/{s}" for d in PAPER for m in MODELS for s in SEEDS])
+    parser.add_argument(
+        "--only", nargs="*", default=[f"{d}/{m}/{s}" for d in PAPER for m in MODELS for s in SEEDS]
+    )
     parser.add_argument("--table", action="store_true", help="only write the table from what is there")
     options = parser.parse_args()
     if not options.table:
@@ -67,9 +71,22 @@ def run(name: str, device: str, threads: int) -> None:
     if path.exists() and json.loads(path.read_text())["config"] == fingerprint:
         return
     words = f"train --data {data} --preset paper --model {model} --parties 10 --seed {seed}"
-    extra = [*(["--device", device] if device != "cpu" else []), *(["--threads", str(threads)] if threads else [])]
+    extra = [
+        *(["--device", device] if device != "cpu" else []),
+        *(["--threads", str(threads)] if threads else []),
+    ]
     out = subprocess.run(
-        [sys.executable, "-m", "verfedgnn", *words.split(), *extra, "--json", "--out", str(run_folder(name)), "--overwrite"],
+        [
+            sys.executable,
+            "-m",
+            "verfedgnn",
+            *words.split(),
+            *extra,
+            "--json",
+            "--out",
+            str(run_folder(name)),
+            "--overwrite",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -79,7 +96,18 @@ def run(name: str, device: str, threads: int) -> None:
         return
     metrics = json.loads(out.stdout.splitlines()[-1])
     history = [json.loads(line) for line in (run_folder(name) / "history.jsonl").read_text().splitlines()]
-    kept = ("test", "valid", "rounds", "best_round", "seconds", "bytes", "privacy", "config", "seed", "environment")
+    kept = (
+        "test",
+        "valid",
+        "rounds",
+        "best_round",
+        "seconds",
+        "bytes",
+        "privacy",
+        "config",
+        "seed",
+        "environment",
+    )
     result = {key: metrics[key] for key in kept} | {
         "command": " ".join(["verfedgnn", words, *extra]),
         "data_sha256": checksum(data),
@@ -117,7 +145,9 @@ def write_table() -> None:
         if f"{data}-biases" in read:
             rmse = read[f"{data}-biases"]["test_rmse"]
             each = ", ".join(f"{x:.4f}" for x in rmse)
-            lines.append(f"| {data} | user and item biases, pooled | | {statistics.mean(rmse):.4f} | {each} | | | |")
+            lines.append(
+                f"| {data} | user and item biases, pooled | | {statistics.mean(rmse):.4f} | {each} | | | |"
+            )
         for model, (mean, std) in models.items():
             rows = [found[f"{data}-{model}-{s}"] for s in SEEDS if f"{data}-{model}-{s}" in found]
             if not rows:
@@ -146,7 +176,9 @@ def plot(found: dict[str, dict[str, object]]) -> None:
                 result = found.get(f"{data}-{model}-{seed}")
                 if result:
                     x, y = zip(*result["curve"], strict=True)  # type: ignore[call-overload]
-                    axis.plot(x, y, color=colour, alpha=0.8, lw=1.2, label=model.upper() if seed == 0 else None)
+                    axis.plot(
+                        x, y, color=colour, alpha=0.8, lw=1.2, label=model.upper() if seed == 0 else None
+                    )
             axis.axhline(PAPER[data][model][0], color=colour, lw=0.8, ls=":")
         axis.set(title=f"{data}, preset paper", xlabel="round", ylabel="validation RMSE")
         if axis.get_legend_handles_labels()[0]:

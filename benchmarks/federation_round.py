@@ -23,11 +23,10 @@ from pathlib import Path
 import torch
 
 import verfedgnn as vf
-from verfedgnn.prepare import prepare
-from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.party import Party
-from verfedgnn.runtime.local import LocalRuntime
-from verfedgnn.training import party_secret
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.training.local_runtime import LocalRuntime, party_secret
 
 COMMAND = [sys.executable, "-m", "verfedgnn"]
 
@@ -48,7 +47,9 @@ def write_tables(folder: Path, parties: list[vf.PartyData]) -> None:
         with (folder / f"{party.name}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["user", "item", "rating"])
-            writer.writerows(zip(table.user_ids[table.user], table.item_ids[table.item], table.rating, strict=True))
+            writer.writerows(
+                zip(table.user_ids[table.user], table.item_ids[table.item], table.rating, strict=True)
+            )
 
 
 def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int, *, stack: bool) -> float:
@@ -69,7 +70,16 @@ def federated_round(parties: list[vf.PartyData], settings: list[str], folder: Pa
     write_tables(folder, parties)
     home = folder / "coordinator"
     command(
-        "federation", "init", home, "--address", f"127.0.0.1:{free_port()}", "--name", "bench", "--alignment", "keyed", *settings
+        "federation",
+        "init",
+        home,
+        "--address",
+        f"127.0.0.1:{free_port()}",
+        "--name",
+        "bench",
+        "--alignment",
+        "keyed",
+        *settings,
     )
     for party in parties:
         command("federation", "join-request", party.name, "--out", folder / party.name)
@@ -83,7 +93,11 @@ def federated_round(parties: list[vf.PartyData], settings: list[str], folder: Pa
         raise SystemExit("a process of the federation failed")
     status = json.loads((home / "run" / "status.json").read_text())
     metrics = json.loads((home / "run" / "metrics.json").read_text())
-    return {"round": status["seconds_per_round"], "bytes": metrics["bytes"]["per_party_per_round"], "rounds": metrics["rounds"]}
+    return {
+        "round": status["seconds_per_round"],
+        "bytes": metrics["bytes"]["per_party_per_round"],
+        "rounds": metrics["rounds"],
+    }
 
 
 def main() -> None:
@@ -123,7 +137,12 @@ def main() -> None:
         "over_local_stacked_ms": 1e3 * (measured["round"] - stacked),
         "bytes_per_party_and_round": measured["bytes"],
     }
-    print(json.dumps({key: round(value, 1) if isinstance(value, float) else value for key, value in figures.items()}, indent=1))
+    print(
+        json.dumps(
+            {key: round(value, 1) if isinstance(value, float) else value for key, value in figures.items()},
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

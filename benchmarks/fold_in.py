@@ -21,9 +21,9 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.data import TEST, TRAIN
-from verfedgnn.prepare import split
-from verfedgnn.serving.folding import Rated, fold_in
-from verfedgnn.serving.tastes import tastes
+from verfedgnn.runs.prepared_data import split
+from verfedgnn.serving.fold_in import Rated, fold_in
+from verfedgnn.serving.user_prior import tastes
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DATA = {"ml-100k": ((0, 1, 2), True), "ml-1m": ((0,), False)}
@@ -52,7 +52,9 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
         errors: dict[str, list[float]] = {way: [] for way in WAYS}
         for user in np.flatnonzero(new):
             known = some(
-                [of_user(p.ratings, part, user, TRAIN) for p, part in zip(parties, parts, strict=True)], most, [seed, user]
+                [of_user(p.ratings, part, user, TRAIN) for p, part in zip(parties, parts, strict=True)],
+                most,
+                [seed, user],
             )
             z = fold_in(places, [Rated(p, *own) for p, own in enumerate(known) if len(own[0])], ranks=False).z
             gaps = np.concatenate([ratings - means[p][items] for p, (items, ratings) in enumerate(known)])
@@ -68,7 +70,9 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
                 )
                 for way, guess in zip(WAYS, predicted, strict=True):
                     errors[way] += ((guess - ratings) ** 2).tolist()
-        found["all" if most is None else str(most)] = {way: math.sqrt(statistics.fmean(e)) for way, e in errors.items()}
+        found["all" if most is None else str(most)] = {
+            way: math.sqrt(statistics.fmean(e)) for way, e in errors.items()
+        }
     return found
 
 
@@ -84,7 +88,9 @@ def some(known: Own, most: int | None, seed: list[int]) -> Own:
     owner = np.repeat(np.arange(len(known)), [len(items) for items, _ in known])
     chosen = np.zeros(len(owner), bool)
     chosen[np.random.default_rng(seed).permutation(len(owner))[:most]] = True
-    return [(items[chosen[owner == p]], ratings[chosen[owner == p]]) for p, (items, ratings) in enumerate(known)]
+    return [
+        (items[chosen[owner == p]], ratings[chosen[owner == p]]) for p, (items, ratings) in enumerate(known)
+    ]
 
 
 def item_means(table: vf.Ratings, part: np.ndarray) -> np.ndarray:
@@ -116,7 +122,9 @@ def page() -> str:
             values = [statistics.fmean(one[shown][way] for one in kept) for way in WAYS]
             best = WAYS.index("folded in")
             lines.append(
-                f"| {shown} | " + " | ".join(f"**{v:.4f}**" if i == best else f"{v:.4f}" for i, v in enumerate(values)) + " |"
+                f"| {shown} | "
+                + " | ".join(f"**{v:.4f}**" if i == best else f"{v:.4f}" for i, v in enumerate(values))
+                + " |"
             )
     return "\n".join(lines) + "\n"
 

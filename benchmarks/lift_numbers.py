@@ -18,12 +18,12 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.data import TEST, read_parties
-from verfedgnn.evaluation.alone import train_alone
-from verfedgnn.evaluation.gate import blend, choose
 from verfedgnn.evaluation.lift import lift
-from verfedgnn.evaluation.plots import draw_lift
-from verfedgnn.prepare import prepare
-from verfedgnn.training import train
+from verfedgnn.evaluation.lift_plots import draw_lift
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.training.alone import train_alone
+from verfedgnn.training.gate import blend, choose
+from verfedgnn.training.train import train
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 NOISED = {"exchange.mode": "noised", "exchange.noise": 0.05, "exchange.row_clip": 0.5}
@@ -41,7 +41,9 @@ SEEDS = {"amazon": (0, 1, 2), "genre": (0,), "ml-100k": (0, 1, 2), "ml-1m": (0,)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -63,7 +65,10 @@ def run(name: str, seed: int) -> dict[str, Any]:
     found = lift(trained)
     if seed == 0:
         draw_lift(found, RESULTS / f"lift-{name}.png")
-    words = " ".join([f"--{key} {value}" for key, value in source.items()] + [f"--set {k}={v}" for k, v in settings.items()])
+    words = " ".join(
+        [f"--{key} {value}" for key, value in source.items()]
+        + [f"--set {k}={v}" for k, v in settings.items()]
+    )
     kept = ("rounds", "best_round", "seconds", "bytes", "privacy")
     return {
         "command": f"verfedgnn train {words} --preset best --seed {seed} --lift",
@@ -87,7 +92,11 @@ def control(parties: list[Any], config: Config) -> list[dict[str, float]]:
         table, test = party.party.ratings, party.parts == TEST
         user, item = torch.from_numpy(table.user[test]), torch.from_numpy(table.item[test])
         errors = [
-            float(np.sqrt(np.square((m.users[user] * m.items[item]).sum(-1).numpy() - table.rating[test]).mean()))
+            float(
+                np.sqrt(
+                    np.square((m.users[user] * m.items[item]).sum(-1).numpy() - table.rating[test]).mean()
+                )
+            )
             for m in (first, mixed)
         ]
         rows.append({"alone": errors[0], "two alone, mixed": errors[1]})

@@ -29,10 +29,10 @@ from torch_geometric.nn import LGConv, LightGCN
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from verfedgnn.config import Config
+from verfedgnn.core.metrics import Ranking, ranking
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import read_ratings, split_items
-from verfedgnn.evaluation.metrics import Ranking, ranking
-from verfedgnn.gnn.model import upper_quarter
-from verfedgnn.prepare import Prepared, prepare
+from verfedgnn.runs.prepared_data import Prepared, prepare
 
 K, PARTIES = 20, 10
 Model = list[tuple[Tensor, Tensor]]
@@ -71,13 +71,19 @@ TRIED: dict[str, tuple[Any, ...]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", help="folder of ML-1M")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
-    parser.add_argument("--tune", action="store_true", help="try every single change of the settings on seed 0")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings other than the chosen ones")
+    parser.add_argument(
+        "--tune", action="store_true", help="try every single change of the settings on seed 0"
+    )
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings other than the chosen ones"
+    )
     options = parser.parse_args()
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     given = dict(word.split("=") for word in options.set)
@@ -86,7 +92,9 @@ def main() -> None:
         if options.tune:
             runs = [pool.submit(tune, options.data, each, options.device) for each in changes(settings)]
         else:
-            runs = [pool.submit(judge, options.data, seed, settings, options.device) for seed in options.seeds]
+            runs = [
+                pool.submit(judge, options.data, seed, settings, options.device) for seed in options.seeds
+            ]
         for run in as_completed(runs):
             print(json.dumps(run.result()), flush=True)
 
@@ -114,11 +122,17 @@ def tune(data: str, settings: Settings, device: str) -> dict[str, Any]:
 def judge(data: str, seed: int, settings: Settings, device: str) -> dict[str, Any]:
     """One seed: popularity, and LightGCN with these settings."""
     parties = load(data, seed, device)
-    models = {"popularity": popularity(parties, liked_only=False), "popularity of liked": popularity(parties, liked_only=True)}
+    models = {
+        "popularity": popularity(parties, liked_only=False),
+        "popularity of liked": popularity(parties, liked_only=True),
+    }
     start = time.perf_counter()
     models["lightgcn"], epoch, last = train(parties, settings, seed)
     seconds = time.perf_counter() - start
-    rows = {name: {part: figures(parties, model, part) for part in ("valid", "test")} for name, model in models.items()}
+    rows = {
+        name: {part: figures(parties, model, part) for part in ("valid", "test")}
+        for name, model in models.items()
+    }
     found = {"seed": seed, **rows, "best_epoch": epoch, "epochs": last}
     return {**found, "settings": asdict(settings), "seconds": round(seconds, 1), "device": device}
 
@@ -127,14 +141,18 @@ def judge(data: str, seed: int, settings: Settings, device: str) -> dict[str, An
 def load(data: str, seed: int, device: str) -> list[Prepared]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")
-    return prepare(split_items(read_ratings(data), PARTIES, seed=seed), Config(seed=seed), torch.device(device))
+    return prepare(
+        split_items(read_ratings(data), PARTIES, seed=seed), Config(seed=seed), torch.device(device)
+    )
 
 
 def figures(parties: list[Prepared], model: Model, part: str) -> dict[str, float]:
     """Means over users and parties, on the test part as evaluation/report.py does it, or on the validation part."""
     total = Ranking.none()
     for party, (users, items) in zip(parties, model, strict=True):
-        judged, seen = (party.test, [party.train, party.valid]) if part == "test" else (party.valid, [party.train])
+        judged, seen = (
+            (party.test, [party.train, party.valid]) if part == "test" else (party.valid, [party.train])
+        )
         wanted = judged.take(judged.rating >= upper_quarter(party.party.ratings.scale))
         total += ranking(users, items, seen, wanted, K)
     return {name: round(value, 5) for name, value in total.means(K).items() if value is not None}

@@ -17,10 +17,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from verfedgnn import Config
-from verfedgnn.experiments.cell import Cell
-from verfedgnn.experiments.queue import run_cells
-from verfedgnn.experiments.tables import markdown, mean_std
 from verfedgnn.privacy.rating_dp import within
+from verfedgnn.research.experiments.result_tables import markdown, mean_std
+from verfedgnn.research.experiments.training_cell import Cell
+from verfedgnn.research.experiments.training_queue import run_cells
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DATA = {"ml-1m": "ML-1M", "ml-100k": "ML-100K", "book-crossing": "BookCrossing"}
@@ -28,24 +28,38 @@ BUDGETS, DELTA, SEEDS = (1.0, 2.0, 4.0, 8.0, 20.0), 1e-6, range(5)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=0)
     options = parser.parse_args()
-    noise = {e: within(Config.preset("private"), wanted=e, delta=DELTA).gradients.noise_multiplier for e in BUDGETS}
+    noise = {
+        e: within(Config.preset("private"), wanted=e, delta=DELTA).gradients.noise_multiplier for e in BUDGETS
+    }
     cells = {
         (data, budget): [
-            Cell((data,), "private", "gcn", seed, 10, (("gradients.noise_multiplier", noise[budget]),)) for seed in SEEDS
+            Cell((data,), "private", "gcn", seed, 10, (("gradients.noise_multiplier", noise[budget]),))
+            for seed in SEEDS
         ]
         for data in DATA
         for budget in BUDGETS
     }
     bias = {data: [Cell((data,), "bias", "gcn", seed, 10) for seed in SEEDS] for data in DATA}
     wanted = [cell for row in (*cells.values(), *bias.values()) for cell in row]
-    records = run_cells(wanted, RESULTS / "privacy", jobs=options.jobs, watch=lambda r: print(f"\r{r.done}/{r.total}", end=""))
+    records = run_cells(
+        wanted, RESULTS / "privacy", jobs=options.jobs, watch=lambda r: print(f"\r{r.done}/{r.total}", end="")
+    )
     found = {key: [records[cell]["test"]["rmse"] for cell in row] for key, row in cells.items()}
     means = {data: [records[cell]["test"]["rmse"] for cell in row] for data, row in bias.items()}
-    rows = [[DATA[data], *(mean_std(found[data, budget]) for budget in BUDGETS), mean_std(means[data])] for data in DATA]
-    header = ["data", *(f"ε = {budget:g} (z = {noise[budget]:g})" for budget in BUDGETS), "user and item means, unprotected"]
+    rows = [
+        [DATA[data], *(mean_std(found[data, budget]) for budget in BUDGETS), mean_std(means[data])]
+        for data in DATA
+    ]
+    header = [
+        "data",
+        *(f"ε = {budget:g} (z = {noise[budget]:g})" for budget in BUDGETS),
+        "user and item means, unprotected",
+    ]
     first = next(iter(records.values()))
     commits = ", ".join(sorted({str(r["commit"]) for r in records.values()}))
     text = [
@@ -68,8 +82,16 @@ def main() -> None:
     figure, axes = plt.subplots(1, len(DATA), figsize=(11, 3.4), layout="constrained")
     for axis, data in zip(axes, DATA, strict=True):
         rmse = [found[data, budget] for budget in BUDGETS]
-        axis.errorbar(BUDGETS, [statistics.mean(r) for r in rmse], [statistics.stdev(r) for r in rmse], fmt="o-", capsize=3)
-        axis.axhline(statistics.mean(means[data]), color="#888888", ls=":", label="user and item means, unprotected")
+        axis.errorbar(
+            BUDGETS,
+            [statistics.mean(r) for r in rmse],
+            [statistics.stdev(r) for r in rmse],
+            fmt="o-",
+            capsize=3,
+        )
+        axis.axhline(
+            statistics.mean(means[data]), color="#888888", ls=":", label="user and item means, unprotected"
+        )
         axis.set_xscale("log")
         axis.set_xticks(BUDGETS, [f"{budget:g}" for budget in BUDGETS])
         axis.minorticks_off()

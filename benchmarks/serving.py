@@ -35,9 +35,10 @@ import numpy as np
 import torch
 
 import verfedgnn as vf
-from verfedgnn.protocol.ledger import Ledger
-from verfedgnn.run import PartyModel, Run
-from verfedgnn.serving.top import Shelf, Wish
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.run import Run
+from verfedgnn.serving.ranker import Shelf, Wish
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, SEEN = 10_000, 50
@@ -59,7 +60,9 @@ def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
         scale=(1.0, 5.0),
         name="made",
     )
-    users, vectors = (torch.from_numpy(rng.normal(0, 0.3, (n, columns)).astype(np.float32)) for n in (USERS, items))
+    users, vectors = (
+        torch.from_numpy(rng.normal(0, 0.3, (n, columns)).astype(np.float32)) for n in (USERS, items)
+    )
     models = [PartyModel(users, vectors, vectors[:, :1].clone())]
     none = {"mechanism": "none", "guarantee": "none"}
     metrics = {
@@ -68,9 +71,16 @@ def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
         "privacy": {"gradients": none, "neighbourhoods": none, "validation": none, "masking": "none", "randomness": "none"},
     }  # fmt: skip
     parts = [np.zeros(len(user), np.int8)]
-    Run(vf.Config.preset("best"), [vf.PartyData("made", table)], parts, models, metrics, [], Ledger(), torch.zeros(1)).save(
-        folder
-    )
+    Run(
+        vf.Config.preset("best"),
+        [vf.PartyData("made", table)],
+        parts,
+        models,
+        metrics,
+        [],
+        Ledger(),
+        torch.zeros(1),
+    ).save(folder)
 
 
 class Client(asyncio.Protocol):
@@ -135,7 +145,9 @@ async def _load(port: int, rate: float, seconds: float, seed: int, path: str) ->
             when -= 60
             done(False)
         else:
-            client.ask(f"GET {path.format(user=users[place])} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode(), done)
+            client.ask(
+                f"GET {path.format(user=users[place])} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode(), done
+            )
         if place + 1 < len(due):
             loop.call_at(begin + due[place + 1], send, place + 1)
 
@@ -163,14 +175,28 @@ def cpu_seconds(pid: int) -> float:
     """Processor time of a process and its children so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(child)) for child in children)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(
+        cpu_seconds(int(child)) for child in children
+    )
 
 
 @contextmanager
 def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
     """Process and port of a fresh server."""
-    command = [sys.executable, "-m", "verfedgnn", "serve", str(folder), "--port", "0", "--workers", str(workers)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"})
+    command = [
+        sys.executable,
+        "-m",
+        "verfedgnn",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--workers",
+        str(workers),
+    ]
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}
+    )
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline().split("http://127.0.0.1:")[1].split()[0])
@@ -183,7 +209,9 @@ def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
 
 def busy_seconds() -> float:
     """Processor time of everything on this machine so far, all cores together."""
-    user, nice, system, _, _, *rest = (int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    user, nice, system, _, _, *rest = (
+        int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    )
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -197,7 +225,9 @@ def wait_for_quiet(cores: float) -> None:
             return
 
 
-def measure(folder: Path, rates: list[float], seconds: float, repeats: int, workers: int, quiet: float) -> list[dict[str, float]]:
+def measure(
+    folder: Path, rates: list[float], seconds: float, repeats: int, workers: int, quiet: float
+) -> list[dict[str, float]]:
     """Latency and processor time at each rate, from a fresh server that has warmed up."""
     context, found = multiprocessing.get_context("spawn"), []
     with served(folder, workers) as (pid, port):
@@ -212,14 +242,22 @@ def measure(folder: Path, rates: list[float], seconds: float, repeats: int, work
             used, load = cpu_seconds(pid) - before, os.getloadavg()[0]
             others = max(0.0, row.pop("busy") - row["generator"] - used) / row.pop("lasted")
             each = used / max(1, row["requests"] - row["failed"]) * 1000
-            entry = row | {"asked": rate, "workers": workers, "cpu_per_1000": each, "others": others, "load": load}
+            entry = row | {
+                "asked": rate,
+                "workers": workers,
+                "cpu_per_1000": each,
+                "others": others,
+                "load": load,
+            }
             print({key: round(value, 3) for key, value in entry.items()}, flush=True)
             if repeat >= 0:
                 found.append(entry)
     return found
 
 
-def measure_many(folder: Path, seconds: float, repeats: int, workers: int, quiet: float) -> list[dict[str, float]]:
+def measure_many(
+    folder: Path, seconds: float, repeats: int, workers: int, quiet: float
+) -> list[dict[str, float]]:
     """Users a second of the batch endpoint, 1,000 users a request, two requests at a time."""
     import httpx
 
@@ -267,7 +305,9 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
         begin = time.process_time()
         for start in range(0, len(wishes), batch):
             shelf.best(wishes[start : start + batch])
-        rows.append((f"exact, {batch} at a time", 0.0, 1.0, (time.process_time() - begin) / len(wishes) * 1000))
+        rows.append(
+            (f"exact, {batch} at a time", 0.0, 1.0, (time.process_time() - begin) / len(wishes) * 1000)
+        )
     lists = round(4 * items**0.5)
     kinds = {
         f"IVF, {lists} lists": (
@@ -277,7 +317,11 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
         )
     }
     if graph:
-        kinds["HNSW, 16 links"] = (faiss.IndexHNSWFlat(columns, 16, faiss.METRIC_INNER_PRODUCT), "ef", (32, 128))
+        kinds["HNSW, 16 links"] = (
+            faiss.IndexHNSWFlat(columns, 16, faiss.METRIC_INNER_PRODUCT),
+            "ef",
+            (32, 128),
+        )
     for name, (index, knob, values) in kinds.items():
         begin = time.process_time()
         index.train(base[:: max(1, items // 100_000)])
@@ -291,7 +335,9 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
             begin = time.process_time()
             found = [index.search(asked[i : i + 1], 10)[1][0] for i in range(len(asked))]
             spent = (time.process_time() - begin) / len(asked) * 1000
-            recall = float(np.mean([len(set(f.tolist()) & t) / 10 for f, t in zip(found, truth, strict=True)]))
+            recall = float(
+                np.mean([len(set(f.tolist()) & t) / 10 for f, t in zip(found, truth, strict=True)])
+            )
             rows.append((f"{name}, {knob} {value}", built, recall, spent))
     return rows
 
@@ -299,7 +345,12 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
 def machine() -> str:
     """Processor, cores, versions."""
     name = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
     )
     return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}"
 
@@ -313,20 +364,51 @@ def page(kept: dict[str, Any]) -> str:
         "Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches grow.",
         "Given up are requests that found all 256 connections waiting.",
     ]
-    names = ["workers", "asked, requests/s", "p50, ms", "p90", "p99", "largest", "given up", "server CPU s per 1,000", "others"]
+    names = [
+        "workers",
+        "asked, requests/s",
+        "p50, ms",
+        "p90",
+        "p99",
+        "largest",
+        "given up",
+        "server CPU s per 1,000",
+        "others",
+    ]
     names += ["load average"]
     for title, rows in kept["load"].items():
         lines += ["", f"## {title}", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         for r in sorted(rows, key=lambda row: (row["workers"], row["asked"])):
-            late = " | ".join(f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max"))
-            given_up, rest = f"{r['failed']:.0f} of {r['requests']:.0f}", f"{r['others']:.2f} | {r['load']:.1f}"
-            lines.append(f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |")
+            late = " | ".join(
+                f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max")
+            )
+            given_up, rest = (
+                f"{r['failed']:.0f} of {r['requests']:.0f}",
+                f"{r['others']:.2f} | {r['load']:.1f}",
+            )
+            lines.append(
+                f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |"
+            )
     for title, rows in kept.get("many", {}).items():
-        lines += ["", f"## {title}", "| workers | users/s | server CPU s per 1,000 users | load average |", "|---|---|---|---|"]
-        lines += [f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows]
+        lines += [
+            "",
+            f"## {title}",
+            "| workers | users/s | server CPU s per 1,000 users | load average |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows
+        ]
     for title, rows in kept["index"].items():
-        lines += ["", f"## {title}", "| | build, CPU s | recall of the ten best | CPU ms a question |", "|---|---|---|---|"]
-        lines += [f"| {name} | {built:.1f} | {recall:.3f} | {spent:.3f} |" for name, built, recall, spent in rows]
+        lines += [
+            "",
+            f"## {title}",
+            "| | build, CPU s | recall of the ten best | CPU ms a question |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {name} | {built:.1f} | {recall:.3f} | {spent:.3f} |" for name, built, recall, spent in rows
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -34,12 +34,16 @@ class Soak:
 
     def __init__(self, folder: Path, parties: int, rounds: int) -> None:
         self.folder, self.home = folder, folder / "coordinator"
-        data = vf.split_items(synthetic_ratings(users=600, items=400, ratings=30_000, seed=1), parties=parties, seed=1)
+        data = vf.split_items(
+            synthetic_ratings(users=600, items=400, ratings=30_000, seed=1), parties=parties, seed=1
+        )
         write_tables(folder, data)
         self.names = [party.name for party in data]
         settings = {"batch": 0, "epochs": rounds, "evaluate_every": 50}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command("federation", "init", self.home, "--address", f"127.0.0.1:{free_port()}", "--name", "soak", *words)
+        command(
+            "federation", "init", self.home, "--address", f"127.0.0.1:{free_port()}", "--name", "soak", *words
+        )
         for name in self.names:
             command("federation", "join-request", name, "--out", folder / name)
             command("federation", "approve", self.home, folder / name / f"{name}.csr", "--yes")
@@ -52,7 +56,13 @@ class Soak:
         """A process of its own, its log appended to."""
         words = ["coordinator", self.home]
         if name != "server":
-            words = ["party", "--ratings", self.folder / f"{name}.csv", "--federation", self.home / "federation.toml"]
+            words = [
+                "party",
+                "--ratings",
+                self.folder / f"{name}.csv",
+                "--federation",
+                self.home / "federation.toml",
+            ]
             words += ["--key", self.folder / name / "key.pem"]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen([*COMMAND, *map(str, words)], stdout=log, stderr=log)
@@ -118,7 +128,10 @@ def main() -> None:
         for process in soak.processes.values():
             process.wait(timeout=90)
         seconds = time.monotonic() - began
-        publics = [load_file(soak.folder / who / "run" / "model" / "_public.safetensors")["public"] for who in soak.names]
+        publics = [
+            load_file(soak.folder / who / "run" / "model" / "_public.safetensors")["public"]
+            for who in soak.names
+        ]
         publics.append(load_file(soak.home / "run" / "model" / "_public.safetensors")["public"])
         metrics = json.loads((soak.home / "run" / "metrics.json").read_text())
     figures = {
@@ -153,7 +166,13 @@ def draw_memory(curves: dict[str, list[list[float]]], kills: list[tuple[int, str
     top = axes.get_ylim()[1]
     for who, colour in (("server", "tab:red"), ("party", "tab:grey")):
         rounds = [r for r, name in kills if name.startswith(who)]
-        axes.plot(rounds, [top] * len(rounds), "v", color=colour, label=f"{who.replace('server', 'coordinator')} killed")
+        axes.plot(
+            rounds,
+            [top] * len(rounds),
+            "v",
+            color=colour,
+            label=f"{who.replace('server', 'coordinator')} killed",
+        )
     axes.set(xlabel="round", ylabel="resident memory, MB", ylim=(0, None))
     axes.legend(ncols=3, loc="lower center")
     figure.savefig(path, dpi=120)
@@ -162,7 +181,10 @@ def draw_memory(curves: dict[str, list[list[float]]], kills: list[tuple[int, str
 def growth(samples: list[tuple[int, dict[str, float]]], who: str, rounds: int) -> dict[str, float]:
     """Median resident memory in the third and in the last quarter of the rounds."""
     quarters = [(rounds * 0.5, rounds * 0.75), (rounds * 0.75, rounds * 0.999)]
-    medians = [statistics.median([s[who] for r, s in samples if low <= r < high and who in s]) for low, high in quarters]
+    medians = [
+        statistics.median([s[who] for r, s in samples if low <= r < high and who in s])
+        for low, high in quarters
+    ]
     return {"third_quarter": round_to(medians[0]), "last_quarter": round_to(medians[1])}
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 import verfedgnn as vf
-from verfedgnn.baselines.central import cut, handed_over
-from verfedgnn.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.data import TRAIN, pool_parties
-from verfedgnn.evaluation.bias import fit_biases
-from verfedgnn.prepare import split
-from verfedgnn.run import PartyModel
+from verfedgnn.research.baselines.central_gnn import cut, handed_over
+from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import split
+from verfedgnn.training.user_item_means import fit_biases
 
 RIDGE = 100.0
 """Weight of the squared regression coefficients."""
@@ -49,5 +49,7 @@ class Ease(Method):
         regression = np.eye(table.n_items) - inverse / np.diag(inverse)
         users = np.column_stack([left, mean + by_user, np.ones(table.n_users)])
         items = np.column_stack([regression.T, np.ones(table.n_items), by_item])
-        whole = PartyModel(*(torch.from_numpy(each).float().to(where.device) for each in (users, items, items)))
+        whole = PartyModel(
+            *(torch.from_numpy(each).float().to(where.device) for each in (users, items, items))
+        )
         return Trained(cut(whole, table, parties), handed_over(parties), 0, 0, time.perf_counter() - began)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import verfedgnn as vf
+from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
-from verfedgnn.graph import Graph
 
 
 @vf.register
@@ -26,7 +26,13 @@ class Sage(Operator):
         return {"self": (self.layers, self.dim, self.dim), "near": (self.layers, self.dim, self.dim)}
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        graph: Graph,
+        others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Users (S, N, D) hear their items here and, through `others`, everywhere else; items (S, M, D) hear their users."""
         a, b = weights["self"][:, k].mT, weights["near"][:, k].mT
@@ -51,7 +57,13 @@ class MessageSage(Operator):
         return np.eye(self.dim, dtype=np.float32)
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        graph: Graph,
+        others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """`items` are messages here; they stay as they are."""
         near = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)

@@ -47,7 +47,9 @@ def shells(tmp_path: Path) -> Iterator[Shells]:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """Run `verfedgnn ...` in this process: exit code, standard output, standard error."""
 
     def run(*arguments: object) -> tuple[int, str, str]:

@@ -24,7 +24,9 @@ def layer(
         return torch.sigmoid((users + cut(norm, items)) @ w.T), torch.sigmoid((items + norm.T @ users) @ w.T)
     if gnn == "ggnn":
         du, dv = a.sum(1).clamp(min=1), a.sum(0).clamp(min=1)
-        return gru(weights, users, cut(a / du[:, None], items)), gru(weights, items, (a / dv[None, :]).T @ users)
+        return gru(weights, users, cut(a / du[:, None], items)), gru(
+            weights, items, (a / dv[None, :]).T @ users
+        )
     w, (a1, a2) = weights["w"][k], weights["attention"][k]
     wu, wv = users @ w.T, items @ w.T
     act = lambda x: torch.nn.functional.leaky_relu(x, 0.2)  # noqa: E731
@@ -52,7 +54,9 @@ def gru(weights: dict[str, Tensor], state: Tensor, message: Tensor) -> Tensor:
     return torch.func.functional_call(cell, values, (message, state))
 
 
-def predict(gnn: str, layers: int, public: dict[str, Tensor], items: Tensor, a: Tensor, own: Tensor) -> Tensor:
+def predict(
+    gnn: str, layers: int, public: dict[str, Tensor], items: Tensor, a: Tensor, own: Tensor
+) -> Tensor:
     """All ratings (N, M): h_u . h_v with h = sum_k a_k e^k."""
     users, mix = public["users"], public["mix"]
     h_users, h_items = mix[0] * users, mix[0] * items

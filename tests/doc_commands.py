@@ -14,10 +14,12 @@ import typer.main
 
 from verfedgnn.cli.main import app as declared
 from verfedgnn.config import presets, setting_path
-from verfedgnn.errors import ConfigError
+from verfedgnn.core.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))])
+PAGES = sorted(
+    ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+)
 
 APP: Any = typer.main.get_command(declared)
 
@@ -39,14 +41,18 @@ class Command:
     @property
     def words(self) -> list[str]:
         """As a shell would take it apart, without comments and what follows `<<`."""
-        lexer = shlex.shlex(_HERE.split(self.text)[0].replace("\\\n", " "), posix=True, punctuation_chars=";<>|&")
+        lexer = shlex.shlex(
+            _HERE.split(self.text)[0].replace("\\\n", " "), posix=True, punctuation_chars=";<>|&"
+        )
         lexer.whitespace_split, lexer.commenters = True, "#"
         return list(lexer)
 
     @property
     def plain(self) -> bool:
         """Whether it is `verfedgnn` and its arguments, and nothing that needs a shell."""
-        return self.words[0].endswith("verfedgnn") and not any(_ENDS.match(word) or "$" in word for word in self.words)
+        return self.words[0].endswith("verfedgnn") and not any(
+            _ENDS.match(word) or "$" in word for word in self.words
+        )
 
     def calls(self) -> Iterator[list[str]]:
         """The arguments of every `verfedgnn` in it: at the beginning of a part, or behind sudo, docker and the like."""
@@ -57,7 +63,9 @@ class Command:
             else:
                 parts[-1].append(word)
         for part in parts:
-            named = [i for i, word in enumerate(part) if word.rsplit("/", 1)[-1] == "verfedgnn" and part[i + 1 :]]
+            named = [
+                i for i, word in enumerate(part) if word.rsplit("/", 1)[-1] == "verfedgnn" and part[i + 1 :]
+            ]
             if named and named[0] == 0:
                 yield part[1:]
             elif named and part[named[-1] + 1] in APP.commands:
@@ -66,7 +74,10 @@ class Command:
 
 def blocks(page: str) -> list[list[Command]]:
     """The commands of every block of a page."""
-    return [[Command(page, text) for text in _split(block)] for block in _BLOCK.findall((ROOT / page).read_text("utf-8"))]
+    return [
+        [Command(page, text) for text in _split(block)]
+        for block in _BLOCK.findall((ROOT / page).read_text("utf-8"))
+    ]
 
 
 def _split(block: str) -> Iterator[str]:

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 import verfedgnn as vf
-from verfedgnn.prepare import prepare
-from verfedgnn.protocol.coordinator import Coordinator
-from verfedgnn.protocol.party import Party
-from verfedgnn.protocol.terms import LOCAL, Terms
-from verfedgnn.runtime.local import LocalRuntime
-from verfedgnn.training import party_secret
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.policy import LOCAL, Policy
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.training.local_runtime import LocalRuntime, party_secret
 
 
 def config(**values: Any) -> vf.Config:
@@ -32,7 +31,9 @@ def same(a: vf.Run, b: vf.Run) -> None:
     assert a.ledger.to_dict() == b.ledger.to_dict()
 
 
-def federation(parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True, terms: Terms = LOCAL) -> LocalRuntime:
+def federation(
+    parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True, terms: Policy = LOCAL
+) -> LocalRuntime:
     prepared = prepare(parties, chosen, torch.device("cpu"))
     members = [Party(p.input, chosen, party_secret(0, i), terms=terms) for i, p in enumerate(prepared)]
     return LocalRuntime(Coordinator(chosen, [p.party.name for p in prepared]), members, stack=stack)

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 import verfedgnn as vf
-from verfedgnn.errors import Interrupted, VerFedGNNError
+from verfedgnn.core.errors import Interrupted, VerFedGNNError
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
-from verfedgnn.federation.align import align
 from verfedgnn.federation.certificates import issue, key_pem, new_authority, new_key, request, write_secret
-from verfedgnn.federation.coordinator import CoordinatorService
-from verfedgnn.federation.folder import PartyFolder
+from verfedgnn.federation.coordinator_link import Link
+from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.link import Link
-from verfedgnn.federation.party import PartyService, Realign
-from verfedgnn.federation.watch import Watch
-from verfedgnn.prepare import prepare
-from verfedgnn.runtime.transport import Event
+from verfedgnn.federation.party_alignment import align
+from verfedgnn.federation.party_service import PartyService, Realign
+from verfedgnn.federation.party_store import PartyFolder
+from verfedgnn.federation.status_server import Watch
+from verfedgnn.federation.transport.interface import Event
+from verfedgnn.runs.prepared_data import prepare
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
@@ -92,7 +92,9 @@ class Hub:
         return others if name == SERVER else [wire for wire in others if wire.name == SERVER]
 
 
-def agree(folder: Path, names: list[str], config: vf.Config, **values: Any) -> tuple[Agreement, dict[str, Identity]]:
+def agree(
+    folder: Path, names: list[str], config: vf.Config, **values: Any
+) -> tuple[Agreement, dict[str, Identity]]:
     """A federation file and everybody's identity."""
     authority_key, authority = new_authority("trial")
     members, files = {}, {}
@@ -102,8 +104,17 @@ def agree(folder: Path, names: list[str], config: vf.Config, **values: Any) -> t
         write_secret(files[name], key_pem(key))
         pem = issue(authority_key, authority, request(key, name), server=name == SERVER)
         members[name] = Member(name=name, certificate=pem)
-    fields = {"name": "trial", "address": "127.0.0.1:1", "authority": authority, "config": config, "timeouts": QUICK, **values}
-    agreement = build_agreement({**fields, "coordinator": members[SERVER], "parties": [members[name] for name in names]})
+    fields = {
+        "name": "trial",
+        "address": "127.0.0.1:1",
+        "authority": authority,
+        "config": config,
+        "timeouts": QUICK,
+        **values,
+    }
+    agreement = build_agreement(
+        {**fields, "coordinator": members[SERVER], "parties": [members[name] for name in names]}
+    )
     return agreement, {name: Identity(agreement, file) for name, file in files.items()}
 
 
@@ -120,13 +131,19 @@ class Trial:
         self.threads: list[threading.Thread] = []
         self.stopping = False
 
-    def start(self, name: str, fault: Callable[[bytes], bytes | None] | None = None, *, restart: bool = True) -> threading.Thread:
-        thread = threading.Thread(target=self._keep_running, args=(name, fault, restart), name=name, daemon=True)
+    def start(
+        self, name: str, fault: Callable[[bytes], bytes | None] | None = None, *, restart: bool = True
+    ) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._keep_running, args=(name, fault, restart), name=name, daemon=True
+        )
         self.threads.append(thread)
         thread.start()
         return thread
 
-    def run(self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 30) -> None:
+    def run(
+        self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 30
+    ) -> None:
         """Everybody, until all are done."""
         for name in (SERVER, *self.parties):
             self.start(name, (faults or {}).get(name))

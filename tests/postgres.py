@@ -44,7 +44,11 @@ def missing() -> str | None:
     """Why there is no server here, or None."""
     if _binary("initdb") is None or _binary("pg_ctl") is None:
         return "no PostgreSQL server here (initdb, pg_ctl)"
-    return None if _unprivileged() is not None else "PostgreSQL refuses to run as root, and there is no user postgres or nobody"
+    return (
+        None
+        if _unprivileged() is not None
+        else "PostgreSQL refuses to run as root, and there is no user postgres or nobody"
+    )
 
 
 @contextmanager
@@ -56,7 +60,21 @@ def running_server() -> Iterator[Server]:
         if user:
             shutil.chown(folder, user)
         data = folder / "data"
-        _run(user, folder, _binary("initdb"), "-D", data, "-U", "owner", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        _run(
+            user,
+            folder,
+            _binary("initdb"),
+            "-D",
+            data,
+            "-U",
+            "owner",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        )
         (data / "pg_hba.conf").write_text("local all owner trust\nlocal all all scram-sha-256\n")
         options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
         _run(user, folder, _binary("pg_ctl"), "-D", data, "-w", "-o", options, "-l", folder / "log", "start")
@@ -85,6 +103,16 @@ def _unprivileged() -> str | None:
 
 
 def _run(user: str | None, folder: Path, *words: object) -> None:
-    become: dict[str, Any] = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
+    become: dict[str, Any] = (
+        {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
+    )
     with (folder / "out").open("ab") as out:  # not a pipe, which the server would inherit and hold open
-        subprocess.run([str(word) for word in words], check=True, cwd=folder, stdout=out, stderr=out, timeout=60, **become)
+        subprocess.run(
+            [str(word) for word in words],
+            check=True,
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            timeout=60,
+            **become,
+        )

@@ -9,7 +9,7 @@ import typer.main
 from mkdocs.structure.files import File, Files
 
 from verfedgnn.cli.main import app
-from verfedgnn.cli.train import settings_help
+from verfedgnn.cli.train_command import settings_help
 
 URI = "reference/commands.md"
 BEGINNING = """\
@@ -33,7 +33,9 @@ def command_reference() -> str:
     named = list(_named(root, ["verfedgnn"]))
     rows = [f"| [`{name}`](#{name.replace(' ', '-')}) | {_sentence(command)} |" for name, command in named]
     contents = "\n".join(["| | |", "|---|---|", *rows])
-    parts = [f"## `{name}`\n\n{command.help}\n\n{_options(command, name, context)}" for name, command in named]
+    parts = [
+        f"## `{name}`\n\n{command.help}\n\n{_options(command, name, context)}" for name, command in named
+    ]
     every = f"## Before any command\n\n`verfedgnn [OPTIONS] COMMAND ...`\n\n{_options(root, '', context)}"
     return "\n\n".join([BEGINNING, contents, every, *parts, f"## Settings\n\n{settings_help()}\n"])
 
@@ -53,7 +55,9 @@ def _options(command: Any, name: str, context: Any) -> str:
     for parameter in command.params:
         record = parameter.get_help_record(context)
         if record is not None:
-            rows.append(f"| `{record[0].replace('|', '/')}` | {' '.join(record[1].split()).replace('|', '/')} |")
+            rows.append(
+                f"| `{record[0].replace('|', '/')}` | {' '.join(record[1].split()).replace('|', '/')} |"
+            )
     usage = f"`{name} {' '.join(command.collect_usage_pieces(context))}`\n\n" if name else ""
     return usage + "\n".join(["| option | |", "|---|---|", *rows])
 

@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
-    from verfedgnn.data import PartyData, Ratings, align_users, parties_from_files, read_parties, read_ratings, split_items
-    from verfedgnn.errors import ConfigError, DataError, ProtocolError, RunError, VerFedGNNError
+    from verfedgnn.core.errors import ConfigError, DataError, ProtocolError, RunError, VerFedGNNError
+    from verfedgnn.data import (
+        PartyData,
+        Ratings,
+        align_users,
+        parties_from_files,
+        read_parties,
+        read_ratings,
+        split_items,
+    )
     from verfedgnn.evaluation.lift import lift
     from verfedgnn.plugins import register
-    from verfedgnn.recommender import VerFedRecommender
-    from verfedgnn.run import Recommendation, Run
-    from verfedgnn.training import resume, train
+    from verfedgnn.runs.run import Recommendation, Run
+    from verfedgnn.training.recommender import VerFedRecommender
+    from verfedgnn.training.train import resume, train
 
     __version__: str
 
@@ -48,25 +56,25 @@ __all__ = [
 
 _HOMES = {
     "Config": "config",
-    "ConfigError": "errors",
-    "DataError": "errors",
+    "ConfigError": "core.errors",
+    "DataError": "core.errors",
     "PartyData": "data",
-    "ProtocolError": "errors",
+    "ProtocolError": "core.errors",
     "Ratings": "data",
-    "Recommendation": "run",
-    "Run": "run",
-    "RunError": "errors",
-    "VerFedGNNError": "errors",
-    "VerFedRecommender": "recommender",
+    "Recommendation": "runs.run",
+    "Run": "runs.run",
+    "RunError": "core.errors",
+    "VerFedGNNError": "core.errors",
+    "VerFedRecommender": "training.recommender",
     "align_users": "data",
     "lift": "evaluation.lift",
     "parties_from_files": "data",
     "read_parties": "data",
     "read_ratings": "data",
     "register": "plugins",
-    "resume": "training",
+    "resume": "training.train",
     "split_items": "data",
-    "train": "training",
+    "train": "training.train",
 }
 """Where each name lives; it is imported when it is asked for, so that a process that needs no torch does not load it."""
 
@@ -75,20 +83,10 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"verfedgnn.{_HOMES[name]}"), name)
     if name == "__version__":
-        return _version()
+        return import_module("verfedgnn.core.version").installed_version()
     if name == "data":
         return import_module("verfedgnn.data")
     raise AttributeError(f"module 'verfedgnn' has no attribute '{name}'")
-
-
-def _version() -> str:
-    """The version that was installed, which is the repository's tag; looked up only when asked for."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("verfedgnn")
-    except PackageNotFoundError:  # a source tree on the path
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

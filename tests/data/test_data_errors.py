@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data import (
     PartyData,
     align_users,
@@ -23,7 +24,6 @@ from verfedgnn.data import (
     split_items,
     synthetic_ratings,
 )
-from verfedgnn.errors import DataError
 
 
 def fails(call, *words):
@@ -54,12 +54,24 @@ HEAD = "user,item,rating\n"
             ["no column for item", "user, thing, rating", "--columns user=...,item=...,rating=..."],
         ),
         ("1,2,3\n4,5,1\n", ["no column for user, item, rating", "1, 2, 3", "add a header"]),
-        (HEAD + "1,2,3\n\n1,4,great\n", ["'great'", "line 4 of", "is not a number", "correct or remove them"]),
-        (HEAD + "1,2,3\n1,4,\n", ["1 row has a rating that is missing or NaN", "line 3 of t.csv", "--missing drop"]),
+        (
+            HEAD + "1,2,3\n\n1,4,great\n",
+            ["'great'", "line 4 of", "is not a number", "correct or remove them"],
+        ),
+        (
+            HEAD + "1,2,3\n1,4,\n",
+            ["1 row has a rating that is missing or NaN", "line 3 of t.csv", "--missing drop"],
+        ),
         (HEAD + "1,2,nan\n1,4,NaN\n", ["2 rows have a rating that is missing or NaN", "line 2 of t.csv"]),
-        (HEAD + "1,2,3\n1,4,1e300\n", ["1 row has a rating that is infinite (more than 3.4e38)", "line 3 of t.csv"]),
+        (
+            HEAD + "1,2,3\n1,4,1e300\n",
+            ["1 row has a rating that is infinite (more than 3.4e38)", "line 3 of t.csv"],
+        ),
         (HEAD + "1,2,3\n1,4,inf\n", ["1 row has a rating that is infinite", "line 3 of t.csv"]),
-        (HEAD + ",2,3\n", ["1 row has no user", "line 2 of t.csv", "fill it in", 'missing="drop"', "--missing drop"]),
+        (
+            HEAD + ",2,3\n",
+            ["1 row has no user", "line 2 of t.csv", "fill it in", 'missing="drop"', "--missing drop"],
+        ),
         (HEAD + '"a\nb",2,3\n1,  ,3\n', ["1 row has no item", "line 4 of t.csv"]),
         (
             HEAD + "1,2,3\n1,5,4\n1,2,4\n1,2,5\n",
@@ -89,7 +101,12 @@ def test_bad_tables(tmp_path, text, words):
 
 def test_columns_that_are_not_there(tmp_path):
     file = table(tmp_path, "a,b,c\n1,2,3\n")
-    fails(lambda: read_ratings(file, columns={"user": "x", "item": "b", "rating": "c"}), "user=x", "a, b, c", "--columns")
+    fails(
+        lambda: read_ratings(file, columns={"user": "x", "item": "b", "rating": "c"}),
+        "user=x",
+        "a, b, c",
+        "--columns",
+    )
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.02])
@@ -117,15 +134,26 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
 
 def test_unknown_folder(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"x")
-    fails(lambda: read_ratings(tmp_path), "no layout that is known", "it holds photo.jpg", "name the file itself")
+    fails(
+        lambda: read_ratings(tmp_path),
+        "no layout that is known",
+        "it holds photo.jpg",
+        "name the file itself",
+    )
 
 
 def test_unknown_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VERFEDGNN_DATA", raising=False)
-    fails(lambda: read_ratings("ml-1m"), "VERFEDGNN_DATA is not set", "files.grouplens.org/datasets/movielens/ml-1m.zip")
+    fails(
+        lambda: read_ratings("ml-1m"),
+        "VERFEDGNN_DATA is not set",
+        "files.grouplens.org/datasets/movielens/ml-1m.zip",
+    )
     monkeypatch.setenv("VERFEDGNN_DATA", str(tmp_path))
-    fails(lambda: read_ratings("ml-100k"), "ml-100k is not in VERFEDGNN_DATA", "unpack it there", "ml-100k.zip")
+    fails(
+        lambda: read_ratings("ml-100k"), "ml-100k is not in VERFEDGNN_DATA", "unpack it there", "ml-100k.zip"
+    )
     fails(lambda: read_ratings("nonsense"), "known names: synthetic, ml-100k")
 
 
@@ -143,10 +171,17 @@ def test_options(tmp_path):
 def test_publisher_files_that_are_damaged(tmp_path):
     fails(lambda: read_ratings(table(tmp_path, "1\t2\tx\t4\n", "u.data")), "'x'", "line 1 of")
     fails(lambda: read_ratings(table(tmp_path, "1::2::3::4\n1::2\n", "ratings.dat")), "line 2 of", "fields")
-    fails(lambda: read_ratings(table(tmp_path, "1::2::3::4\n1::5::3::later\n", "ratings.dat")), "line 2 of", "'later'")
+    fails(
+        lambda: read_ratings(table(tmp_path, "1::2::3::4\n1::5::3::later\n", "ratings.dat")),
+        "line 2 of",
+        "'later'",
+    )
     fails(lambda: read_ratings(table(tmp_path, "", "ratings.dat")), "is empty")
     fails(lambda: read_ratings(table(tmp_path, "User;ISBN\n1;2\n", "BX-Book-Ratings.csv")), "Book-Rating")
-    fails(lambda: read_ratings(table(tmp_path, "{bad", "yelp_academic_dataset_review.json")), "is not JSON lines")
+    fails(
+        lambda: read_ratings(table(tmp_path, "{bad", "yelp_academic_dataset_review.json")),
+        "is not JSON lines",
+    )
     review = '{"user_id": "u", "stars": 3}\n'
     fails(
         lambda: read_ratings(table(tmp_path, review, "yelp_academic_dataset_review.json")),
@@ -193,7 +228,11 @@ def test_parties():
     other = PartyData("c", make_ratings(["3"], ["w"], [1.0]))
     nothing = np.zeros(0, np.int64)
     fails(lambda: check_parties([]), "no parties", "at least one")
-    fails(lambda: check_parties([a, PartyData("a", other.ratings)]), "two parties are called 'a'", "--data NAME=FILE")
+    fails(
+        lambda: check_parties([a, PartyData("a", other.ratings)]),
+        "two parties are called 'a'",
+        "--data NAME=FILE",
+    )
     fails(lambda: check_parties([a, b]), "item 'y' is at both 'a' and 'b'", "prefix the ids", "drop it")
     fails(lambda: pool_parties([a, b]), "item 'y' is at both 'a' and 'b'")
     fails(lambda: check_parties([a, other]), "'a' and 'c' have different users", "align_users")
@@ -202,9 +241,15 @@ def test_parties():
         "party 'e' has no items",
         "leave it out",
     )
-    fails(lambda: check_parties([PartyData("e", a.ratings.take(nothing))]), "party 'e' has no ratings", "leave it out")
+    fails(
+        lambda: check_parties([PartyData("e", a.ratings.take(nothing))]),
+        "party 'e' has no ratings",
+        "leave it out",
+    )
     message = fails(
-        lambda: check_parties([PartyData("a", a.ratings.take(np.array([0])))]), "without a rating at any party", "'2'"
+        lambda: check_parties([PartyData("a", a.ratings.take(np.array([0])))]),
+        "without a rating at any party",
+        "'2'",
     )
     assert message.startswith("1 user without")
     fails(lambda: check_parties([PartyData("e", a.ratings.select_users(nothing))]), "no user in common")

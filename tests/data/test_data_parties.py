@@ -35,7 +35,9 @@ def rows(ratings):
     ],
 )
 def test_duplicates(duplicates, kept, note):
-    ratings = make_ratings(list("abaa"), ["x"] * 4, [1.0, 5.0, 2.0, 3.0], time=[1, 2, 3, 4], duplicates=duplicates)
+    ratings = make_ratings(
+        list("abaa"), ["x"] * 4, [1.0, 5.0, 2.0, 3.0], time=[1, 2, 3, 4], duplicates=duplicates
+    )
     assert rows(ratings) == kept
     assert ratings.notes == (f"2 rows repeat a (user, item) pair: {note}",)
     assert len(ratings.time) == 2
@@ -45,11 +47,18 @@ def test_ids_are_ordered_as_numbers_or_as_text():
     numbers = make_ratings([10, 9, -1], ["10", "9", "09"], np.ones(3))
     assert numbers.user_ids.tolist() == ["-1", "9", "10"]
     assert numbers.item_ids.tolist() == ["09", "9", "10"]
-    assert make_ratings(["10", "9", "é", "z"], range(4), np.ones(4)).user_ids.tolist() == ["10", "9", "z", "é"]
+    assert make_ratings(["10", "9", "é", "z"], range(4), np.ones(4)).user_ids.tolist() == [
+        "10",
+        "9",
+        "z",
+        "é",
+    ]
 
 
 def test_take_and_select():
-    ratings = make_ratings(list("abc"), list("xyx"), [1, 2, 3], titles=["X", "Y", ""], columns={"k": ["", "q", "p"]})
+    ratings = make_ratings(
+        list("abc"), list("xyx"), [1, 2, 3], titles=["X", "Y", ""], columns={"k": ["", "q", "p"]}
+    )
     assert ratings.columns["k"].tolist() == ["p", "q"]
     assert rows(ratings.take(ratings.rating > 1)) == {("b", "y", 2.0), ("c", "x", 3.0)}
     only = ratings.select_items(np.array([1]))
@@ -100,7 +109,9 @@ def test_parties_by_column():
     assert all(party.ratings.n_users == 3 for party in parties)
 
 
-user_sets = st.lists(st.sets(st.integers(0, 20).map(lambda n: f"{n * 37 % 100}"), min_size=1), min_size=1, max_size=4)
+user_sets = st.lists(
+    st.sets(st.integers(0, 20).map(lambda n: f"{n * 37 % 100}"), min_size=1), min_size=1, max_size=4
+)
 
 
 @given(user_sets)
@@ -109,7 +120,9 @@ def test_aligned_parties_have_the_common_users_and_all_their_ratings(sets):
     parties = [
         PartyData(
             f"p{k}",
-            make_ratings([*users, "1000"], [f"{k}-{n % 2}" for n in range(len(users) + 1)], np.ones(len(users) + 1)),
+            make_ratings(
+                [*users, "1000"], [f"{k}-{n % 2}" for n in range(len(users) + 1)], np.ones(len(users) + 1)
+            ),
         )
         for k, users in enumerate(sets)
     ]
@@ -153,7 +166,9 @@ def test_read_parties_splits_one_table():
 def test_small_values_of_a_column_go_together():
     ratings = synthetic_ratings(users=50, items=60, ratings=900, seed=1)
     column = np.where(np.arange(60) == 3, "rare", np.where(np.arange(60) < 30, "film", "book"))
-    lone = replace(ratings, columns={"kind": column}).take(~((ratings.item == 3) & (np.arange(len(ratings)) % 5 > 0)))
+    lone = replace(ratings, columns={"kind": column}).take(
+        ~((ratings.item == 3) & (np.arange(len(ratings)) % 5 > 0))
+    )
     parties = split_items(lone, by="kind")
     assert {p.name for p in parties} in ({"film", "other"}, {"book", "other"})
     assert sum(len(p.ratings) for p in parties) == len(lone)
@@ -164,13 +179,20 @@ def test_parties_with_other_stars_keep_their_scale(tmp_path):
     for name, best in (("film", 10), ("book", 5), ("music", 4)):
         rows = "".join(f"u{u},{name}{i},{1 + (u + i) % best}\n" for u in range(12) for i in range(6))
         (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + rows)
-    scales = {p.name: p.ratings.scale for p in parties_from_files([tmp_path / "film.csv", tmp_path / "book.csv"])}
+    scales = {
+        p.name: p.ratings.scale for p in parties_from_files([tmp_path / "film.csv", tmp_path / "book.csv"])
+    }
     assert scales == {"film": (1, 10), "book": (1, 5)}
-    scales = {p.name: p.ratings.scale for p in parties_from_files([tmp_path / "music.csv", tmp_path / "book.csv"])}
+    scales = {
+        p.name: p.ratings.scale for p in parties_from_files([tmp_path / "music.csv", tmp_path / "book.csv"])
+    }
     assert scales == {"music": (1, 5), "book": (1, 5)}
 
 
 @pytest.mark.parametrize(("one", "other"), [((-5, 0), (-3, 0)), ((-5, -1), (-3, -2)), ((0, 0), (0, 0))])
 def test_parties_without_a_rating_above_zero_share_a_scale(one, other):
-    tables = [make_ratings(["u", "v"], [f"{name}1", f"{name}2"], scale, name=name) for name, scale in (("a", one), ("b", other))]
+    tables = [
+        make_ratings(["u", "v"], [f"{name}1", f"{name}2"], scale, name=name)
+        for name, scale in (("a", one), ("b", other))
+    ]
     assert [p.ratings.scale for p in parties_from_tables(tables)] == [(one[0], max(one[1], other[1]))] * 2

@@ -25,9 +25,16 @@ def put(path, content, *, packed=False):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_movielens_100k(tmp_path, packed):
-    put(tmp_path / ("u.data.gz" if packed else "u.data"), "10\t2\t3\t881250949\n9\t1\t5\t881250950\n", packed=packed)
+    put(
+        tmp_path / ("u.data.gz" if packed else "u.data"),
+        "10\t2\t3\t881250949\n9\t1\t5\t881250950\n",
+        packed=packed,
+    )
     put(tmp_path / "u.genre", "unknown|0\nAction|1\nComedy|2\n\n")
-    put(tmp_path / "u.item", "1|Amélie (2001)|01-Jan-1995||http://x|0|0|1\n2|Heat|||http://y|0|1|1\n".encode("latin-1"))
+    put(
+        tmp_path / "u.item",
+        "1|Amélie (2001)|01-Jan-1995||http://x|0|0|1\n2|Heat|||http://y|0|1|1\n".encode("latin-1"),
+    )
     ratings = read_ratings(tmp_path)
     assert rows(ratings) == {("10", "2", 3.0), ("9", "1", 5.0)}
     assert ratings.user_ids.tolist() == ["9", "10"]  # as numbers, not as text
@@ -77,10 +84,15 @@ BX = '"User-ID";"ISBN";"Book-Rating"\r\n'
 @pytest.mark.parametrize("packed", [False, True])
 def test_bookcrossing(tmp_path, packed):
     suffix = ".csv.gz" if packed else ".csv"
-    lines = BX + '"1";"034545104X";"0"\r\n"1";"0155061224";"5"\r\n"2";"\\"0432534220\\"";"6"\r\n"2";"9\xff";"10"\r\n'
+    lines = (
+        BX
+        + '"1";"034545104X";"0"\r\n"1";"0155061224";"5"\r\n"2";"\\"0432534220\\"";"6"\r\n"2";"9\xff";"10"\r\n'
+    )
     put(tmp_path / f"BX-Book-Ratings{suffix}", lines.encode("latin-1"), packed=packed)
     books = (
-        '"ISBN";"Book-Title";"Book-Author"\r\n"0155061224";"Of \\"Mice\\"; &amp; Men";"J"\r\n"broken";"line\r\n'[:-2]
+        '"ISBN";"Book-Title";"Book-Author"\r\n"0155061224";"Of \\"Mice\\"; &amp; Men";"J"\r\n"broken";"line\r\n'[
+            :-2
+        ]
         + '";"a";"b";"c"\r\n'
         '"9\xff";"Caf\xe9";"K"\r\n'
     )
@@ -133,11 +145,26 @@ def test_yelp(tmp_path, packed):
             "date": "1970-01-02 00:00:00",
         },
     ]
-    shops = [{"business_id": "b", "name": "Café", "categories": "Food, Coffee", "city": "Wien", "hours": {"Mon": "9"}}]
-    put(tmp_path / f"yelp_academic_dataset_review{suffix}", "\n".join(map(json.dumps, reviews)), packed=packed)
-    put(tmp_path / f"yelp_academic_dataset_business{suffix}", "\n".join(map(json.dumps, shops)), packed=packed)
+    shops = [
+        {
+            "business_id": "b",
+            "name": "Café",
+            "categories": "Food, Coffee",
+            "city": "Wien",
+            "hours": {"Mon": "9"},
+        }
+    ]
+    put(
+        tmp_path / f"yelp_academic_dataset_review{suffix}", "\n".join(map(json.dumps, reviews)), packed=packed
+    )
+    put(
+        tmp_path / f"yelp_academic_dataset_business{suffix}", "\n".join(map(json.dumps, shops)), packed=packed
+    )
     ratings = read_ratings(tmp_path)
-    assert rows(ratings) == {("u", "b", 5.0), ("v", "c", 3.0)}  # the later of two reviews, though it stands first
+    assert rows(ratings) == {
+        ("u", "b", 5.0),
+        ("v", "c", 3.0),
+    }  # the later of two reviews, though it stands first
     assert ratings.titles.tolist() == ["Café", ""]
     assert ratings.columns["category"].tolist() == ["Food", ""]
     assert sorted(ratings.time.tolist()) == [86400, 1562537351]
@@ -199,7 +226,9 @@ def test_parquet(tmp_path):
 
 
 def test_parquet_with_integer_ids_as_floats(tmp_path):
-    pq.write_table(pa.table({"user": [1.0, 2.0], "item": ["a", "b"], "rating": [1.0, 2.0]}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"user": [1.0, 2.0], "item": ["a", "b"], "rating": [1.0, 2.0]}), tmp_path / "t.parquet"
+    )
     assert read_ratings(tmp_path / "t.parquet").user_ids.tolist() == ["1", "2"]
 
 

@@ -25,7 +25,12 @@ def test_movielens_1m():
     assert ratings.titles[ratings.item_ids.tolist().index("12")] == "Dracula: Dead and Loving It (1995)"
     assert len(np.unique(ratings.columns["genre"])) == 18
     # Row by row as in the file: 1::1193::5::978300760 is its first line.
-    first = (ratings.user_ids[ratings.user[0]], ratings.item_ids[ratings.item[0]], ratings.rating[0], ratings.time[0])
+    first = (
+        ratings.user_ids[ratings.user[0]],
+        ratings.item_ids[ratings.item[0]],
+        ratings.rating[0],
+        ratings.time[0],
+    )
     assert first == ("1", "1193", 5.0, 978300760)
     check_parties(split_items(ratings, 10))
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from test_data_synthetic import squared_errors
 
-from verfedgnn.data import TEST, read_parties, read_ratings, shapes, split_by_rating
-from verfedgnn.errors import DataError
-from verfedgnn.evaluation.bias import bias_errors
+from verfedgnn.core.errors import DataError
+from verfedgnn.data import TEST, read_parties, read_ratings, split_by_rating
+from verfedgnn.data import synthetic_shapes as shapes
+from verfedgnn.training.user_item_means import bias_errors
 
 
 def small(users, items, ratings):
@@ -43,7 +44,9 @@ def test_tails_are_long(table):
     assert of_item.max() > 500
 
 
-@pytest.mark.parametrize(("users", "items", "ratings"), [(1, 1, 1), (50, 3, 50), (3, 50, 50), (4, 20, 40), (40, 11, 190)])
+@pytest.mark.parametrize(
+    ("users", "items", "ratings"), [(1, 1, 1), (50, 3, 50), (3, 50, 50), (4, 20, 40), (40, 11, 190)]
+)
 def test_every_shape_that_can_be(tmp_path, users, items, ratings):
     shapes.write_ratings(small(users, items, ratings), tmp_path / "small.parquet", seed=3)
     made = read_ratings(tmp_path / "small.parquet")
@@ -52,7 +55,12 @@ def test_every_shape_that_can_be(tmp_path, users, items, ratings):
 
 @pytest.mark.parametrize(
     ("users", "items", "ratings", "remedy"),
-    [(50, 10, 49, "at least 50"), (10, 50, 49, "at least 50"), (4, 10, 21, "at most 20"), (0, 1, 0, "at least 1 of each")],
+    [
+        (50, 10, 49, "at least 50"),
+        (10, 50, 49, "at least 50"),
+        (4, 10, 21, "at most 20"),
+        (0, 1, 0, "at least 1 of each"),
+    ],
 )
 def test_a_shape_that_cannot_be_says_why(users, items, ratings, remedy):
     with pytest.raises(DataError, match=remedy):

@@ -18,14 +18,24 @@ from verfedgnn.data import (
 )
 from verfedgnn.data.ids import hash64
 
-text = st.text(st.characters(min_codepoint=33, max_codepoint=0x1F600, exclude_categories=["Cs", "Z"]), min_size=1, max_size=9)
+text = st.text(
+    st.characters(min_codepoint=33, max_codepoint=0x1F600, exclude_categories=["Cs", "Z"]),
+    min_size=1,
+    max_size=9,
+)
 pairs = st.lists(st.tuples(text, text), min_size=1, max_size=30, unique=True)
 seeds = st.integers(-(2**40), 2**70)
 
 
 def parts(ratings, seed, **options):
     users, items = ratings.user_ids[ratings.user].tolist(), ratings.item_ids[ratings.item].tolist()
-    return dict(zip(zip(users, items, strict=True), split_by_rating(ratings, seed=seed, **options).tolist(), strict=True))
+    return dict(
+        zip(
+            zip(users, items, strict=True),
+            split_by_rating(ratings, seed=seed, **options).tolist(),
+            strict=True,
+        )
+    )
 
 
 def table(rows):
@@ -73,9 +83,13 @@ def test_parts_of_a_user_and_of_two_seeds_are_independent():
     assert abs(np.mean(((share - 0.6) / expected) ** 2) - 1) < 6 * np.sqrt(2 / ratings.n_users)
 
 
-@pytest.mark.parametrize(("fractions", "there"), [((1, 0, 0), {TRAIN}), ((0.5, 0.5, 0), {TRAIN, VALID}), ((0, 0, 1), {TEST})])
+@pytest.mark.parametrize(
+    ("fractions", "there"), [((1, 0, 0), {TRAIN}), ((0.5, 0.5, 0), {TRAIN, VALID}), ((0, 0, 1), {TEST})]
+)
 def test_parts_of_fraction_zero_are_empty(fractions, there):
-    assert set(split_by_rating(synthetic_ratings(users=50, items=20, ratings=500), fractions=fractions)) == there
+    assert (
+        set(split_by_rating(synthetic_ratings(users=50, items=20, ratings=500), fractions=fractions)) == there
+    )
 
 
 def test_the_split_stays_what_it_was():
@@ -94,7 +108,13 @@ def test_hashes_differ_and_ignore_the_width(ids, seed):
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 3)), unique_by=lambda r: r[:2], min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 3)),
+        unique_by=lambda r: r[:2],
+        min_size=1,
+    )
+)
 def test_split_by_time_leaves_the_last_out(rows):
     user, item, time = (np.array(column) for column in zip(*rows, strict=True))
     ratings = make_ratings(user, item, np.ones(len(rows)), time=time)

@@ -45,15 +45,21 @@ def squared_errors(ratings, dim=4, ridge=4.0, rounds=8):
     mean = float(train.rating.mean())
     rng = np.random.default_rng(0)
     # Rows are (bias, 1, vector) of a user and (1, bias, vector) of an item: the prediction is their inner product.
-    user = np.column_stack([np.zeros(ratings.n_users), np.ones(ratings.n_users), np.zeros((ratings.n_users, dim))])
-    item = np.column_stack([np.ones(ratings.n_items), np.zeros(ratings.n_items), rng.normal(0, 0.1, (ratings.n_items, dim))])
+    user = np.column_stack(
+        [np.zeros(ratings.n_users), np.ones(ratings.n_users), np.zeros((ratings.n_users, dim))]
+    )
+    item = np.column_stack(
+        [np.ones(ratings.n_items), np.zeros(ratings.n_items), rng.normal(0, 0.1, (ratings.n_items, dim))]
+    )
 
     def solve(target, rows, other, columns, fixed):
         free = [k for k in range(dim + 2) if k != fixed]
         x = other[columns][:, free]
         y = train.rating - mean - other[columns][:, fixed]
         n = len(target)
-        gram = np.stack([[np.bincount(rows, x[:, a] * x[:, b], n) for b in range(dim + 1)] for a in range(dim + 1)])
+        gram = np.stack(
+            [[np.bincount(rows, x[:, a] * x[:, b], n) for b in range(dim + 1)] for a in range(dim + 1)]
+        )
         right = np.stack([np.bincount(rows, x[:, a] * y, n) for a in range(dim + 1)])
         system = gram.transpose(2, 0, 1) + ridge * np.eye(dim + 1)
         target[:, free] = np.linalg.solve(system, right.T[..., None])[..., 0]
@@ -69,7 +75,9 @@ def squared_errors(ratings, dim=4, ridge=4.0, rounds=8):
 def test_pooling_beats_each_party_alone(seed):
     ratings = synthetic_ratings(seed=seed)
     pooled = np.sqrt(squared_errors(ratings).mean())
-    alone = np.sqrt(np.concatenate([squared_errors(p.ratings) for p in split_items(ratings, by="category")]).mean())
+    alone = np.sqrt(
+        np.concatenate([squared_errors(p.ratings) for p in split_items(ratings, by="category")]).mean()
+    )
     assert 0.65 < pooled < 0.80
     assert alone > pooled + 0.05
     assert alone < 0.95

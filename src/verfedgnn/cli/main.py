@@ -13,28 +13,29 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-import verfedgnn
-from verfedgnn.cli import data, federation
-from verfedgnn.cli.attack import attack
-from verfedgnn.cli.audit import audit
-from verfedgnn.cli.bench import bench
-from verfedgnn.cli.compare import compare
-from verfedgnn.cli.coordinator import coordinator
-from verfedgnn.cli.evaluate import evaluate
-from verfedgnn.cli.export import export
-from verfedgnn.cli.halt import interrupt
-from verfedgnn.cli.paper import paper
-from verfedgnn.cli.party import align, party
-from verfedgnn.cli.recommend import recommend
-from verfedgnn.cli.report import report
-from verfedgnn.cli.serve import serve
-from verfedgnn.cli.status import status
-from verfedgnn.cli.streams import lasting_streams
-from verfedgnn.cli.train import WithSettings, train
-from verfedgnn.cli.tune import tune
-from verfedgnn.errors import Interrupted, PluginWarning, VerFedGNNError
+from verfedgnn.cli import data_command as data
+from verfedgnn.cli import federation_command as federation
+from verfedgnn.cli.attack_command import attack
+from verfedgnn.cli.audit_command import audit
+from verfedgnn.cli.bench_command import bench
+from verfedgnn.cli.broken_pipe import lasting_streams
+from verfedgnn.cli.compare_command import compare
+from verfedgnn.cli.coordinator_command import coordinator
+from verfedgnn.cli.evaluate_command import evaluate
+from verfedgnn.cli.export_command import export
+from verfedgnn.cli.paper_command import paper
+from verfedgnn.cli.party_command import align, party
+from verfedgnn.cli.recommend_command import recommend
+from verfedgnn.cli.report_command import report
+from verfedgnn.cli.serve_command import serve
+from verfedgnn.cli.signals import interrupt
+from verfedgnn.cli.status_command import status
+from verfedgnn.cli.train_command import WithSettings, train
+from verfedgnn.cli.tune_command import tune
+from verfedgnn.core.errors import Interrupted, PluginWarning, VerFedGNNError
+from verfedgnn.core.process_memory import keep_freed_memory
+from verfedgnn.core.version import installed_version
 from verfedgnn.plugins import load_file
-from verfedgnn.runtime.memory import keep_freed_memory
 
 app = typer.Typer(
     name="verfedgnn",
@@ -48,13 +49,15 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"verfedgnn {verfedgnn.__version__}")
+        typer.echo(f"verfedgnn {installed_version()}")
         raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
     plugin: Annotated[
         list[Path] | None,
         typer.Option(help="A Python file that registers GNNs or methods of your own; also several times."),
@@ -124,7 +127,7 @@ def _run() -> int:
 
 def _again() -> str:
     """The same command, but for passwords."""
-    from verfedgnn.data.address import shown
+    from verfedgnn.data.source_address import shown
 
     return shlex.join(["verfedgnn", *map(shown, sys.argv[1:])])
 

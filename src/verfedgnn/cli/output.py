@@ -58,6 +58,8 @@ class Output:
         """While something takes a moment that cannot be measured: on a terminal, what it is and for how long it lasts."""
         console = error_console()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=self.quiet or not drawable(console)) as bar:
+        with Progress(
+            *columns, console=console, transient=True, disable=self.quiet or not drawable(console)
+        ) as bar:
             bar.add_task(what, total=None)
             yield

@@ -10,9 +10,9 @@ from verfedgnn.data.parties import (
     read_parties,
     split_items,
 )
+from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.read import read_ratings
-from verfedgnn.data.split import TEST, TRAIN, VALID, split_by_rating, split_by_time
+from verfedgnn.data.splits import TEST, TRAIN, VALID, split_by_rating, split_by_time
 from verfedgnn.data.synthetic import synthetic_ratings
 
 __all__ = [

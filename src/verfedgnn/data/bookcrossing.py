@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.data.ids import TEXT, look_up
 from verfedgnn.data.ratings import Ratings, counted, make_ratings
-from verfedgnn.data.source import TextTable
+from verfedgnn.data.text_files import TextTable
 
 PAPER_SUBSET = (6000, 3000)
 """Users and items of the subset with the most ratings."""

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from verfedgnn.errors import DataError
+from verfedgnn.core.errors import DataError
 
 TEXT = pa.string()
 StrArray = NDArray[np.str_]
@@ -75,9 +75,13 @@ def _of_floats(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 def _as_arrow(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
     try:
-        return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+        return (
+            values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+        )
     except (pa.ArrowException, TypeError) as error:
-        raise DataError(f"the {what} column mixes types that do not go together: give them all as text") from error
+        raise DataError(
+            f"the {what} column mixes types that do not go together: give them all as text"
+        ) from error
 
 
 def trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

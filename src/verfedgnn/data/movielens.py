@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import TEXT, StrArray, look_up
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.source import TextTable, first_bytes, open_stream, readable
-from verfedgnn.data.tables import header, read_table
-from verfedgnn.errors import DataError
+from verfedgnn.data.table_sources import header, read_table
+from verfedgnn.data.text_files import TextTable, first_bytes, open_stream, readable
 
 # u.genre, for copies that lack it.
 _GENRES_100K = [
@@ -34,10 +34,17 @@ _COLUMNS = ("user", "item", "rating", "time")
 
 
 def read_100k(
-    path: Path, items: Path | None = None, *, name: str = "ml-100k", duplicates: str = "error", missing: str = "error"
+    path: Path,
+    items: Path | None = None,
+    *,
+    name: str = "ml-100k",
+    duplicates: str = "error",
+    missing: str = "error",
 ) -> Ratings:
     """MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
-    ratings = _read(TextTable(path, delimiter="\t", header=False, quoted=False), list(_COLUMNS), name, duplicates, missing)
+    ratings = _read(
+        TextTable(path, delimiter="\t", header=False, quoted=False), list(_COLUMNS), name, duplicates, missing
+    )
     if items is None:
         return ratings
     genres = _genre_names(items.with_name("u.genre"))
@@ -45,12 +52,19 @@ def read_100k(
     table = TextTable(items, delimiter="|", header=False, quoted=False, encoding="latin-1").read(
         {"item": TEXT, "title": TEXT, **dict.fromkeys(names[5:], TEXT)}, names=names
     )
-    first = pc.case_when(pc.make_struct(*(pc.equal(table[column], "1") for column in names[5:])), *map(pa.scalar, genres))
+    first = pc.case_when(
+        pc.make_struct(*(pc.equal(table[column], "1") for column in names[5:])), *map(pa.scalar, genres)
+    )
     return _described(ratings, table["item"], table["title"], first)
 
 
 def read_dat(
-    path: Path, items: Path | None = None, *, name: str = "ml-1m", duplicates: str = "error", missing: str = "error"
+    path: Path,
+    items: Path | None = None,
+    *,
+    name: str = "ml-1m",
+    duplicates: str = "error",
+    missing: str = "error",
 ) -> Ratings:
     """MovieLens-1M or -10M: ratings.dat with '::' between the fields, and movies.dat for titles and genres."""
     # '::' is ':' twice, so every other column is empty.
@@ -68,13 +82,20 @@ def read_dat(
         lines = raw.decode("latin-1").splitlines()
     fields = [line.split("::") for line in lines if line]
     if any(len(parts) != 3 for parts in fields):
-        raise DataError(f"{items} has lines that are not MovieID::Title::Genres: download it again or move it away")
+        raise DataError(
+            f"{items} has lines that are not MovieID::Title::Genres: download it again or move it away"
+        )
     ids, titles, genres = (pa.array([parts[k] for parts in fields], TEXT) for k in range(3))
     return _described(ratings, ids, titles, _first_genre(genres))
 
 
 def read_csv(
-    path: Path, items: Path | None = None, *, name: str = "movielens", duplicates: str = "error", missing: str = "error"
+    path: Path,
+    items: Path | None = None,
+    *,
+    name: str = "movielens",
+    duplicates: str = "error",
+    missing: str = "error",
 ) -> Ratings:
     """MovieLens-20M and later, or an older one as CSV: ratings.csv and movies.csv with headers."""
     ratings = read_table(path, duplicates=duplicates, missing=missing, name=name)
@@ -83,7 +104,9 @@ def read_csv(
         return ratings
     found = header(TextTable(items), first_bytes(items))
     if len(found) < 3:
-        raise DataError(f"{items} has columns {', '.join(found)} instead of movieId, title, genres: download it again")
+        raise DataError(
+            f"{items} has columns {', '.join(found)} instead of movieId, title, genres: download it again"
+        )
     movies = TextTable(items).read(dict.fromkeys(found[:3], TEXT))
     ids, titles, genres = (movies[column] for column in found[:3])
     return _described(ratings, ids, titles, _first_genre(genres))

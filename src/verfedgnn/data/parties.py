@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.data.address import is_address
+from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import positions, sorted_ids
-from verfedgnn.data.pool import pool_tables, refuse_shared_items
+from verfedgnn.data.pooling import pool_tables, refuse_shared_items
+from verfedgnn.data.rating_reader import is_folder_of_tables, locate, read_ratings, tables_in
 from verfedgnn.data.ratings import Ratings, counted
-from verfedgnn.data.read import is_folder_of_tables, locate, read_ratings, tables_in
-from verfedgnn.data.reading import AS_FOUND, Reading
-from verfedgnn.data.tables import table_stem
-from verfedgnn.errors import DataError
+from verfedgnn.data.read_options import AS_FOUND, Reading
+from verfedgnn.data.source_address import is_address
+from verfedgnn.data.table_sources import table_stem
 
 FEWEST_RATINGS = 20
 """A value of a column with fewer ratings than this is no party of its own."""
@@ -34,7 +34,9 @@ class PartyData:
         return f"<PartyData {self.name}: {self.ratings.summary()}>"
 
 
-def split_items(ratings: Ratings, parties: int | None = None, *, seed: int = 0, by: str | None = None) -> list[PartyData]:
+def split_items(
+    ratings: Ratings, parties: int | None = None, *, seed: int = 0, by: str | None = None
+) -> list[PartyData]:
     """Cut a table by items: at random into `parties` (10) groups whose sizes differ by at most one, or by a column.
 
     With `by` (e.g. "genre") there is one party per value, or with `parties` so many: the values with most ratings, and the
@@ -49,7 +51,9 @@ def split_items(ratings: Ratings, parties: int | None = None, *, seed: int = 0, 
             )
         order = np.random.default_rng(seed).permutation(ratings.n_items)
         width = len(str(parties - 1))
-        groups = {f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))}
+        groups = {
+            f"party-{k:0{width}}": np.sort(part) for k, part in enumerate(np.array_split(order, parties))
+        }
     else:
         if by not in ratings.columns:
             there = ", ".join(ratings.columns) or "none"
@@ -66,7 +70,9 @@ def split_items(ratings: Ratings, parties: int | None = None, *, seed: int = 0, 
             merged = ", ".join(str(names[k]) for k in sorted(small))
             why = "too few ratings for a party each, " if parties is None else ""
             ratings = ratings.with_notes(f"{merged}: {why}put together as 'other'")
-    return [PartyData(name, replace(ratings.select_items(index), name=name)) for name, index in groups.items()]
+    return [
+        PartyData(name, replace(ratings.select_items(index), name=name)) for name, index in groups.items()
+    ]
 
 
 def _too_small(rated: NDArray[np.int64]) -> set[int]:
@@ -96,11 +102,16 @@ def parties_from_files(
     Parties on one scale (the highest ratings within a factor of two) share it, from the lowest to the highest rating at any of
     them; a party whose stars mean something else (5 against 10) keeps its own. A given `scale` is everybody's.
     """
-    named = list(files.items()) if isinstance(files, Mapping) else [(table_stem(file), file) for file in files]
+    named = (
+        list(files.items()) if isinstance(files, Mapping) else [(table_stem(file), file) for file in files]
+    )
     if not named:
         raise _no_parties()
     _refuse_same_names([name for name, _ in named])
-    tables = [replace(read_ratings(file, **{**options, **(own or {}).get(name, {})}), name=name) for name, file in named]
+    tables = [
+        replace(read_ratings(file, **{**options, **(own or {}).get(name, {})}), name=name)
+        for name, file in named
+    ]
     return parties_from_tables(tables)
 
 
@@ -148,7 +159,9 @@ def check_parties(parties: Sequence[PartyData]) -> None:
     _refuse_same_names([party.name for party in parties])
     for party in parties:
         if not 1 <= len(party.name) <= LONGEST_NAME or not party.name.isprintable():
-            raise DataError(f"a party's name is 1 to {LONGEST_NAME} printable characters, not {party.name[:40]!r}: rename it")
+            raise DataError(
+                f"a party's name is 1 to {LONGEST_NAME} printable characters, not {party.name[:40]!r}: rename it"
+            )
     users = parties[0].ratings.user_ids
     if not len(users):
         raise DataError("the parties have no user in common: check that they write user ids in the same way")
@@ -166,7 +179,9 @@ def check_parties(parties: Sequence[PartyData]) -> None:
     if not rated.all():
         idle = int((~rated).sum())
         first = str(users[int(np.argmin(rated))])
-        raise DataError(f"{counted(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids")
+        raise DataError(
+            f"{counted(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids"
+        )
     refuse_shared_items([replace(party.ratings, name=party.name) for party in parties])
 
 
@@ -205,11 +220,15 @@ def read_parties(
     return found
 
 
-def sources_of(data: str | Path | Sequence[str | Path], *, by: str | None = None) -> tuple[dict[str, str | Path], bool]:
+def sources_of(
+    data: str | Path | Sequence[str | Path], *, by: str | None = None
+) -> tuple[dict[str, str | Path], bool]:
     """Where ratings come from, by name, and whether that is one table to be cut rather than one source a party."""
     given = [data] if isinstance(data, str | Path) else list(data)
     if not given:
-        raise DataError("no data given: use --data with a file, a folder or a name such as synthetic or ml-1m")
+        raise DataError(
+            "no data given: use --data with a file, a folder or a name such as synthetic or ml-1m"
+        )
     named = [_named(entry) for entry in given]
     if len(named) == 1 and named[0][0] is None:
         source = named[0][1]

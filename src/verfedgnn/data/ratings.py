@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, about_items, as_text, coded, encode, to_numpy
-from verfedgnn.data.numbers import INFINITE, NO_RATING, Mask, infinite, numbers
-from verfedgnn.errors import DataError
+from verfedgnn.data.number_parsing import INFINITE, NO_RATING, Mask, infinite, numbers
 
 DUPLICATES = ("error", "first", "last", "mean")
 MISSING = ("error", "drop")
@@ -51,7 +51,9 @@ class Ratings:
         lengths = {len(a) for a in (self.user, self.item, self.rating, self.time) if a is not None}
         per_item = {len(a) for a in (self.item_ids, self.titles, *self.columns.values()) if a is not None}
         if len(lengths) > 1 or len(per_item) > 1:
-            raise ValueError(f"columns of {self.name} differ in length: {sorted(lengths)} ratings, {sorted(per_item)} items")
+            raise ValueError(
+                f"columns of {self.name} differ in length: {sorted(lengths)} ratings, {sorted(per_item)} items"
+            )
 
     def __len__(self) -> int:
         return len(self.rating)
@@ -170,10 +172,14 @@ def make_ratings(
     found.refuse(at)
     values = found.values
     if len({len(users), len(items), len(values)}) > 1:
-        raise DataError(f"{name}: {len(users):,} users, {len(items):,} items, {len(values):,} ratings: give one of each per row")
+        raise DataError(
+            f"{name}: {len(users):,} users, {len(items):,} items, {len(values):,} ratings: give one of each per row"
+        )
     for what, column in {"time": time, "titles": titles, **(columns or {})}.items():
         if column is not None and len(column) != len(values):
-            raise DataError(f"{name}: {len(column):,} entries of {what} for {len(values):,} ratings: give one of each per row")
+            raise DataError(
+                f"{name}: {len(column):,} entries of {what} for {len(values):,} ratings: give one of each per row"
+            )
     notes = (*notes, *found.notes)
     absent = missing_in(users, items, values)
     gone = absent["user"] | absent["item"] | absent["rating"]
@@ -199,7 +205,12 @@ def make_ratings(
         raise DataError(f"{name} holds no ratings: give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
     outside = (values < low) | (values > high)
-    _refuse(outside, f"have a rating outside the scale {low:g} to {high:g}", at, "correct them or give another scale")
+    _refuse(
+        outside,
+        f"have a rating outside the scale {low:g} to {high:g}",
+        at,
+        "correct them or give another scale",
+    )
 
     with ThreadPoolExecutor(2) as both:
         (user_code, user_ids), (item_code, item_ids) = both.map(encode, (users, items), ("user", "item"))
@@ -211,7 +222,9 @@ def make_ratings(
         item_ids=item_ids,
         time=None if time is None else np.asarray(time, np.int64),
         titles=None if titles is None else _per_item(titles, "title", item_code, len(item_ids)),
-        columns={key: _per_item(column, key, item_code, len(item_ids)) for key, column in (columns or {}).items()},
+        columns={
+            key: _per_item(column, key, item_code, len(item_ids)) for key, column in (columns or {}).items()
+        },
         scale=(float(low), float(high)),
         name=name,
         notes=notes,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import StrArray
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.errors import DataError
 
 CATEGORIES = ("film", "book", "album", "game", "podcast", "recipe", "course", "concert")
 FEWEST = 5
@@ -50,7 +50,12 @@ class Tastes:
         )
 
     def stars(
-        self, rng: np.random.Generator, user: Index, item: Index, noise: float, scale: tuple[float, float] = (1, 5)
+        self,
+        rng: np.random.Generator,
+        user: Index,
+        item: Index,
+        noise: float,
+        scale: tuple[float, float] = (1, 5),
     ) -> NDArray[np.float32]:
         """The ratings of these pairs, rounded; `noise` is the standard deviation of what nobody can predict."""
         dim = self.taste.shape[1]
@@ -124,7 +129,10 @@ def _who_rates_what(
 
 
 def fill(
-    rng: np.random.Generator, keys: NDArray[np.int64], count: NDArray[np.int64], popularity: NDArray[np.floating]
+    rng: np.random.Generator,
+    keys: NDArray[np.int64],
+    count: NDArray[np.int64],
+    popularity: NDArray[np.floating],
 ) -> NDArray[np.int64]:
     """`keys` (user x M + item) and so many more that every user has `count` different items, drawn by popularity; sorted."""
     users, items = len(count), len(popularity)
@@ -159,7 +167,9 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _catalogue(rng: np.random.Generator, items: int, categories: int) -> tuple[StrArray, StrArray, StrArray]:
     """Ids such as "film-017", titles such as "Film 017" and the category of each item."""
-    names = np.array([*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), categories))][:categories])
+    names = np.array(
+        [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), categories))][:categories]
+    )
     kind = rng.permutation(np.arange(items) % categories)
     order = np.argsort(kind, kind="stable")
     number = np.empty(items, np.int64)

@@ -10,17 +10,22 @@ import pyarrow.compute as pc
 import pyarrow.json
 from numpy.typing import NDArray
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import TEXT, look_up
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.source import first_bytes, open_stream, readable
-from verfedgnn.data.times import seconds
-from verfedgnn.errors import DataError
+from verfedgnn.data.text_files import first_bytes, open_stream, readable
+from verfedgnn.data.time_parsing import seconds
 
 _BLOCK = 16 << 20
 
 
 def read_yelp(
-    path: Path, businesses: Path | None = None, *, name: str = "yelp", duplicates: str = "last", missing: str = "error"
+    path: Path,
+    businesses: Path | None = None,
+    *,
+    name: str = "yelp",
+    duplicates: str = "last",
+    missing: str = "error",
 ) -> Ratings:
     """Reviews as ratings of businesses (1 to 5 stars).
 
@@ -86,4 +91,6 @@ def _dates(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         return pc.cast(column, pa.timestamp("s"))
     except pa.ArrowInvalid as error:
         reason = str(error).splitlines()[0][:120]
-        raise DataError(f"{path} has a date that is none ({reason}): write it as 2018-07-07 22:09:11") from error
+        raise DataError(
+            f"{path} has a date that is none ({reason}): write it as 2018-07-07 22:09:11"
+        ) from error

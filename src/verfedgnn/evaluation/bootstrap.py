@@ -34,13 +34,17 @@ class Gain:
         return "yes" if self.low > 0 else "no" if self.high < 0 else "cannot tell"
 
 
-def gain(user: NDArray[np.int64], before: NDArray[np.float64], after: NDArray[np.float64], *, seed: int = 0) -> Gain | None:
+def gain(
+    user: NDArray[np.int64], before: NDArray[np.float64], after: NDArray[np.float64], *, seed: int = 0
+) -> Gain | None:
     """The gain from `before` to `after`, squared errors of the same ratings by `user`; None without ratings."""
     if not len(user):
         return None
     _, row = np.unique(user, return_inverse=True)
     count = np.bincount(row)
-    sums = np.stack([np.bincount(row, before), np.bincount(row, after), count.astype(np.float64)], 1)  # (U, 3)
+    sums = np.stack(
+        [np.bincount(row, before), np.bincount(row, after), count.astype(np.float64)], 1
+    )  # (U, 3)
     rng = np.random.default_rng([seed, 7])
     drawn = []
     for size in _chunks(len(count)):

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import TEST, TRAIN, VALID, PartyData, pool_parties
-from verfedgnn.errors import ConfigError
-from verfedgnn.evaluation.alone import train_alone
-from verfedgnn.evaluation.bias import bias_predictions
 from verfedgnn.evaluation.bootstrap import gain
-from verfedgnn.run import PartyModel, Run
-from verfedgnn.training import Progress
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.run import Run
+from verfedgnn.training.alone import train_alone
+from verfedgnn.training.progress import Progress
+from verfedgnn.training.user_item_means import bias_predictions
 
 WAYS = ("biases", "alone", "federated", "pooled")
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
@@ -39,11 +40,15 @@ def lift(
     as the federation; model, steps, parts and selection are the same.
     """
     if run.config.training.ranks:
-        raise ConfigError("lift compares errors of ratings, and a ranking predicts none; use training.objective = rating")
+        raise ConfigError(
+            "lift compares errors of ratings, and a ranking predicts none; use training.objective = rating"
+        )
     total = sum(len(party.ratings) for party in run.parties)
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     pool = PartyData("pooled", pool_parties(run.parties))
-    pooled = train_alone(pool, np.concatenate(run.parts), run.config, 1.0, run.device, label="pooled", **options)
+    pooled = train_alone(
+        pool, np.concatenate(run.parts), run.config, 1.0, run.device, label="pooled", **options
+    )
     together = _predicted(pooled, pool)  # in the order of the parties
     judged, start = [], 0
     for p, (data, parts) in enumerate(zip(run.parties, run.parts, strict=True)):
@@ -81,20 +86,27 @@ class _Judged:
 
 def _predicted(model: PartyModel, data: PartyData) -> Floats:
     user, item = (
-        torch.from_numpy(rows.astype(np.int64)).to(model.users.device) for rows in (data.ratings.user, data.ratings.item)
+        torch.from_numpy(rows.astype(np.int64)).to(model.users.device)
+        for rows in (data.ratings.user, data.ratings.item)
     )
     return (model.users[user] * model.items[item]).sum(-1).double().cpu().numpy()
 
 
-def _row(judged: Sequence[_Judged], chosen: Callable[[_Judged], NDArray[np.bool_]] | None = None) -> dict[str, Any]:
+def _row(
+    judged: Sequence[_Judged], chosen: Callable[[_Judged], NDArray[np.bool_]] | None = None
+) -> dict[str, Any]:
     """RMSE of each way over the chosen test ratings, and the gain over what each party would serve without a federation."""
 
     def all_of(values: Callable[[_Judged], NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([values(each) if chosen is None else values(each)[chosen(each)] for each in judged])
+        return np.concatenate(
+            [values(each) if chosen is None else values(each)[chosen(each)] for each in judged]
+        )
 
     row: dict[str, Any] = {way: _rmse(all_of(lambda each, way=way: each.squared[way])) for way in WAYS}  # type: ignore[misc]
     found = gain(
-        all_of(lambda each: each.user), all_of(lambda each: each.reference), all_of(lambda each: each.squared["federated"])
+        all_of(lambda each: each.user),
+        all_of(lambda each: each.reference),
+        all_of(lambda each: each.squared["federated"]),
     )
     if found is None:
         return row | {"gain": None, "pays": "cannot tell"}
@@ -111,7 +123,9 @@ def _by_own_ratings(judged: Sequence[_Judged]) -> list[dict[str, Any]]:
     for low, high in BANDS:
 
         def inside(each: _Judged, low: int = low, high: int | None = high) -> NDArray[np.bool_]:
-            return np.asarray((each.own_ratings >= low) & (each.own_ratings <= (np.inf if high is None else high)))
+            return np.asarray(
+                (each.own_ratings >= low) & (each.own_ratings <= (np.inf if high is None else high))
+            )
 
         count = int(sum(inside(each).sum() for each in judged))
         if count:

@@ -16,18 +16,20 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from verfedgnn.config import Config
-from verfedgnn.errors import ConfigError
+from verfedgnn.config.sections import Section
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.files import write_bytes
 from verfedgnn.federation import certificates
 from verfedgnn.federation.certificates import COORDINATOR, check_name, day
-from verfedgnn.files import write_bytes
-from verfedgnn.sections import Section
 
 FILE = "federation.toml"
 
 Alignment = Literal["keyed", "ecdh", "none"]
 Name = Annotated[str, AfterValidator(check_name)]
 
-_HOST = re.compile(r"(?!.{254})[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*")
+_HOST = re.compile(
+    r"(?!.{254})[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
+)
 _HEADER = """\
 # What the organisations of this federation agree on: who takes part, by which certificate each is known, and how they train.
 # Every side holds the same file. There is no secret in it, so it may be sent by mail; whoever receives it compares the
@@ -127,8 +129,14 @@ class Agreement(Section):
         for member in (self.coordinator, *self.parties):
             if member.name.lower() in seen:
                 other = seen[member.name.lower()]
-                why = "that name is kept for the coordinator" if other == COORDINATOR else f"there is '{other}' already"
-                raise ValueError(f"no party can be named '{member.name}': {why}; each needs a name of its own")
+                why = (
+                    "that name is kept for the coordinator"
+                    if other == COORDINATOR
+                    else f"there is '{other}' already"
+                )
+                raise ValueError(
+                    f"no party can be named '{member.name}': {why}; each needs a name of its own"
+                )
             if not certificates.issued_by(member.certificate, self.authority):
                 raise ValueError(
                     f"the certificate of {member.name} is not signed by this federation's authority; "
@@ -159,7 +167,14 @@ class Agreement(Section):
     def digest(self) -> str:
         """SHA-256 over what decides who computes what with whom: 64 hex digits, to be compared between organisations."""
         roster = [(party.name, party.fingerprint) for party in self.parties]
-        parts = (self.name, self.alignment, self.quorum, self.config.fingerprint(), roster, self.coordinator.fingerprint)
+        parts = (
+            self.name,
+            self.alignment,
+            self.quorum,
+            self.config.fingerprint(),
+            roster,
+            self.coordinator.fingerprint,
+        )
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def fingerprint(self) -> str:
@@ -185,11 +200,17 @@ class Agreement(Section):
         now = datetime.now(UTC)
         for name, certificate in dated:
             if certificate.not_valid_after_utc <= now:
-                remedy = remedies.get(name, f"approve {name}'s request again with `verfedgnn federation approve --replace`")
-                raise ConfigError(f"the certificate of {name} was valid until {day(certificate.not_valid_after_utc)}; {remedy}")
+                remedy = remedies.get(
+                    name, f"approve {name}'s request again with `verfedgnn federation approve --replace`"
+                )
+                raise ConfigError(
+                    f"the certificate of {name} was valid until {day(certificate.not_valid_after_utc)}; {remedy}"
+                )
             if certificate.not_valid_before_utc > now:
                 start = day(certificate.not_valid_before_utc)
-                raise ConfigError(f"the certificate of {name} is valid only from {start} on; set this machine's clock right")
+                raise ConfigError(
+                    f"the certificate of {name} is valid only from {start} on; set this machine's clock right"
+                )
 
     def with_values(self, **changes: Any) -> Agreement:
         """A copy with other values of fields, checked like the original."""
@@ -235,7 +256,9 @@ def save_agreement(path: Path, agreement: Agreement) -> None:
     try:
         write_bytes(path, (_HEADER + tomli_w.dumps(tree, multiline_strings=True)).encode())
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}; make room or choose another folder") from None
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another folder"
+        ) from None
 
 
 def _endpoint(address: str) -> tuple[str, int]:
@@ -243,7 +266,9 @@ def _endpoint(address: str) -> tuple[str, int]:
     literal = host.startswith("[") and host.endswith("]")
     fits = _ipv6(host[1:-1]) if literal else _HOST.fullmatch(host) is not None
     if not fits or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"address {address[:80]!a} is not host:port; for example train.example.org:7443 or [2001:db8::1]:7443")
+        raise ValueError(
+            f"address {address[:80]!a} is not host:port; for example train.example.org:7443 or [2001:db8::1]:7443"
+        )
     return (host[1:-1] if literal else host), int(port)
 
 

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from verfedgnn.errors import ConfigError
+from verfedgnn.core.errors import ConfigError
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -74,9 +74,13 @@ def write_secret(path: Path, data: bytes) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise CertificateError(f"{path} exists already and is not overwritten; move it away or choose another folder") from None
+        raise CertificateError(
+            f"{path} exists already and is not overwritten; move it away or choose another folder"
+        ) from None
     except OSError as error:
-        raise CertificateError(f"cannot write {path}: {error.strerror or error}; choose another folder") from None
+        raise CertificateError(
+            f"cannot write {path}: {error.strerror or error}; choose another folder"
+        ) from None
     try:
         with open(handle, "wb") as file:
             file.write(data)
@@ -85,7 +89,9 @@ def write_secret(path: Path, data: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             path.unlink()
-        raise CertificateError(f"cannot write {path}: {error.strerror or error}; make room or choose another folder") from None
+        raise CertificateError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another folder"
+        ) from None
 
 
 def read_key(path: Path) -> Key:
@@ -104,9 +110,13 @@ def read_key(path: Path) -> Key:
     try:
         key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise CertificateError(f"{path} holds no private key in plain PEM; give the file that verfedgnn wrote") from None
+        raise CertificateError(
+            f"{path} holds no private key in plain PEM; give the file that verfedgnn wrote"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise CertificateError(f"the key {path} is of another kind than ECDSA P-256; give the file that verfedgnn wrote")
+        raise CertificateError(
+            f"the key {path} is of another kind than ECDSA P-256; give the file that verfedgnn wrote"
+        )
     return key
 
 
@@ -145,11 +155,17 @@ def read_request(csr_pem: str) -> Request:
             "this is no certificate request in PEM; the party makes one with `verfedgnn federation join-request`"
         ) from None
     if not signed:
-        raise CertificateError("the request is not signed with the key it is for; ask the party for a new one")
+        raise CertificateError(
+            "the request is not signed with the key it is for; ask the party for a new one"
+        )
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise CertificateError("the request is for another kind of key than ECDSA P-256; use `verfedgnn federation join-request`")
+        raise CertificateError(
+            "the request is for another kind of key than ECDSA P-256; use `verfedgnn federation join-request`"
+        )
     if len(names) != 1:
-        raise CertificateError(f"the request has {len(names)} names instead of one; use `verfedgnn federation join-request`")
+        raise CertificateError(
+            f"the request has {len(names)} names instead of one; use `verfedgnn federation join-request`"
+        )
     return Request(check_name(names[0]), key)
 
 
@@ -157,15 +173,23 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
     """The authority's certificate for a request: its public key and its name; what else it asks for is not granted."""
     authority = read_certificate(ca_cert, "the authority")
     if not same_key(ca_key, ca_cert):
-        raise CertificateError("the authority's key does not belong to its certificate; use the two files of one federation")
+        raise CertificateError(
+            "the authority's key does not belong to its certificate; use the two files of one federation"
+        )
     if authority.not_valid_after_utc <= _now():
         until = day(authority.not_valid_after_utc)
-        raise CertificateError(f"the authority was valid until {until}; begin a new one with `verfedgnn federation init`")
+        raise CertificateError(
+            f"the authority was valid until {until}; begin a new one with `verfedgnn federation init`"
+        )
     asked = read_request(csr_pem)
     if not server and asked.name.lower() == COORDINATOR:
-        raise CertificateError(f"'{asked.name}' is kept for the coordinator; the party must choose another name")
+        raise CertificateError(
+            f"'{asked.name}' is kept for the coordinator; the party must choose another name"
+        )
     if server and asked.name != COORDINATOR:
-        raise CertificateError(f"the coordinator's certificate is for '{COORDINATOR}', not for '{asked.name}'")
+        raise CertificateError(
+            f"the coordinator's certificate is for '{COORDINATOR}', not for '{asked.name}'"
+        )
     end = min(_now() + timedelta(days=days), authority.not_valid_after_utc)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, asked.name)])
     role = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -175,7 +199,9 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([role]), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(asked.name)]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
         .sign(ca_key, SHA256())
     )
     return _pem(certificate)
@@ -190,8 +216,14 @@ def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
         raise CertificateError(
             f"the certificate of {whose} cannot be read; get federation.toml anew from the coordinator"
         ) from None
-    if len(found) != 1 or not isinstance(keys[0], ec.EllipticCurvePublicKey) or not isinstance(keys[0].curve, ec.SECP256R1):
-        raise CertificateError(f"the certificate of {whose} must be a single one with an ECDSA P-256 key; make it with verfedgnn")
+    if (
+        len(found) != 1
+        or not isinstance(keys[0], ec.EllipticCurvePublicKey)
+        or not isinstance(keys[0].curve, ec.SECP256R1)
+    ):
+        raise CertificateError(
+            f"the certificate of {whose} must be a single one with an ECDSA P-256 key; make it with verfedgnn"
+        )
     return found[0]
 
 
@@ -265,7 +297,9 @@ def day(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d")
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: PublicKey, until: datetime) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, until: datetime
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verfedgnn.errors import ConfigError
+from verfedgnn.core.errors import ConfigError
 from verfedgnn.federation.identity import Identity
-from verfedgnn.runtime.transport import Transport
+from verfedgnn.federation.transport.interface import Transport
 
 
-def connect(identity: Identity, refused: Callable[[str], None], listen: tuple[str, int] | None = None) -> Transport:
+def connect(
+    identity: Identity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
+) -> Transport:
     """The coordinator's listener at `listen`, or a party's connection to the agreed address.
 
     `refused` is told why, whenever somebody was not let in.
     """
     try:
-        from verfedgnn.runtime.flare import FlareTransport
-        from verfedgnn.runtime.tls import PinnedTls, tls_context
+        from verfedgnn.federation.transport.flare_transport import FlareTransport
+        from verfedgnn.federation.transport.tls_driver import PinnedTls, tls_context
     except ModuleNotFoundError:
         raise ConfigError("a federation needs NVIDIA FLARE: pip install 'verfedgnn[federation]'") from None
     agreement = identity.agreement
@@ -40,5 +42,7 @@ def connect(identity: Identity, refused: Callable[[str], None], listen: tuple[st
             driver.bind(address)
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
-            raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; free it, or use another --listen") from None
+            raise ConfigError(
+                f"cannot listen on {where}: {error.strerror or error}; free it, or use another --listen"
+            ) from None
     return FlareTransport(identity.name, driver, address, listen=identity.is_coordinator)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verfedgnn import origin, plugins
-from verfedgnn.errors import ConfigError, ProtocolError
+from verfedgnn import plugins
+from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.federation.agreement import Agreement, Member
 from verfedgnn.federation.certificates import COORDINATOR, read_key, same_key, sign, verify
+from verfedgnn.plugins import origin
 
 
 class Identity:
@@ -16,7 +17,9 @@ class Identity:
     def __init__(self, agreement: Agreement, key_file: Path) -> None:
         self.agreement, self.key_file = agreement, key_file
         self._key = read_key(key_file)
-        members = [m for m in (agreement.coordinator, *agreement.parties) if same_key(self._key, m.certificate)]
+        members = [
+            m for m in (agreement.coordinator, *agreement.parties) if same_key(self._key, m.certificate)
+        ]
         if not members:
             raise ConfigError(
                 f"the key {key_file} belongs to nobody in federation {agreement.name}; "
@@ -53,10 +56,14 @@ def _check_code(agreement: Agreement, name: str) -> None:
     """Refuse other code of a plug-in's GNN than was agreed on: weights of one shape would add up, to nonsense."""
     model = agreement.config.model
     here = plugins.gnn_code(model.gnn, model.form)
-    if model.gnn in plugins.GNNS or (here and model.code and origin.digest(here) == origin.digest(model.code)):
+    if model.gnn in plugins.GNNS or (
+        here and model.code and origin.digest(here) == origin.digest(model.code)
+    ):
         return
     if here is None:
-        raise ConfigError(f"{name} has GNN '{model.gnn}' in no file, so its code cannot be compared; {plugins.REMEDY}")
+        raise ConfigError(
+            f"{name} has GNN '{model.gnn}' in no file, so its code cannot be compared; {plugins.REMEDY}"
+        )
     if model.code is None:
         raise ConfigError(
             f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
@@ -75,11 +82,15 @@ def check_key(agreement: Agreement, purpose: str, party: int, key: str, signatur
         raise ProtocolError("a key of a party that is not in the roster")
     member = agreement.parties[party]
     try:
-        genuine = verify(member.certificate, bytes.fromhex(signature), _statement(agreement, purpose, member.name, key))
+        genuine = verify(
+            member.certificate, bytes.fromhex(signature), _statement(agreement, purpose, member.name, key)
+        )
     except ValueError:
         genuine = False
     if not genuine:
-        raise ProtocolError(f"the coordinator hands out a key as {member.name}'s that {member.name} did not sign")
+        raise ProtocolError(
+            f"the coordinator hands out a key as {member.name}'s that {member.name} did not sign"
+        )
 
 
 def _statement(agreement: Agreement, purpose: str, name: str, key: str) -> bytes:

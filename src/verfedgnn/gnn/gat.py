@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.operator import Neighbourhood, Operator, Others
-from verfedgnn.graph import Graph
 
 MAX_LOGIT = 10.0
 """Bound on how far a neighbour's attention may stand above the node's own, so that exp() stays finite."""
@@ -40,7 +40,13 @@ class GAT(Operator):
         return {"w": (self.layers, self.dim, self.dim), "attention": (self.layers, 2, self.dim)}
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        graph: Graph,
+        others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class."""
         w = weights["w"][:, k].mT
@@ -51,7 +57,9 @@ class GAT(Operator):
 
         to_user = _relative(of_users, of_items, edge_user, edge_item)
         sums = graph.sum_items(torch.cat([items, torch.ones_like(items[..., :1])], -1), to_user)
-        neighbourhood = self.gather(sums[..., :-1], sums[..., -1:], others, graph, lambda s: 1 / (1 + s.clamp(min=0)))
+        neighbourhood = self.gather(
+            sums[..., :-1], sums[..., -1:], others, graph, lambda s: 1 / (1 + s.clamp(min=0))
+        )
 
         to_item = _relative(of_items, of_users, edge_item, edge_user)
         from_users = graph.sum_users(torch.cat([users, torch.ones_like(users[..., :1])], -1), to_item)
@@ -65,5 +73,7 @@ class GAT(Operator):
 def _relative(node: Tensor, neighbour: Tensor, edge_node: Tensor, edge_neighbour: Tensor) -> Tensor:
     """exp(b~ of each edge - b~ of the node to itself), (E,)."""
     self_logit = leaky_relu(node.sum(-1), 0.2)
-    logit = leaky_relu(node[:, 0].index_select(0, edge_node) + neighbour[:, 1].index_select(0, edge_neighbour), 0.2)
+    logit = leaky_relu(
+        node[:, 0].index_select(0, edge_node) + neighbour[:, 1].index_select(0, edge_neighbour), 0.2
+    )
     return (logit - self_logit.index_select(0, edge_node)).clamp(max=MAX_LOGIT).exp()

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse_sqrt
-from verfedgnn.graph import Graph
 
 
 class GCN(Operator):
@@ -31,7 +31,13 @@ class GCN(Operator):
         return {"w": (self.layers, self.dim, self.dim)}
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        graph: Graph,
+        others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class."""
         w = weights["w"][:, k].mT

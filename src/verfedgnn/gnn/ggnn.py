@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
-from verfedgnn.graph import Graph
 
 
 class GGNN(Operator):
@@ -34,10 +34,20 @@ class GGNN(Operator):
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
         """The gated recurrent unit."""
-        return {"gru_in": (3 * self.dim, self.dim), "gru_state": (3 * self.dim, self.dim), "gru_bias": (4 * self.dim,)}
+        return {
+            "gru_in": (3 * self.dim, self.dim),
+            "gru_state": (3 * self.dim, self.dim),
+            "gru_bias": (4 * self.dim,),
+        }
 
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        graph: Graph,
+        others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """See the class."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
@@ -53,5 +63,7 @@ def gru(weights: Mapping[str, Tensor], state: Tensor, message: Tensor) -> Tensor
     from_state = torch.bmm(state, weights["gru_state"].mT)
     gates = torch.sigmoid(from_message[..., : 2 * d] + from_state[..., : 2 * d])
     reset, keep = gates[..., :d], gates[..., d:]
-    proposal = torch.tanh(from_message[..., 2 * d :] + reset * (from_state[..., 2 * d :] + bias[..., 3 * d :]))
+    proposal = torch.tanh(
+        from_message[..., 2 * d :] + reset * (from_state[..., 2 * d :] + bias[..., 3 * d :])
+    )
     return proposal + keep * (state - proposal)

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from verfedgnn import plugins
+from verfedgnn.config.sections import ModelConfig
+from verfedgnn.core.graph import Graph
+from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
-from verfedgnn.gnn.generator import Generator
 from verfedgnn.gnn.ggnn import GGNN
-from verfedgnn.gnn.messages import MessageGAT, MessageGCN, MessageGGNN
+from verfedgnn.gnn.message_operators import MessageGAT, MessageGCN, MessageGGNN
+from verfedgnn.gnn.neighbourhood_generator import Generator
 from verfedgnn.gnn.operator import Operator, Others
-from verfedgnn.graph import Graph
-from verfedgnn.privacy.noise import clip_rows
-from verfedgnn.sections import ModelConfig
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
@@ -44,20 +45,9 @@ class Propagation:
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
         """h_u . h_v for rows of the flattened users and items (eq. 4)."""
         # index_select, not []: its backward adds up in a fixed order on the CPU, so that the same seed gives the same bits.
-        return (self.users.flatten(0, 1).index_select(0, user) * self.items.flatten(0, 1).index_select(0, item)).sum(-1)
-
-
-def typical_rating(scale: tuple[float, float]) -> float:
-    """The middle of a rating scale, which first predictions should be near; for a scale around 0, half its reach."""
-    low, high = scale
-    middle = (low + high) / 2
-    return middle if middle > 0 else max(abs(low), abs(high), 1e-6) / 2
-
-
-def upper_quarter(scale: tuple[float, float]) -> float:
-    """The rating from which an item counts as liked: 4 on a scale of 1-5, 8 on 1-10, the paper's thd (App. G)."""
-    low, high = scale
-    return low + 0.75 * (high - low)
+        return (
+            self.users.flatten(0, 1).index_select(0, user) * self.items.flatten(0, 1).index_select(0, item)
+        ).sum(-1)
 
 
 def neighbour_from(config: ModelConfig, scale: tuple[float, float]) -> float:
@@ -67,6 +57,13 @@ def neighbour_from(config: ModelConfig, scale: tuple[float, float]) -> float:
     return scale[0] if config.threshold == "all" else config.threshold
 
 
+def plugin_operator(gnn: str, form: str) -> type[Operator]:
+    """Return the operator that a plug-in registered for a GNN and a model form."""
+    found = plugins.gnn(gnn, form)
+    assert issubclass(found, Operator), "the registry takes nothing else"
+    return found
+
+
 class Model:
     """Shapes and arithmetic of one configuration for N users; it holds no parameters."""
 
@@ -74,7 +71,7 @@ class Model:
         self.config, self.users = config, users
         self.generator = Generator(config.dim, config.layers) if config.generator else None
         built_in = OPERATORS.get(config.form, OPERATORS["propagation"]).get(config.gnn)
-        self.operator = (built_in or plugins.gnn(config.gnn, config.form))(
+        self.operator: Operator = (built_in or plugin_operator(config.gnn, config.form))(
             dim=config.dim,
             layers=config.layers,
             activation=config.activation,
@@ -114,7 +111,10 @@ class Model:
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = torch.split(flat, sizes, -1)
         lead = flat.shape[:-1]
-        return {name: part.view(*lead, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            name: part.view(*lead, *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def flat(self, views: Mapping[str, Tensor]) -> Tensor:
         """One flat vector (size,) of public parameters by name."""
@@ -128,7 +128,9 @@ class Model:
             if name == "users":
                 view.copy_(self.initial_embeddings(rng, self.users, typical))
             elif name == "mix":
-                view.fill_(self.config.init_mix * 2 / self.config.layers * math.sqrt(typical / self.config.dim))
+                view.fill_(
+                    self.config.init_mix * 2 / self.config.layers * math.sqrt(typical / self.config.dim)
+                )
             elif name != "user_bias":
                 view.copy_(torch.from_numpy(self.operator.initial(name, tuple(view.shape), rng)))
         return flat
@@ -142,7 +144,9 @@ class Model:
         """User or item embeddings before the first round; plain factors start where they predict the typical rating."""
         plain = self.config.form == "factors" and not self.config.biases
         mean = math.sqrt(typical / self.config.dim) if plain else 0.0
-        values = torch.from_numpy(rng.normal(mean, self.config.init_std, (rows, self.config.dim)).astype(np.float32))
+        values = torch.from_numpy(
+            rng.normal(mean, self.config.init_std, (rows, self.config.dim)).astype(np.float32)
+        )
         return values if self.config.bound is None else clip_rows(values, self.config.bound)
 
     def propagate(

@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.graph import Graph
+from verfedgnn.core.graph import Graph
+from verfedgnn.plugins.contract import GnnPlugin
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -51,7 +52,7 @@ Others = Tensor | Callable[[Tensor], Tensor] | None
 """The others' X^k (S, N, C), a constant; or a function that generates it from the own one; or None, as far as is known."""
 
 
-class Operator(ABC):
+class Operator(GnnPlugin, ABC):
     """One GNN: its shared weights and its layer. Stateless; weights are passed in."""
 
     name: ClassVar[str]
@@ -61,7 +62,13 @@ class Operator(ABC):
     or messages, where `items` are messages and the users it returns are h_u (presets best and ranking, docs/model.md)."""
 
     def __init__(
-        self, *, dim: int, layers: int, activation: str = "sigmoid", estimators: bool = True, hears_itself: bool = True
+        self,
+        *,
+        dim: int,
+        layers: int,
+        activation: str = "sigmoid",
+        estimators: bool = True,
+        hears_itself: bool = True,
     ) -> None:
         self.dim, self.layers, self.estimators, self.hears_itself = dim, layers, estimators, hears_itself
         self.activation = ACTIVATIONS[activation]
@@ -84,7 +91,13 @@ class Operator(ABC):
 
     @abstractmethod
     def layer(
-        self, k: int, weights: Mapping[str, Tensor], users: Tensor, items: Tensor, graph: Graph, others: Others
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        items: Tensor,
+        graph: Graph,
+        others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Layer k: (S, N, D) users and (S, M, D) items to the neighbourhood and the next of both.
 
@@ -96,7 +109,9 @@ class Operator(ABC):
     ) -> Neighbourhood:
         """Own sum (S, N, D) and own weight (S, N, 1) to the neighbourhood, with estimators or exactly."""
         if self.estimators:
-            scale = graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
+            scale = (
+                graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
+            )
             x = own * scale
             others = others(x) if callable(others) else others
             if not self.hears_itself:

@@ -5,20 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from verfedgnn.config import Config
-from verfedgnn.privacy import events
-from verfedgnn.privacy.events import Release
-from verfedgnn.privacy.noise import noised_sum
+from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.rating_dp import rating_epsilon, training_releases, validation_releases
-from verfedgnn.sections import FRACTION_BITS
+from verfedgnn.privacy.release_events import Release
+from verfedgnn.privacy.skellam_noise import noised_sum
 
-SIMULATED = "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
+SIMULATED = (
+    "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
+)
 SECRET = "each party's own: noise and batches derive from a secret that never leaves it"
 WORTHLESS = 0.5
 """A delta from which on nothing worth the name is promised."""
 
 
 def privacy_report(
-    config: Config, *, releases: int, exchanges: int, users: int, rows: int, protected: bool, validations: int, randomness: str
+    config: Config,
+    *,
+    releases: int,
+    exchanges: int,
+    users: int,
+    rows: int,
+    protected: bool,
+    validations: int,
+    randomness: str,
 ) -> dict[str, Any]:
     """The `privacy` part of metrics.json.
 
@@ -26,7 +36,11 @@ def privacy_report(
     whether 2q <= N + 1 in every block; `validations` how often parties reported their validation error; `randomness` where
     their noise came from.
     """
-    sent = _gradient_releases(config, releases), _sum_releases(config, exchanges), _validation_releases(config, validations)
+    sent = (
+        _gradient_releases(config, releases),
+        _sum_releases(config, exchanges),
+        _validation_releases(config, validations),
+    )
     return {
         "gradients": _gradients(config, sent[0], releases, validations),
         "neighbourhoods": _neighbourhoods(config, sent[1], users, rows, protected, exchanges),
@@ -41,7 +55,9 @@ def _gradient_releases(config: Config, count: int) -> list[Release]:
     settings = config.gradients
     if settings.mechanism == "skellam":
         return training_releases(config, count)
-    event = {"ternary": events.ternary(settings.r), "laplace": events.laplace(settings.epsilon)}.get(settings.mechanism)
+    event = {"ternary": events.ternary(settings.r), "laplace": events.laplace(settings.epsilon)}.get(
+        settings.mechanism
+    )
     return [Release("gradients", count, event)]
 
 
@@ -53,13 +69,17 @@ def _sum_releases(config: Config, count: int) -> list[Release]:
         return [Release("neighbourhoods", count)]
     assert exchange.row_clip is not None
     columns = config.model.dim + (not config.model.estimators)
-    event = noised_sum(noise=exchange.noise, clip=exchange.row_clip, columns=columns, unit=1 << FRACTION_BITS[exchange.bits])
+    event = noised_sum(
+        noise=exchange.noise, clip=exchange.row_clip, columns=columns, unit=1 << FRACTION_BITS[exchange.bits]
+    )
     return [Release("neighbourhoods", config.model.layers * count, event)]  # a row for every layer
 
 
 def _validation_releases(config: Config, count: int) -> list[Release]:
     return (
-        validation_releases(config, count) if config.gradients.mechanism == "skellam" else [Release("validation errors", count)]
+        validation_releases(config, count)
+        if config.gradients.mechanism == "skellam"
+        else [Release("validation errors", count)]
     )
 
 
@@ -70,7 +90,9 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
         return report | _single_ratings(config, releases, validations)
     if settings.mechanism == "none":
         return report | {"guarantee": "none: the coordinator receives each party's gradients as they are"}
-    report["neighbouring"] = "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
+    report["neighbouring"] = (
+        "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
+    )
     if settings.mechanism == "laplace":
         pure = settings.epsilon * releases
         return report | {
@@ -95,7 +117,10 @@ def _smaller(pure: float, composed: float, delta: float) -> dict[str, float]:
 
 def _single_ratings(config: Config, releases: int, validations: int) -> dict[str, Any]:
     delta = config.gradients.delta
-    one, whole = (rating_epsilon(config, rounds=r, validations=v, delta=delta) for r, v in ((1, 0), (releases, validations)))
+    one, whole = (
+        rating_epsilon(config, rounds=r, validations=v, delta=delta)
+        for r, v in ((1, 0), (releases, validations))
+    )
     return {
         "clip": config.training.error_clip,
         "noise": config.gradients.noise_multiplier,
@@ -125,7 +150,9 @@ def _neighbourhoods(
     if exchange.mode == "projected":
         return report | _projected(config, users, rows, protected)
     if exchange.mode == "exact":
-        return report | {"guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"}
+        return report | {
+            "guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
+        }
     seen = "the coordinator sees the sum over all active parties, a party the sum of the others, nobody one party's matrix"
     if exchange.mode == "masked":
         if "sums" in config.unprotected:
@@ -151,6 +178,7 @@ def _projected(config: Config, users: int, rows: int, protected: bool) -> dict[s
     text = (
         f"{condition}: no single value can be solved for exactly (Theorem 1); an obfuscation, not differential privacy"
         if protected
-        else "none: " + (condition if config.model.estimators else "exact degrees travel beside the neighbourhoods")
+        else "none: "
+        + (condition if config.model.estimators else "exact degrees travel beside the neighbourhoods")
     )
     return {"users": users, "rows": rows, "protected": protected, "guarantee": text}

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from verfedgnn.errors import ProtocolError
+from verfedgnn.core.errors import ProtocolError
 
 GRADIENT, NEIGHBOURHOOD = 1, 2
 """What a stream is for; two uses of one trip never share a stream."""

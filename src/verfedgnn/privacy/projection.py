@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verfedgnn.errors import ConfigError
+from verfedgnn.core.errors import ConfigError
 
 TILE_VALUES = 1 << 22
 """Values of Phi drawn at a time (16 MiB)."""
@@ -139,7 +139,9 @@ class Projection:
         """Rows of X that belong to some columns, and to which of them; None: to all."""
         if self._members is None:
             return columns, None
-        first, last = torch.searchsorted(self._members, self._members.new_tensor([columns.start, columns.stop])).tolist()
+        first, last = torch.searchsorted(
+            self._members, self._members.new_tensor([columns.start, columns.stop])
+        ).tolist()
         return slice(first, last), self._members[first:last] - columns.start
 
     def _pieces(self) -> Iterator[Piece]:
@@ -147,14 +149,18 @@ class Projection:
             return map(self._drawn, self._groups())
         if not self._cache:
             drawn = map(self._drawn, self._groups())
-            self._cache += [_joined(list(pieces)) for _, pieces in groupby(drawn, lambda piece: piece[0].start)]
+            self._cache += [
+                _joined(list(pieces)) for _, pieces in groupby(drawn, lambda piece: piece[0].start)
+            ]
         return iter(self._cache)
 
     def _groups(self) -> Iterator[list[Tile]]:
         """Successive tiles of one shape, together no more than a tile may be."""
         group: list[Tile] = []
         for tile in self.tiles:
-            if group and (tile.shape != group[0].shape or (len(group) + 1) * math.prod(tile.shape) > TILE_VALUES):
+            if group and (
+                tile.shape != group[0].shape or (len(group) + 1) * math.prod(tile.shape) > TILE_VALUES
+            ):
                 yield group
                 group = []
             group.append(tile)
@@ -191,7 +197,11 @@ class Identity:
 
     def project(self, x: Tensor) -> Tensor:
         """X."""
-        return x if self._members is None else x.new_zeros(self.users, x.shape[1]).index_copy_(0, self._members, x)
+        return (
+            x
+            if self._members is None
+            else x.new_zeros(self.users, x.shape[1]).index_copy_(0, self._members, x)
+        )
 
     def reconstruct(self, y: Tensor) -> Tensor:
         """Y."""

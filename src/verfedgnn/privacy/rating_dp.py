@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.errors import ConfigError
-from verfedgnn.privacy import events
-from verfedgnn.privacy.events import Release
-from verfedgnn.privacy.noise import skellam
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.privacy import release_events as events
+from verfedgnn.privacy.release_events import Release
+from verfedgnn.privacy.skellam_noise import skellam
 
 STEPS = 512.0
 """About how many integers one standard deviation of the noise spans; finer ones would only cost bytes."""
@@ -47,7 +47,9 @@ def unit(config: Config) -> float:
     return 2.0 ** round(math.log2(STEPS / (config.gradients.noise_multiplier * sensitivity(config))))
 
 
-def released(gradient: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator) -> NDArray[np.int32]:
+def released(
+    gradient: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator
+) -> NDArray[np.int32]:
     """A party's public gradient, flat, as integers with its share of the noise.
 
     The noise of all other active parties together has the whole variance: a recipient can subtract its own.
@@ -63,12 +65,15 @@ def noised_items(gradients: dict[str, Tensor], config: Config, rng: np.random.Ge
     """A party's private gradients with Gaussian noise; it never leaves the party, but what does is computed from it."""
     deviation = config.gradients.noise_multiplier * sensitivity(config)
     return {
-        name: value + torch.from_numpy(rng.normal(0.0, deviation, value.shape).astype(np.float32)).to(value.device)
+        name: value
+        + torch.from_numpy(rng.normal(0.0, deviation, value.shape).astype(np.float32)).to(value.device)
         for name, value in gradients.items()
     }
 
 
-def noised_validation(squared: Tensor, scale: tuple[float, float], config: Config, rng: np.random.Generator) -> tuple[float, int]:
+def noised_validation(
+    squared: Tensor, scale: tuple[float, float], config: Config, rng: np.random.Generator
+) -> tuple[float, int]:
     """Sum of squared errors, each cut off at the square of the scale's width, and their number, both with Gaussian noise."""
     widest = (scale[1] - scale[0]) ** 2
     noise = config.gradients.noise_multiplier * rng.normal(0.0, 1.0, 2)
@@ -90,7 +95,10 @@ def training_releases(config: Config, rounds: int) -> list[Release]:
 def validation_releases(config: Config, validations: int) -> list[Release]:
     """What a rating of the validation part takes part in."""
     event = events.gaussian(config.gradients.noise_multiplier)
-    return [Release("validation errors", validations, event), Release("validation counts", validations, event)]
+    return [
+        Release("validation errors", validations, event),
+        Release("validation counts", validations, event),
+    ]
 
 
 def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
@@ -119,7 +127,9 @@ def within(config: Config, *, wanted: float, delta: float) -> Config:
     while spent(high) > wanted:
         low, high = high, 2 * high
         if high > LARGEST:
-            raise ConfigError(f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; ask for more")
+            raise ConfigError(
+                f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; ask for more"
+            )
     while high - low > 1e-3 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(middle) <= wanted else (middle, high)

@@ -16,9 +16,17 @@ def who_sees_what(config: Config) -> list[tuple[str, str, str]]:
         ("gradient of public parameters", *_gradient(config)),
         ("sums over users' neighbourhoods", *_sums(config)),
         ("validation error and its count", "yes, with noise" if private else "yes, as they are", NOBODY),
-        ("number of training ratings", "no: 0 is said" if private else "yes", "no" if private else "all parties' together"),
+        (
+            "number of training ratings",
+            "no: 0 is said" if private else "yes",
+            "no" if private else "all parties' together",
+        ),
         ("number of items, rating scale", "yes", "number of items"),
-        ("which users there are", "under pseudonyms, while users are aligned", "the users all parties have in common"),
+        (
+            "which users there are",
+            "under pseudonyms, while users are aligned",
+            "the users all parties have in common",
+        ),
     ]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verfedgnn.files import write_bytes, writing
+from verfedgnn.core.files import write_bytes, writing
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #dde3ea; --back: #fff; --mark: #f2f6fb }
@@ -136,7 +136,9 @@ def _markdown(block: Block) -> str:
             return "\n".join(f"- {_plain(item)}" for item in items)
         case Table(header, rows):
             lines = [header, ["---"] * len(header), *rows]
-            return "\n".join("| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+            return "\n".join(
+                "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+            )
         case Picture(name, caption, _):
             return f"![{_plain(caption)}]({name}.svg)"
         case Code(text):
@@ -158,7 +160,9 @@ def _html(block: Block) -> str:
         case Table(header, rows):
             head = "".join(f'<th scope="col">{_inline(cell)}</th>' for cell in header)
             body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
-            return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+            return (
+                f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+            )
         case Picture(_, caption, svg):
             data = base64.b64encode(svg.encode()).decode()
             picture = f'<img alt="{html.escape(caption)}" src="data:image/svg+xml;base64,{data}">'

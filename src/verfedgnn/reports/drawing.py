@@ -48,7 +48,9 @@ def pairs(names: Sequence[str], found: Sequence[float], guess: Sequence[float], 
     return as_svg(figure)
 
 
-def trade(names: Sequence[str], learnt: Sequence[float], cost: Sequence[float], axes_names: tuple[str, str]) -> str | None:
+def trade(
+    names: Sequence[str], learnt: Sequence[float], cost: Sequence[float], axes_names: tuple[str, str]
+) -> str | None:
     """Points of what is learnt against what it costs, named."""
     figure = blank(8, 4)
     if figure is None:
@@ -86,7 +88,13 @@ def lines(
     for place, (name, height) in enumerate((marks or {}).items()):
         axes.axhline(height, color=INK["guess"], linewidth=0.9, linestyle=(0, (4, 2 + 2 * place)))
         axes.annotate(
-            name, (1, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color=INK["guess"]
+            name,
+            (1, height),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=INK["guess"],
         )
     for (name, (x, y)), look in zip(curves.items(), _looks(len(curves)), strict=True):
         axes.plot(x, y, look[1], color=look[0], label=name, ms=4 if dots else 0, linewidth=1.4)

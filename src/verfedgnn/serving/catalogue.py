@@ -13,16 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.core.errors import RunError
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import StrArray
-from verfedgnn.errors import RunError
-from verfedgnn.gnn.model import upper_quarter
-from verfedgnn.run import PartyModel, Run
-from verfedgnn.serving import index
-from verfedgnn.serving.folding import Rated
-from verfedgnn.serving.index import IndexedShelf
-from verfedgnn.serving.tastes import PartyTastes, tastes
-from verfedgnn.serving.top import Rows, Shelf
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.run import Run
+from verfedgnn.serving import approximate_index as index
+from verfedgnn.serving.approximate_index import IndexedShelf
+from verfedgnn.serving.fold_in import Rated
+from verfedgnn.serving.ranker import Rows, Shelf
+from verfedgnn.serving.user_prior import PartyTastes, tastes
 
 FEDERATED, ALONE = "federated", "alone"
 KEPT = 200_000
@@ -103,7 +104,12 @@ class PartyShelf:
         """An item for people and programs."""
         title = "" if self.table.titles is None else str(self.table.titles[item])
         columns = {name: str(values[item]) for name, values in self.table.columns.items()}
-        return {"item": str(self.table.item_ids[item]), "title": title, "party": self.name, "columns": columns}
+        return {
+            "item": str(self.table.item_ids[item]),
+            "title": title,
+            "party": self.name,
+            "columns": columns,
+        }
 
     def _written(self, item: int) -> str:
         """`describe` as JSON without its last brace: a score follows."""
@@ -141,7 +147,9 @@ class Catalogue:
         data = [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
         found = {FEDERATED: tastes(models, data)}
         if self.run.alone is not None:
-            found[ALONE] = [tastes([self.run.alone[p]], [pair])[0] for p, pair in zip(self.chosen, data, strict=True)]
+            found[ALONE] = [
+                tastes([self.run.alone[p]], [pair])[0] for p, pair in zip(self.chosen, data, strict=True)
+            ]
         return found
 
     def trained(self, user: int, parties: list[int]) -> list[Rated]:

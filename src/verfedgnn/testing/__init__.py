@@ -6,7 +6,7 @@
 Run by pytest, or by calling the methods; nothing here needs pytest.
 """
 
-from verfedgnn.testing.gnn import GNNContract
-from verfedgnn.testing.method import MethodContract
+from verfedgnn.testing.gnn_contract import GNNContract
+from verfedgnn.testing.method_contract import MethodContract
 
 __all__ = ["GNNContract", "MethodContract"]

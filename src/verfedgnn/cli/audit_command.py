@@ -1,0 +1,69 @@
+"""`verfedgnn audit`: what each participant could learn from a run, as a page for a security review."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
+from verfedgnn.cli.tables import RoundProgress
+
+
+def audit(
+    run: WholeRun,
+    rounds: Annotated[int, typer.Option(help="Rounds that attackers listen to.", min=1)] = 300,
+    victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
+    compare: Annotated[
+        bool, typer.Option(help="Train and attack safer variants, too, to say what they cost.")
+    ] = True,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a run as every participant could, and write a report: who sees what, what is guaranteed, what leaks, what helps.
+
+    The training is run again and listened to, once for every attack and variant. Findings are kept as they come, so an audit
+    that was stopped goes on where it was.
+    """
+    from rich.text import Text
+
+    from verfedgnn.core.files import writable
+    from verfedgnn.research.attacks.audit import THIS, Audit
+    from verfedgnn.research.attacks.audit_report import ATTACKERS, audit_document, strongest
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
+    work = Audit(run, rounds=rounds, victims=victims, compare=compare)
+    writable(run / "audit")
+    with RoundProgress(hidden=quiet, unit="steps") as progress:
+        for done, step in enumerate(work.steps):
+
+            def show(share: float, done: int = done, note: str = f"{step.variant}: {step.part}") -> None:
+                progress.step("audit", done + share, len(work.steps), note)
+
+            show(0)
+            if not work.known(step):
+                work.take(step, show)
+        progress.step("audit", len(work.steps), len(work.steps))
+    page, text = audit_document(work).write(run / "audit", "audit")
+    reached = strongest(work.found[THIS])
+    lines = []
+    for each in reached:
+        verdict = ("more than a guess", "bold red") if each.learnt else ("no more than a guess", "")
+        compared = f"{each.figure} {each.found:.2f} against {each.guess:.2f}, "
+        lines.append(Text.assemble(f"{ATTACKERS[each.attacker].title}: {compared}", verdict))
+    figures = [
+        {
+            "attacker": each.attacker,
+            "figure": each.figure,
+            "found": each.found,
+            "guess": each.guess,
+            "learnt": each.learnt,
+        }
+        for each in reached
+    ]
+    output.result(
+        {"page": page, "markdown": text, "strongest": figures}, *lines, f"written: {page} and {text.name}"
+    )

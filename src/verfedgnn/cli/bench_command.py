@@ -1,0 +1,79 @@
+"""`verfedgnn bench`: what rounds cost and how that grows, as a page with plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.completion import QUESTIONS, among, data_sets
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.cli.tables import RoundProgress
+from verfedgnn.core.errors import Interrupted
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Some of {', '.join(QUESTIONS)}; unset: all.", autocompletion=among(QUESTIONS)),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for records and plots; the page lies beside it. Unset: bench, or bench-quick."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes, in minutes: to see that everything works.")
+    ] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Measure nothing: the page of what is there.")
+    ] = False,
+    data: Annotated[
+        str, typer.Option(help="Data set of peers and curves, as for train.", autocompletion=data_sets)
+    ] = "ml-1m",
+    memory: Annotated[
+        float | None, typer.Option(help="GB to take at most; larger sizes are left out. Unset: what is free.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure rounds (time, memory, bytes) against their floor, the paper's formulas and other recommenders, and how they grow.
+
+    Each measurement is a process of its own and is kept as soon as it is there: Ctrl-C loses only the one that runs, and the
+    same command goes on. An hour or two in all. Other recommenders are compared with where they are installed.
+    """
+    from verfedgnn.core.files import writable
+    from verfedgnn.research.bench import QUESTIONS as ASKED
+    from verfedgnn.research.bench import bench_suite as suite
+    from verfedgnn.research.bench.bench_report import report
+    from verfedgnn.research.bench.measure import free_memory
+
+    output = Output(quiet=quiet, as_json=as_json)
+    scope, folder = suite.Scope(quick, data), out or Path("bench-quick" if quick else "bench")
+    questions, records = suite.chosen(names or [], ASKED), suite.Records(folder)
+    writable(folder)
+    todo = [(question, task) for question in questions for task in question.tasks(scope)]
+    if not report_only:
+        with RoundProgress(hidden=quiet, unit="measurements") as progress:
+            for done, (question, task) in enumerate(todo):
+                progress.step("bench", done, len(todo), task.name)
+                if not records.known(task):
+                    words = ["verfedgnn", "bench", question.name, *(["--quick"] if quick else [])]
+                    try:
+                        measured = suite.take(
+                            task, " ".join(words), free_memory() if memory is None else memory
+                        )
+                    except KeyboardInterrupt:
+                        raise Interrupted(f"stopped with {done} of {len(todo)} measurements done") from None
+                    records.put(task, measured)
+            progress.step("bench", len(todo), len(todo))
+    page, text = report(list(ASKED.values()), scope, folder).write(folder.parent, folder.name)
+    known = [task.name for _, task in todo if records.known(task)]
+    missing = [task.name for _, task in todo if task.name not in known]
+    output.result(
+        {"page": page, "markdown": text, "measured": known, "missing": missing},
+        f"written: {page} and {text.name}",
+    )

@@ -1,0 +1,140 @@
+"""`verfedgnn compare`: methods side by side, under the same data, parts and evaluation."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from verfedgnn.cli.completion import METHODS, listed
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Data, Device, Jobs, Parties, Quiet, Settings
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.tables import CellProgress
+from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.plugins import GNNS
+
+if TYPE_CHECKING:
+    from verfedgnn.data.read_options import Reading
+
+
+@reads_ratings
+def compare(
+    *,
+    data: Data = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"Some of {', '.join(METHODS)}, plug-ins'; or all.", autocompletion=listed(("all", *METHODS))
+        ),
+    ] = "all",
+    models: Annotated[
+        str, typer.Option(help="Some of gcn, gat, ggnn and plug-ins'.", autocompletion=listed(GNNS))
+    ] = "gcn",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
+    parties: Parties = None,
+    reading: Reading,
+    set_: Settings = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the tables and the records of finished trainings.")
+    ] = Path("comparison"),
+    jobs: Jobs = 0,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train methods on the same data and write their accuracy, cost and protection side by side.
+
+    Finished trainings are kept in the folder: Ctrl-C loses only those that run, and the same command goes on.
+    """
+    from verfedgnn.config import parse_settings
+    from verfedgnn.core.files import writable
+    from verfedgnn.data.source_address import shown
+    from verfedgnn.plugins import files
+    from verfedgnn.reports.phrases import size
+    from verfedgnn.research.baselines import in_all, method
+    from verfedgnn.research.experiments.comparison import (
+        HEADER,
+        comparison_cells,
+        comparison_csv,
+        comparison_page,
+        comparison_rows,
+    )
+    from verfedgnn.research.experiments.result_tables import declarations, in_order, write_text
+    from verfedgnn.research.experiments.training_queue import run_cells
+
+    output = Output(quiet=quiet, as_json=as_json)
+    names, given = in_all(methods), data or ["synthetic"]
+    gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
+    settings = parse_settings(set_ or [])
+    _refuse_defining(settings)
+    writable(out)
+    cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading)
+    given = [shown(source) for source in given]
+    with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
+        records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
+    words = [word for file in files() for word in ("--plugin", os.path.relpath(file))]
+    words += [
+        "compare",
+        *(w for d in given for w in ("--data", d)),
+        "--methods",
+        ",".join(names),
+        "--models",
+        ",".join(gnns),
+    ]
+    words += [
+        *reading.words(),
+        "--seeds",
+        str(seeds),
+        *([] if parties is None else ["--parties", str(parties)]),
+    ]
+    words += [word for setting in set_ or [] for word in ("--set", setting)]
+    page, file = out / "comparison.md", out / "comparison.csv"
+    write_text(page, comparison_page(records, shlex.join(["verfedgnn", *words])))
+    write_text(file, comparison_csv(records))
+    table = Table("method", "model", "RMSE", "NDCG@20", "a party and round", "seconds", title_justify="left")
+    table.title = f"Comparison on {', '.join(given)} (test part)"
+    for row in comparison_rows(records):
+        figures = dict(zip(HEADER, row, strict=True))
+        sent, seconds = size(figures["bytes a party and round"]), str(figures["seconds"])
+        table.add_row(figures["method"], figures["model"], figures["RMSE"], figures["NDCG@20"], sent, seconds)
+    header, declared = declarations(in_order(names))
+    traits = Table(*header, title="What the methods declare", title_justify="left")
+    for declaration in declared:
+        traits.add_row(*declaration)
+    protects = [f"{method(name).title}: {method(name).declares.protects}" for name in names]
+    trained = [
+        {
+            "method": cell.method,
+            "model": cell.gnn,
+            "seed": cell.seed,
+            **{key: record[key] for key in ("test", "bytes", "seconds")},
+        }
+        for cell, record in records.items()
+    ]
+    output.result(
+        {"page": page, "table": file, "trainings": trained},
+        table,
+        traits,
+        *protects,
+        f"written: {page}, {file}",
+    )
+
+
+def _refuse_defining(settings: Mapping[str, str]) -> None:
+    """What is exchanged and how it is protected is what tells methods apart; it is not for `--set`."""
+    from verfedgnn.config import setting_path
+
+    for name in settings:
+        path = setting_path(name)
+        if path.split(".")[0] in ("exchange", "gradients", "masking", "unprotected"):
+            raise ConfigError(
+                f"{path} is what defines a method, so compare does not set it; use train for a variant of your own"
+            )

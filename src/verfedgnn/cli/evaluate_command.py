@@ -1,0 +1,28 @@
+"""`verfedgnn evaluate`: a run's figures, computed anew from its model and data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.tables import activity_table, lift_table, party_table, run_table
+
+
+def evaluate(
+    run: RunFolder,
+    top: Annotated[int, typer.Option(help="K of Recall@K, NDCG@K and HitRate@K.", min=1)] = 20,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a run's model on its test part: RMSE, MAE and ranking, per party and overall."""
+    from verfedgnn.runs.run import Run
+
+    output = Output(quiet=quiet, as_json=as_json)
+    loaded = Run.load(run)
+    with output.busy("evaluating"):
+        figures = loaded.metrics | loaded.evaluate(top)
+    lift = [lift_table(figures["lift"]), activity_table(figures["lift"])] if "lift" in figures else []
+    output.result(figures, run_table(figures), party_table(figures), *lift)

@@ -1,0 +1,42 @@
+"""`verfedgnn export`: a run's vectors as Parquet or NumPy files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.completion import among
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    kind: Annotated[
+        str, typer.Option("--format", help="parquet or npy.", autocompletion=among(("parquet", "npy")))
+    ] = "parquet",
+    party: Annotated[str | None, typer.Option(help="Only this party's.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the vectors of users and items, whose products are the predicted ratings, with ids and titles.
+
+    A folder a party; embeddings.json says which components are factors, biases and the mean rating.
+    """
+    from verfedgnn.runs.embeddings import export as export_embeddings
+    from verfedgnn.runs.run import Run
+
+    loaded = Run.load(run)
+    chosen = list(loaded.embeddings().values()) if party is None else [loaded.embeddings(party)]
+    files = export_embeddings(chosen, out, kind)
+    lines = []
+    for each in chosen:
+        parts = ", ".join(f"{name} {part.start}:{part.stop}" for name, part in each.parts.items())
+        lines.append(
+            f"{each.party}: {len(each.users):,} users, {len(each.items):,} items; components: {parts}"
+        )
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result({"files": files}, *lines, f"written: {len(files)} files in {out}")

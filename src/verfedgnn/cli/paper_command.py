@@ -1,0 +1,90 @@
+"""`verfedgnn paper`: the paper's tables and figures, made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.completion import EXPERIMENTS, among
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Device, Jobs, Quiet
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.tables import CellProgress
+from verfedgnn.core.errors import ConfigError, RunError
+
+
+def paper(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help=f"Some of {', '.join(EXPERIMENTS)}; or all.", autocompletion=among(("all", *EXPERIMENTS))
+        ),
+    ],
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A coarse version in minutes: ML-100K for ML-1M, one seed, half the epochs."
+        ),
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 3 (figures).", min=1)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for pages and records; unset: paper, or paper-quick.")
+    ] = None,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Train nothing: pages of what is finished.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Also put the tables into this page, between its markers.")
+    ] = None,
+    jobs: Jobs = 0,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make tables and figures of the paper again, with the paper's values beside ours.
+
+    Needs ml-1m and book-crossing (with --quick: ml-100k and book-crossing) in the folder named by VERFEDGNN_DATA. Finished
+    trainings are kept: Ctrl-C loses only those that run, and the same command goes on.
+    """
+    from verfedgnn.core.files import writable
+    from verfedgnn.research.experiments.training_queue import finished_cells, run_cells
+    from verfedgnn.research.paper import EXPERIMENTS as AT_HAND
+    from verfedgnn.research.paper import Scope
+    from verfedgnn.research.paper.paper_page import fill_page
+
+    output = Output(quiet=quiet, as_json=as_json)
+    unknown = [name for name in what if name not in (*EXPERIMENTS, "all")]
+    if unknown:
+        raise ConfigError(f"there is no '{unknown[0]}' here; there are: {', '.join(EXPERIMENTS)}, all")
+    if page is not None and quick:
+        raise ConfigError("--page takes the whole version; leave out --quick")
+    chosen = [e for name, e in AT_HAND.items() if name in what or "all" in what]
+    scope = Scope.quick() if quick else Scope()
+    if seeds is not None:
+        scope = Scope(scope.data, seeds, seeds, scope.coarse)
+    folder = out or Path("paper-quick" if quick else "paper")
+    writable(folder)
+    wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}
+    cells = [cell for each in wanted.values() for cell in each]
+    failed: RunError | None = None
+    if not so_far:
+        with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
+            try:
+                run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
+            except RunError as error:  # the pages of what did not fail are still worth having
+                failed = error
+    records = finished_cells(cells, folder)
+    made: dict[str, Path] = {}
+    for experiment in chosen:
+        own = {cell: records[cell] for cell in wanted[experiment.name] if cell in records}
+        made[experiment.name] = experiment.make(own, scope, folder)
+    if page is not None:
+        fill_page(page, folder)
+    lines = [f"{experiment.title}: {made[experiment.name]}" for experiment in chosen]
+    output.result({"pages": made, "filled": page}, *lines, *([f"filled: {page}"] if page is not None else []))
+    if failed is not None:
+        raise failed

@@ -1,0 +1,30 @@
+"""`verfedgnn report`: a run as one page to send on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+
+
+def report(
+    run: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; unset: RUN/report.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's figures, curves, lift, bytes, guarantees and worst errors as one HTML page, and as Markdown."""
+    from verfedgnn.core.files import writable
+    from verfedgnn.reports.run_report import run_document
+    from verfedgnn.runs.run import Run
+
+    output = Output(quiet=quiet, as_json=as_json)
+    loaded, folder = Run.load(run), run / "report" if out is None else out
+    writable(folder)
+    with output.busy("writing the report"):
+        page, text = run_document(loaded, run.resolve().name).write(folder, "report")
+    output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")

@@ -1,0 +1,72 @@
+"""`verfedgnn status`: a look at a coordinator or a party while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.core.errors import RunError
+from verfedgnn.federation.status_text import shown, whereabouts
+
+_STALE_SECONDS = 30
+
+
+def status(
+    where: Annotated[
+        str, typer.Argument(help="A run folder, the folder it is in, or http://HOST:PORT of a --status page.")
+    ],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show rounds, validation RMSE, parties, bytes and the time left of a coordinator or a party."""
+    output = Output(quiet=quiet, as_json=as_json)
+    found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
+    table = Table("", "", show_header=False, box=None)
+    for label, key in (
+        ("federation", "federation"), ("role", "role"), ("training", "training"), ("state", "state"), ("round", "round"),
+        ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"), ("seconds a round", "seconds_per_round"),
+        ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
+    ):  # fmt: skip
+        table.add_row(label, shown(found, key))
+    parties = Table("party", "", "MB up", "MB down", "refused")
+    for name, about in found.get("parties", {}).items():
+        parties.add_row(
+            escape(name),
+            whereabouts(about),
+            f"{about['up'] / 1e6:,.1f}",
+            f"{about['down'] / 1e6:,.1f}",
+            str(about.get("refused", 0)),
+        )
+    output.result(found, table, parties)
+    age = time.time() - found.get("updated", 0)
+    if age > _STALE_SECONDS and found.get("state") != "finished":
+        output.remark(f"this was {age:,.0f} s ago: the process is not running, or hangs", style="bold")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    for place in (folder / "status.json", folder / "run" / "status.json"):
+        if place.is_file():
+            return dict(json.loads(place.read_text("utf-8")))
+    raise RunError(
+        f"there is no status in {folder}; give the run folder of a coordinator or party that was started"
+    )
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(url.rstrip("/") + "/status.json", timeout=5) as answer:
+            return dict(json.loads(answer.read(1 << 20)))
+    except (urllib.error.URLError, ValueError, OSError) as error:
+        raise RunError(
+            f"no status at {url} ({getattr(error, 'reason', error)}); is it started with --status?"
+        ) from None

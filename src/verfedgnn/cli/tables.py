@@ -1,0 +1,206 @@
+"""Progress and tables on the terminal. Progress goes to standard error, results to standard output."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from verfedgnn.cli.output import drawable, error_console
+from verfedgnn.reports.phrases import duration, figure, size
+
+if TYPE_CHECKING:
+    from verfedgnn.research.experiments.training_queue import Report
+    from verfedgnn.training.progress import Progress as RoundEvent
+
+
+class RoundProgress:
+    """A bar with the round, the validation RMSE (last and best), the bytes so far and the time left; in a file, ten lines."""
+
+    def __init__(self, *, hidden: bool, unit: str = "rounds") -> None:
+        self.console, self.unit, self.hidden = error_console(), unit, hidden
+        seen = not hidden and drawable(self.console)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=self.console,
+            disable=not seen,
+        )
+        self.plain = not hidden and not seen
+        self.tasks: dict[str, TaskID] = {}
+        self.printed, self.began, self.first = 0, 0.0, 0.0
+        self.valid = ""
+
+    def __enter__(self) -> RoundProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is None:
+            self._close()
+        self.bar.stop()
+
+    def _close(self) -> None:
+        """A training that ended before its last round has stopped early: its bar is full."""
+        for task in self.bar.tasks:
+            if not task.finished:
+                self.bar.update(
+                    task.id, total=task.completed, note=f"{task.fields['note']} (no longer improving)".strip()
+                )
+
+    def line(self, text: str) -> None:
+        """A remark that stays, above the bar."""
+        if not self.hidden:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def round(self, event: RoundEvent) -> None:
+        """After a round of the federation."""
+        if event.label not in self.tasks:
+            self.valid = ""  # what was found is another training's
+        for name, value in (event.valid or {}).items():
+            self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
+        sent = size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
+        self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
+
+    def step(self, label: str, done: float, total: int, note: str = "") -> None:
+        """After a round of any training, or a part of another work."""
+        if label not in self.tasks:
+            self._close()
+            self.tasks[label] = self.bar.add_task(escape(label), total=total, note=note)
+            self.printed, self.began, self.first = 0, time.monotonic(), done
+        self.bar.update(self.tasks[label], completed=done, note=note)
+        tenth = int(10 * done // total)
+        if self.plain and (tenth > self.printed or done == total):
+            self.printed = tenth
+            spent = time.monotonic() - self.began
+            known = self.first < done < total and spent > 1
+            left = f"  about {duration(spent * (total - done) / (done - self.first))} left" if known else ""
+            self.line(f"{label}: {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
+
+
+class CellProgress:
+    """A bar with the finished trainings of an experiment, the last one and the time left."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        self.console = error_console()
+        seen = not hidden and drawable(self.console)
+        self.bar = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} trainings"),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=self.console,
+            disable=not seen,
+        )
+        self.plain = not hidden and not seen
+        self.task: TaskID | None = None
+        self.last = ""
+
+    def __enter__(self) -> CellProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def report(self, report: Report) -> None:
+        """How far it is."""
+        left = "" if report.seconds_left is None else f"about {duration(report.seconds_left)} left"
+        if self.task is None:
+            self.task = self.bar.add_task("", total=report.total, left=left, note="")
+        self.bar.update(self.task, total=report.total, completed=report.done, left=left, note=report.last)
+        if self.plain and report.last != self.last:
+            self.console.print(
+                f"{report.done}/{report.total} {report.last}  {left}".rstrip(), markup=False, soft_wrap=True
+            )
+        self.last = report.last
+
+
+def run_table(metrics: dict[str, Any]) -> Table:
+    """What a run reached, cost and protects."""
+    privacy, cost = metrics["privacy"], metrics["bytes"]
+    table = Table(title="Federation", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    test = metrics["test"]
+    ranking = "  ".join(f"{name} {figure(value)}" for name, value in test.items() if "@" in name)
+    valid = figure(metrics["valid"]["rmse"])
+    table.add_row("test RMSE", f"{figure(test['rmse'])}   MAE {figure(test['mae'])}   (valid RMSE {valid})")
+    table.add_row("ranking", f"{ranking}   (among a party's items)")
+    rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; the model of round {metrics['best_round']:,} was kept"
+    table.add_row("rounds", rounds)
+    table.add_row(
+        "bytes",
+        f"{size(cost['up'])} up, {size(cost['down'])} down; {size(cost['per_party_per_round'])} a party and round",
+    )
+    table.add_row("gradients", _guarantee(privacy["gradients"]))
+    table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
+    return table
+
+
+def _guarantee(part: dict[str, Any]) -> str:
+    return part["guarantee"] if part["mechanism"] == "none" else f"{part['mechanism']}: {part['guarantee']}"
+
+
+def party_table(metrics: dict[str, Any]) -> Table:
+    """The figures of each party."""
+    names = list(metrics["test"])
+    table = Table("party", "items", "ratings", *names, title="Test part", title_justify="left")
+    for party in metrics["parties"]:
+        figures = [figure(party["test"][name]) for name in names]
+        table.add_row(escape(party["name"]), f"{party['items']:,}", f"{party['ratings']:,}", *figures)
+    table.add_section()
+    table.add_row("overall", "", "", *(figure(metrics["test"][name]) for name in names), style="bold")
+    return table
+
+
+def lift_table(lift: dict[str, Any]) -> Table:
+    """What joining is worth: test RMSE with biases, alone, federated, pooled; whether it pays."""
+    table = _lift_table("party", "Lift (test RMSE, lower is better)")
+    table.caption = (
+        "biases: user and item means alone. alone, pooled: the same model without protection, on own and on all data.\n"
+        "gain: by how much federated is below the better of biases and alone (chosen on validation, for each party), with a "
+        "95 % interval. cannot tell: it holds 0, or there are too few users."
+    )
+    for row in lift["parties"]:
+        table.add_row(*_lift_row(escape(row["name"]), row))
+    table.add_section()
+    table.add_row(*_lift_row("overall", lift["overall"]), style="bold")
+    return table
+
+
+def activity_table(lift: dict[str, Any]) -> Table:
+    """The same by how many ratings a user has at the party that is judged."""
+    from verfedgnn.evaluation.lift_plots import band
+
+    table = _lift_table("ratings", "Lift by number of a user's training ratings at the party")
+    for row in lift.get("by_own_ratings", []):
+        table.add_row(*_lift_row(band(row), row))
+    return table
+
+
+def _lift_table(first: str, title: str) -> Table:
+    columns = (first, "biases", "alone", "federated", "pooled", "gain", "pays")
+    return Table(*columns, title=title, title_justify="left", caption_justify="left")
+
+
+def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
+    found = row.get("gain")
+    text = f"{found['rmse']:+.3f} ±{_reach(found):.3f}" if found else "-"
+    return [
+        name,
+        *(figure(row[key]) for key in ("biases", "alone", "federated", "pooled")),
+        text,
+        row.get("pays", "-"),
+    ]
+
+
+def _reach(gain: dict[str, float]) -> float:
+    """The longer side of a gain's interval, which is hardly ever much longer than the other."""
+    return max(gain["rmse"] - gain["low"], gain["high"] - gain["rmse"])

@@ -1,0 +1,259 @@
+"""`verfedgnn train`: a federation on one machine."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from verfedgnn.cli.completion import run_folders
+from verfedgnn.cli.output import Output, program
+from verfedgnn.cli.shared_options import (
+    RUN,
+    TRAINING,
+    AsJson,
+    By,
+    Data,
+    Device,
+    Model,
+    Parties,
+    Preset,
+    Quiet,
+    Threads,
+    use_threads,
+)
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.tables import RoundProgress, activity_table, lift_table, run_table
+from verfedgnn.core.errors import ConfigError, Interrupted
+from verfedgnn.plugins import check_gnn
+
+if TYPE_CHECKING:
+    from verfedgnn.data import PartyData
+    from verfedgnn.data.read_options import Reading
+    from verfedgnn.runs.run import Run
+
+
+class WithSettings(TyperCommand):
+    """A command whose help ends with every setting; the list is made when somebody reads it."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """See `TyperCommand`."""
+        self.epilog = settings_help()
+        super().format_help(ctx, formatter)
+
+
+def settings_help() -> str:
+    """Every setting with its value in preset paper and its sentence."""
+    from verfedgnn.config import build_config, fields
+
+    lines = [
+        "**Settings** with their values in preset paper (`--set name=value`, the last word of a name is enough; or the same tree "
+        "in a TOML file):",
+        "",
+    ]
+    paper = build_config(preset="paper").model_dump(mode="json")
+    for path, field in fields().items():
+        value = reduce(lambda tree, key: tree[key], path.split("."), paper)
+        lines.append(f"- `{path}` = {'unset' if value is None else value}: {field.description}")
+    return "\n".join(lines)
+
+
+@reads_ratings
+def train(
+    *,
+    data: Data = None,
+    preset: Preset = None,
+    model: Model = None,
+    parties: Parties = None,
+    by: By = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder to write.", rich_help_panel=RUN)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting, key=value; see the list below.", rich_help_panel=TRAINING),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose the noise for this budget of differential privacy of single ratings; with --preset private.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The budget's delta; unset: 1e-6.", rich_help_panel=TRAINING)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)
+    ] = None,
+    lift: Annotated[
+        bool,
+        typer.Option(
+            "--lift",
+            help="Also train each party alone and all data pooled, and compare.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Continue this interrupted run folder.", rich_help_panel=RUN, autocompletion=run_folders
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run folder if it exists.", rich_help_panel=RUN)
+    ] = False,
+    device: Device = "cpu",
+    one_by_one: Annotated[
+        bool,
+        typer.Option(
+            "--one-by-one",
+            help="Compute parties one after the other, bit for bit as separate processes.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    threads: Threads = 0,
+    reading: Reading,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a federation on one machine and say what it gained, cost and protects.
+
+    Ctrl-C leaves a run that `--resume` continues to the same result; `--json` prints the content of metrics.json.
+    """
+    from verfedgnn.config import build_config, parse_settings
+    from verfedgnn.data import read_parties
+    from verfedgnn.privacy.rating_dp import within
+    from verfedgnn.training.train import holds_run
+    from verfedgnn.training.train import resume as resume_run
+    from verfedgnn.training.train import train as train_run
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
+    folder = resume if resume is not None else out
+    words = ["--lift"] * lift + ["--one-by-one"] * one_by_one + ["--quiet"] * quiet + ["--json"] * as_json
+    words += [] if device == "cpu" else ["--device", device]
+    words += ["--threads", str(threads)] if threads else []
+    if resume is not None:
+        of_data = [data, parties, by, reading or None]
+        of_training = [preset, model, seed, out, set_, epsilon, delta, config]
+        if any(value is not None for value in of_data + of_training) or overwrite:
+            raise ConfigError(
+                "--resume takes data and settings from the run; leave out all options that set them"
+            )
+    else:
+        if data is not None and len(data) > 1 and (parties is not None or by is not None):
+            raise ConfigError("--parties and --by cut one data set; leave them out with one file per party")
+        overrides: dict[str, Any] = parse_settings(set_ or [])
+        if seed is not None:
+            overrides["seed"] = seed
+        chosen = build_config(
+            preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides
+        )
+        if delta is not None and epsilon is None:
+            raise ConfigError("--delta belongs to a budget; give its --epsilon, too")
+        if epsilon is not None:
+            chosen = within(chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta)
+        if lift and chosen.training.ranks:
+            raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
+        if out is not None:
+            holds_run(out, overwrite)
+        with output.busy("reading the data"):
+            read = read_parties(
+                data or ["synthetic"], parties=parties, seed=chosen.seed, by=by, reading=reading
+            )
+        _introduce(read, output)
+    with RoundProgress(hidden=quiet) as progress, _continued(folder, words), Halt(quiet=quiet) as halt:
+        watch: dict[str, Any] = {
+            "watch": progress.round,
+            "stop": halt.asked,
+            "device": device,
+            "stack": not one_by_one,
+        }
+        if resume is not None:
+            run = resume_run(resume, **watch)
+        else:
+            run = train_run(read, chosen, out=out, overwrite=overwrite, **watch)
+        if lift and "lift" not in run.metrics:
+            _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
+    _report(run, folder, output)
+
+
+@contextmanager
+def _continued(folder: Path | None, words: list[str]) -> Iterator[None]:
+    """Whatever stops a training, say with which command it goes on."""
+    begun = folder is not None and (folder / "config.toml").is_file()
+    remedy = "nothing is kept: give --out RUN to be able to continue"
+    if folder is not None:
+        remedy = f"continue with `{shlex.join(['verfedgnn', 'train', '--resume', str(folder), *words])}`"
+    try:
+        yield
+    except Interrupted as stop:
+        raise Interrupted(stop.what, remedy) from None
+    except KeyboardInterrupt:
+        if folder is not None and not begun and not (folder / "config.toml").is_file():
+            raise
+        raise Interrupted(
+            "stopped at once; the run goes on from its last checkpoint" if folder else "stopped", remedy
+        ) from None
+
+
+def _lift(run: Run, folder: Path | None, **options: Any) -> None:
+    from verfedgnn.core.files import writing
+    from verfedgnn.evaluation.lift import lift as compute_lift
+    from verfedgnn.evaluation.lift_plots import draw_lift
+    from verfedgnn.runs.run import write_json
+
+    try:
+        run.metrics["lift"] = compute_lift(run, **options)
+    except Interrupted:
+        raise Interrupted("the federation is trained, its lift is not computed") from None
+    if folder is not None:
+        with writing(folder):
+            write_json(folder / "metrics.json", run.metrics)
+        draw_lift(run.metrics["lift"], folder / "lift.png")
+
+
+def _report(run: Run, folder: Path | None, output: Output) -> None:
+    lift = run.metrics.get("lift")
+    output.result(
+        run.metrics, run_table(run.metrics), *([lift_table(lift), activity_table(lift)] if lift else [])
+    )
+    if folder is not None:
+        user = run.parties[0].ratings.user_ids[0]
+        output.remark(
+            f"next: {program()} recommend {shlex.quote(str(folder))} --user {shlex.quote(str(user))}"
+        )
+    else:
+        output.remark("not saved: give --out RUN to keep the run")
+
+
+def _introduce(parties: list[PartyData], output: Output) -> None:
+    from verfedgnn.data.ratings import counted
+
+    first = parties[0].ratings
+    ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
+    parts = [
+        f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}",
+        counted(first.n_users, "common user"),
+    ]
+    output.remark(", ".join([*parts, counted(items, "item"), counted(ratings, "rating")]))
+    if len({p.ratings.scale for p in parties}) > 1:
+        output.remark(
+            "  rating scales differ between parties: errors are in each party's own stars", style="dim"
+        )
+    for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
+        output.remark(f"  {note}", style="dim")
+
+
+def parse_gnn(name: str | None) -> str | None:
+    """The name of a model, if there is one of that name."""
+    return None if name is None else check_gnn(name)

@@ -1,0 +1,120 @@
+"""`verfedgnn tune`: hyper-parameters for your data, chosen on the validation part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import (
+    TRAINING,
+    AsJson,
+    By,
+    Data,
+    Device,
+    Model,
+    Parties,
+    Preset,
+    Quiet,
+    Settings,
+    Threads,
+    use_threads,
+)
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.tables import RoundProgress
+from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verfedgnn.data.read_options import Reading
+    from verfedgnn.training.tuning import Trial
+
+
+@reads_ratings
+def tune(
+    *,
+    out: Annotated[
+        Path,
+        typer.Argument(help="The preset to write, such as mine.toml; use it with train --preset mine.toml."),
+    ],
+    data: Data = None,
+    preset: Preset = None,
+    model: Model = None,
+    parties: Parties = None,
+    by: By = None,
+    reading: Reading,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = 0,
+    trials: Annotated[int, typer.Option(help="How many trials the study shall have in all.", min=1)] = 40,
+    study: Annotated[
+        Path | None, typer.Option(help="The study's file; unset: beside the preset, ending in .db.")
+    ] = None,
+    set_: Settings = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(help="What to try instead: training.lr=0.02:0.4 (a range) or model.dim=16|32."),
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try hyper-parameters on the validation part and write the best as a preset, with where they come from.
+
+    Ctrl-C keeps the finished trials; the same command goes on with the study.
+    """
+    from verfedgnn.config import build_config, parse_settings
+    from verfedgnn.core.files import writable, write_bytes, writing
+    from verfedgnn.data import read_parties
+    from verfedgnn.evaluation.lift_plots import draw_study
+    from verfedgnn.training.tuning import parse_space
+    from verfedgnn.training.tuning import tune as tune_study
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
+    if out.suffix != ".toml":
+        raise ConfigError(f"the preset is a TOML file, such as {out.with_suffix('.toml')}, not {out}")
+    database = study or out.with_suffix(".db")
+    for place in (out, database):
+        if not place.parent.is_dir():
+            raise ConfigError(
+                f"{place.parent} is not a folder, so {place.name} cannot be written there; make it, or choose another"
+            )
+        writable(place.parent)
+    overrides: dict[str, object] = {**parse_settings(set_ or []), "seed": seed}
+    chosen = build_config(preset=preset or "best", model=parse_gnn(model), overrides=overrides)
+    tried = parse_space(space) if space else None
+    with output.busy("reading the data"):
+        read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, reading=reading)
+    with RoundProgress(hidden=quiet, unit="trials") as progress, Halt(quiet=quiet) as halt:
+
+        def show(trial: Trial) -> None:
+            shown = {
+                path.split(".")[-1]: f"{v:.3g}" if isinstance(v, float) else str(v)
+                for path, v in trial.values.items()
+            }
+            values = "  ".join(f"{name}={text}" for name, text in shown.items())
+            found = "given up" if trial.error is None else f"error {trial.error:.5f}"
+            progress.line(f"trial {trial.number}/{trial.trials}: {found} (best {trial.best:.5f})  {values}")
+            progress.step("tune", trial.number, trial.trials, f"best {trial.best:.5f}")
+
+        progress.step("tune", 0, trials)
+        tuned = tune_study(
+            read,
+            chosen,
+            trials=trials,
+            study=database,
+            space=tried,
+            device=device,
+            watch=show,
+            stop=halt.asked,
+        )
+    with writing(out):
+        write_bytes(out, tuned.to_preset().encode())
+    drawn = draw_study(tuned.history, out.with_suffix(".png"))
+    found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
+    picture = f", {out.with_suffix('.png')}" if drawn else ""
+    output.result(found, tuned.provenance, f"written: {out}{picture}; the study is {database}")
+    output.remark(f"next: verfedgnn train --preset {out}")

@@ -1,0 +1,1 @@
+"""Building blocks that every other room may use: rated pairs, graphs, metrics, files and errors."""

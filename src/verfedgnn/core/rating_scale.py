@@ -1,0 +1,19 @@
+"""Two reference points of a rating scale: its middle, and the rating from which an item counts as liked."""
+
+from __future__ import annotations
+
+
+def typical_rating(scale: tuple[float, float]) -> float:
+    """Return the middle of a rating scale, near which first predictions should lie.
+
+    For a scale around 0, return half its reach.
+    """
+    low, high = scale
+    middle = (low + high) / 2
+    return middle if middle > 0 else max(abs(low), abs(high), 1e-6) / 2
+
+
+def upper_quarter(scale: tuple[float, float]) -> float:
+    """Return the rating from which an item counts as liked: 4 on a scale of 1-5, 8 on 1-10 (the paper's thd, App. G)."""
+    low, high = scale
+    return low + 0.75 * (high - low)

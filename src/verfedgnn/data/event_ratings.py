@@ -1,0 +1,253 @@
+"""Implicit events (views, purchases, plays) as ratings, by one rule that needs no other data than the events of a pair.
+
+With n_k events of kind k, worth w_k each, a user's interest in an item is s = sum_k w_k n_k, and its rating
+
+    r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
+
+No event is a 1; events worth 5 together (one purchase at 5, five views at 1) are a 4, which is where items count as liked
+(`model.threshold`); as much again takes three quarters of what is left to 5. It grows with every event and every weight,
+saturates, and depends neither on the order of rows nor on what others did, so each organisation applies it alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data.ids import TEXT, about_items, as_text, encode, is_text, look_up, trimmed
+from verfedgnn.data.ratings import FILL_IN, Ratings, counted, left_out
+from verfedgnn.data.time_parsing import day_first, parsed, seconds
+
+EventWeights = Mapping[str, float] | float
+"""What an event is worth, by its kind or whatever its kind."""
+Batches = Callable[[], Iterable[pa.RecordBatch]]
+"""The rows of a table, some at a time, from the first one whenever it is called."""
+
+FULL = 5.0
+"""What events are worth together where they make an item liked: three quarters up the scale."""
+_PENDING = 1 << 21
+
+
+def required_columns(events: EventWeights | None) -> tuple[str, ...]:
+    """The columns a table must have: ratings, or events."""
+    if events is None:
+        return ("user", "item", "rating")
+    return ("user", "item", "event") if isinstance(events, Mapping) else ("user", "item")
+
+
+def parse_events(text: str) -> EventWeights:
+    """`view=1,purchase=5`, or one number for every row."""
+    try:
+        pairs = [part.rpartition("=") for part in text.split(",")]
+        if len(pairs) == 1 and not pairs[0][1]:
+            return check_events(float(text))
+        return check_events({kind.strip(): float(weight) for kind, _, weight in pairs})
+    except ValueError:
+        raise DataError(
+            f"--events takes what events are worth, as view=1,purchase=5 or as one number, not '{text}'"
+        ) from None
+
+
+def check_events(events: EventWeights) -> EventWeights:
+    """The weights, if they are some."""
+    weights = list(events.values()) if isinstance(events, Mapping) else [events]
+    if (
+        not weights
+        or not all(np.isfinite(w) and w >= 0 for w in weights)
+        or not any(weights)
+        or "" in _kinds(events)
+    ):
+        raise DataError(
+            "--events needs a weight above 0 for a kind of event (5: one is a like), and 0 for kinds to leave out"
+        )
+    return events
+
+
+def rating_of(strength: NDArray[np.float64], scale: tuple[float, float] = (1, 5)) -> NDArray[np.float64]:
+    """The rule: a rating from what a pair's events are worth together."""
+    low, high = scale
+    return low + (high - low) * (1 - 4.0 ** (-strength / FULL))
+
+
+def ratings_of_events(
+    batches: Batches,
+    events: EventWeights,
+    *,
+    scale: tuple[float, float] = (1, 5),
+    name: str,
+    missing: str = "error",
+    where: Callable[[int], str],
+) -> Ratings:
+    """One rating for each pair of a user and an item with events, in the order of ids; its time is that of the newest.
+
+    `batches` have columns user, item, event if weights go by kind, time and item columns if they like; rows without one of
+    the first three are an error, or left out where `missing` is "drop".
+    """
+    check_events(events)
+    table, dropped = _counted(
+        batches, by_kind=isinstance(events, Mapping), where=None if missing == "drop" else where
+    )
+    rows = int(pc.sum(table["count"]).as_py()) if table.num_rows else 0
+    if not rows:
+        raise DataError(f"{name} holds no events: give a table with at least one row")
+    used = table
+    if isinstance(events, Mapping):
+        _refuse_unknown(table, events)
+        ignored = pa.array([kind for kind, weight in events.items() if not weight], TEXT)
+        used = table.filter(pc.invert(pc.is_in(table["event"], value_set=ignored)))
+        if not used.num_rows:
+            raise DataError(
+                f"{name} has only events that --events leaves out: give one of them a weight above 0"
+            )
+    user, user_ids = encode(as_text(used["user"], "user"), "user")
+    item, item_ids = encode(as_text(used["item"], "item"), "item")
+    pair, group = np.unique(user.astype(np.int64) * len(item_ids) + item, return_inverse=True)
+    time, notes = _newest(used, group, len(pair))
+    if dropped:
+        notes = (left_out(dropped, "no user, item or event"), *notes)
+    strength = _strength(used, events, group, len(pair))
+    about = [n for n in used.column_names if n not in ("user", "item", "event", "time", "count")]
+    items = used.group_by("item").aggregate([(column, "max") for column in about])
+    per_item = {column: look_up(item_ids, items["item"], items[f"{column}_max"]) for column in about}
+    summed = int(pc.sum(used["count"]).as_py())
+    left = f", {counted(rows - summed, 'event')} left out" if rows > summed else ""
+    return Ratings(
+        user=(pair // len(item_ids)).astype(np.int32),
+        item=(pair % len(item_ids)).astype(np.int32),
+        rating=rating_of(strength, scale).astype(np.float32),
+        user_ids=user_ids,
+        item_ids=item_ids,
+        time=time,
+        titles=per_item.pop("title", None),
+        columns=per_item,
+        scale=(float(scale[0]), float(scale[1])),
+        name=name,
+        notes=(
+            f"{counted(summed, 'event')} became {counted(len(pair), 'rating')} (--events {_text(events)}){left}",
+            *notes,
+        ),
+    )
+
+
+def _counted(batches: Batches, *, by_kind: bool, where: Callable[[int], str] | None) -> tuple[pa.Table, int]:
+    """How often each (user, item, kind) occurs, its newest time and its item columns; and how many rows were left out.
+
+    Rows are added up a few million at a time, so what is held is what differs.
+    """
+    keys = ["user", "item", "event"] if by_kind else ["user", "item"]
+    pending: list[pa.Table] = []
+    rows = dropped = waiting = 0
+    room = _PENDING
+    # What 3/4/2025 means may take a second look at all rows, and is asked when such a date is met.
+    order = cache(lambda: day_first(batch.column("time") for batch in batches()))
+    for batch in batches():
+        table = _prepared(batch, keys, rows, where, order)
+        rows += batch.num_rows
+        dropped += batch.num_rows - table.num_rows
+        waiting += table.num_rows
+        pending.append(table)
+        if waiting >= room:
+            pending = [_added(pending, keys)]
+            waiting = pending[0].num_rows
+            room = max(_PENDING, 2 * waiting)
+    return (_added(pending, keys) if rows > dropped else pa.table({})), dropped
+
+
+def _prepared(
+    batch: pa.RecordBatch,
+    keys: Sequence[str],
+    before: int,
+    where: Callable[[int], str] | None,
+    order: Callable[[], bool | None],
+) -> pa.Table:
+    """A batch with ids as text, times parsed and a count; without a `where` for errors, rows that lack a key are left out."""
+    columns = {name: trimmed(as_text(batch.column(name), name)) for name in keys}
+    absent = {name: pc.fill_null(pc.equal(columns[name], ""), True) for name in keys}
+    lacking = [name for name in keys if pc.any(absent[name]).as_py()]
+    if lacking and where is not None:
+        place = where(before + pc.index(absent[lacking[0]], True).as_py())
+        raise DataError(f"an event has no {lacking[0]} in {place}: {FILL_IN}")
+    if lacking:
+        kept = pc.invert(reduce(pc.or_, absent.values()))
+        return _prepared(batch.filter(kept), keys, before, where, order)
+    for name in batch.schema.names:
+        if name == "time":
+            times = parsed(batch.column(name))
+            columns[name] = parsed(batch.column(name), order()) if is_text(times.type) else times
+        elif name not in keys:
+            columns[name] = trimmed(about_items(batch.column(name), name))
+    return pa.table({**columns, "count": pa.array(np.ones(batch.num_rows, np.int64))})
+
+
+def _added(tables: list[pa.Table], keys: list[str]) -> pa.Table:
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            "the times are written in different ways: write all of them in one, as 2025-12-31 18:05"
+        ) from error
+    # The greatest, because it is the same in any order of rows; an empty text comes before all others.
+    others = [name for name in table.column_names if name not in (*keys, "count")]
+    grouped = table.group_by(keys).aggregate([("count", "sum"), *((name, "max") for name in others)])
+    return grouped.select([*keys, "count_sum", *(f"{name}_max" for name in others)]).rename_columns(
+        [*keys, "count", *others]
+    )
+
+
+def _newest(
+    table: pa.Table, group: NDArray[np.int64], pairs: int
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    if "time" not in table.column_names:
+        return None, ()
+    time, notes = seconds(table["time"])
+    if time is None:
+        return None, notes
+    newest = np.full(pairs, np.iinfo(np.int64).min)
+    np.maximum.at(newest, group, time)
+    return newest, notes
+
+
+def _strength(
+    table: pa.Table, events: EventWeights, group: NDArray[np.int64], pairs: int
+) -> NDArray[np.float64]:
+    """What each pair's events are worth; kinds are added in one order, so that the sum has the same bits in any order of rows."""
+    count = table["count"].to_numpy()
+    if not isinstance(events, Mapping):
+        return float(events) * np.bincount(group, weights=count, minlength=pairs).astype(np.float64)
+    strength = np.zeros(pairs)
+    for kind in sorted(events):
+        of_kind = pc.equal(table["event"], kind).to_numpy()
+        strength += events[kind] * np.bincount(group[of_kind], weights=count[of_kind], minlength=pairs)
+    return strength
+
+
+def _refuse_unknown(table: pa.Table, events: Mapping[str, float]) -> None:
+    unknown = table.filter(pc.invert(pc.is_in(table["event"], value_set=pa.array(list(events), TEXT))))
+    if unknown.num_rows:
+        totals = (
+            unknown.group_by("event").aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])
+        )
+        kinds = dict(zip(totals["event"].to_pylist(), totals["count_sum"].to_pylist(), strict=True))
+        told = ", ".join(
+            [f"{kind[:30]} ({count:,})" for kind, count in kinds.items()][:8] + ["..."] * (len(kinds) > 8)
+        )
+        raise DataError(
+            f"--events does not say what these are worth: {told}; add them, with 0 to leave them out, as"
+            f" {_text(events)},{next(iter(kinds))[:30]}=0"
+        )
+
+
+def _kinds(events: EventWeights) -> list[str]:
+    return list(events) if isinstance(events, Mapping) else []
+
+
+def _text(events: EventWeights) -> str:
+    return (
+        ",".join(f"{kind}={weight:g}" for kind, weight in events.items())
+        if isinstance(events, Mapping)
+        else f"{events:g}"
+    )

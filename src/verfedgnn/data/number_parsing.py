@@ -1,0 +1,167 @@
+"""Ratings as numbers, alike wherever they come from: stored as such, or text with a decimal point or a decimal comma.
+
+A comma is decimal where nothing else is possible: no rating of the column has a point, and some comma does not stand before
+exactly three digits (`3,5`, `0,125`), as it would in thousands (`1,234`), or the scale given has no room for thousands.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data.ids import NOTHING, coded, is_text, trimmed
+
+Mask = NDArray[np.bool_]
+
+_COMMA = r"^[-+]?[0-9]*,[0-9]+$"
+_POINT = r"^[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"
+_THOUSANDS = r"^[-+]?[1-9][0-9]{0,2},[0-9]{3}$"
+
+NO_RATING = "have a rating that is missing or NaN"
+INFINITE = "have a rating that is infinite (more than 3.4e38)"
+"""What rows have that cannot be used."""
+CORRECT = "correct or remove them"
+_ONE_WAY = "some have a decimal comma and others a point, write all of them in one way"
+_WHICH = (
+    "a comma before three digits may be decimal or of thousands, write a point or nothing in its place, or say with --scale"
+    " that ratings are below 1,000 (--scale 1,5)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """A column of ratings."""
+
+    values: NDArray[np.float64]
+    """NaN where there is none."""
+    unlike: Mask
+    """Which are there and are no numbers."""
+    remedy: str = CORRECT
+    """What to do about those."""
+    first: str = ""
+    """The first of those, as it is written."""
+    notes: tuple[str, ...] = ()
+    """What was decided about all of them."""
+
+    def refuse(self, at: Callable[[int], str]) -> None:
+        """Raise if one is no number; `at` names the place of a row."""
+        if self.unlike.any():
+            place = at(int(self.unlike.argmax()))
+            raise DataError(f"the rating {brief(self.first)} in {place} is not a number: {self.remedy}")
+
+
+def brief(value: str) -> str:
+    """A value in front of people: short, in quotes, and nothing in it that a terminal would obey."""
+    return repr(cut(value))
+
+
+def cut(value: str) -> str:
+    """The start of a value that is long."""
+    return value if len(value) <= 40 else value[:37] + "..."
+
+
+def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
+    """Ratings from an Arrow column, a numpy array or a sequence; `scale` is the one people gave, if they did."""
+    if not isinstance(ratings, pa.Array | pa.ChunkedArray):
+        array = np.asarray(ratings)
+        if array.dtype.kind in "fiub":
+            return _all(array.astype(np.float64, copy=False))
+        ratings = _sequence(array)
+    if pa.types.is_dictionary(ratings.type):
+        ratings = pc.cast(ratings, ratings.type.value_type)
+    if not is_text(ratings.type):
+        return _all(_stored(ratings))
+    place, words = coded(trimmed(ratings))
+    words = pc.if_else(
+        pc.is_in(words, value_set=pa.array(NOTHING, words.type)), pa.scalar(None, words.type), words
+    )
+    remedy = CORRECT
+    notes: tuple[str, ...] = ()
+    found = _cast(words)
+    if found is None:
+        written = words
+        words, remedy = _pointed(words, scale)
+        notes = () if words is written else ("ratings were read with a decimal comma",)
+        found = _cast(words)
+    if found is None:
+        found = pa.array(
+            [None if word is None else _number(word) for word in words.to_pylist()], pa.float64()
+        )
+    # One more for nulls, whose code is -1.
+    unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
+    values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
+    return Numbers(
+        values, unlike, remedy, words[int(place[unlike.argmax()])].as_py() if unlike.any() else "", notes
+    )
+
+
+def infinite(rating: NDArray[np.float64]) -> Mask:
+    """Which ratings are beyond all numbers when they are kept, in single precision."""
+    with np.errstate(over="ignore"):
+        return np.isinf(rating.astype(np.float32))
+
+
+def _all(values: NDArray[np.float64]) -> Numbers:
+    return Numbers(values, np.zeros(len(values), bool))
+
+
+def _sequence(array: NDArray[Any]) -> pa.Array:
+    try:
+        return pa.array(array.tolist(), from_pandas=True)
+    except (pa.ArrowException, TypeError, OverflowError):
+        pass
+    try:  # numbers that Arrow does not know, such as fractions
+        return pa.array(array.astype(np.float64))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError("a rating is not a number: correct it or remove the row") from error
+
+
+def _stored(column: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
+    try:
+        cast = pc.cast(column, pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"the rating column has type {column.type}, which is not a number: correct or convert it"
+        ) from error
+    values: NDArray[np.float64] = cast.to_numpy(
+        **({} if isinstance(cast, pa.ChunkedArray) else {"zero_copy_only": False})
+    )
+    return values
+
+
+def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Array, str]:
+    """The words with a point for a decimal comma; or as they are, and what to do about commas that may be something else."""
+    commas = _count(words, _COMMA)
+    if not commas:
+        return words, CORRECT
+    if _count(words, _POINT):
+        return words, _ONE_WAY
+    if _count(words, _THOUSANDS) == commas and (scale is None or max(map(abs, scale)) >= 1000):
+        return words, _WHICH
+    return pc.if_else(
+        pc.match_substring_regex(words, _COMMA), pc.replace_substring(words, ",", "."), words
+    ), CORRECT
+
+
+def _count(words: pa.Array, pattern: str) -> int:
+    return int(pc.sum(pc.match_substring_regex(words, pattern)).as_py() or 0)
+
+
+def _cast(words: pa.Array) -> pa.Array | None:
+    try:
+        return pc.cast(words, pa.float64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _number(word: str) -> float | None:
+    """The number Arrow would read, or None."""
+    try:
+        return float(pc.cast(pa.scalar(word), pa.float64()).as_py())
+    except pa.ArrowInvalid:
+        return None

@@ -1,0 +1,179 @@
+"""`read_ratings`: from a path or the name of a data set to `Ratings`, whatever the layout."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data import bookcrossing, movielens, yelp
+from verfedgnn.data.column_names import plain
+from verfedgnn.data.event_ratings import EventWeights
+from verfedgnn.data.pooling import pool_tables
+from verfedgnn.data.ratings import Ratings
+from verfedgnn.data.source_address import is_address, shown
+from verfedgnn.data.synthetic import synthetic_ratings
+from verfedgnn.data.table_sources import TABLE_SUFFIXES, header, is_table, read_table
+from verfedgnn.data.text_files import TextTable, first_bytes, missing_file, readable
+
+DATA_FOLDER = "VERFEDGNN_DATA"
+
+_GROUPLENS = "https://files.grouplens.org/datasets/movielens/{}.zip"
+FETCH: dict[str, str] = {
+    **{
+        name: _GROUPLENS.format(name) for name in ("ml-100k", "ml-1m", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
+    },
+    "book-crossing": "http://www2.informatik.uni-freiburg.de/~cziegler/BX/BX-CSV-Dump.zip",
+    "yelp": "https://www.yelp.com/dataset",
+    "amazon-books-movies-dense": "https://github.com/RaghavPu/wasserstein-cdr-embeddings (data/Amazon-Dense-Subset)",
+}
+"""Where the publishers keep the data sets that are known by name."""
+
+SYNTHETIC_OPTIONS = ("users", "items", "ratings", "dim", "noise", "categories")
+
+# Main file, companion with titles, reader; the first whose main file is there names the layout.
+_LAYOUTS = (
+    ("u.data", "u.item", movielens.read_100k),
+    ("ratings.dat", "movies.dat", movielens.read_dat),
+    ("BX-Book-Ratings.csv", "BX-Books.csv", bookcrossing.read_bookcrossing),
+    ("yelp_academic_dataset_review.json", "yelp_academic_dataset_business.json", yelp.read_yelp),
+    ("ratings.csv", "movies.csv", movielens.read_csv),
+)
+
+
+def read_ratings(
+    path: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    duplicates: str | None = None,
+    missing: str | None = None,
+    seed: int = 0,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    scale: tuple[float, float] | None = None,
+    keep: Sequence[str] = (),
+    query: str | None = None,
+    events: EventWeights | None = None,
+    subset: tuple[int, int] | None = bookcrossing.PAPER_SUBSET,
+    **options: Any,
+) -> Ratings:
+    """Read ratings from a file, a folder in a publisher's layout, a database, or a data set by name.
+
+    `path` is a table (CSV, TSV, .inter, Parquet, gzip or not), a DuckDB or SQLite file, a PostgreSQL server
+    ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the item
+    column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic". `columns` maps user, item, rating,
+    time, title and further item columns to the names in a plain table; `duplicates` ("error", "first", "last", "mean") says
+    what becomes of a repeated (user, item) pair, `missing` ("error", "drop") of a row without a user, an item or a rating;
+    `query` is the select that gives a database's table; `events` says what events are worth ({"view": 1, "purchase": 5}, or a
+    number for every row) where each row is one and there are no ratings;
+    `encoding`, `delimiter`, `scale` and `keep` (further item columns, if there) are for plain tables, `subset` for
+    BookCrossing; `seed` and further options (users, items, ratings, ...) for synthetic data.
+    """
+    if str(path) == "synthetic" and not Path(path).exists():
+        unknown = options.keys() - SYNTHETIC_OPTIONS
+        if unknown:
+            raise DataError(
+                f"synthetic data has no option {min(unknown)}: there is {', '.join(SYNTHETIC_OPTIONS)}"
+            )
+        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
+    if options:
+        raise DataError(f"{', '.join(options)}: options of synthetic data only, not of {shown(path)}")
+    table = partial(
+        read_table,
+        columns=columns,
+        duplicates=duplicates,
+        missing=missing,
+        encoding=encoding,
+        delimiter=delimiter,
+        scale=scale,
+        keep=keep,
+        query=query,
+        events=events,
+    )
+    if is_address(path):
+        return table(path)
+    found = locate(path)
+    layout = None if columns or events is not None else layout_of(found)
+    if layout is not None:
+        main, companion, read = layout
+        given = {"duplicates": duplicates, "missing": missing}
+        extra: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+        if read is bookcrossing.read_bookcrossing:
+            extra["subset"] = subset
+        if found.is_dir():
+            extra["name"] = found.resolve().name
+        ratings: Ratings = read(main, companion, **extra)
+        return ratings
+    if found.is_dir():
+        return pool_tables([table(file) for file in tables_in(found)], "file", found.resolve().name)
+    return table(found)
+
+
+def locate(path: str | Path) -> Path:
+    """The file or folder a path or a data set's name stands for."""
+    given = Path(path).expanduser()
+    with readable(given):
+        if given.exists():
+            return given
+    name = shown(path)
+    if re.match(r"\w+://", name):
+        raise DataError(
+            f"{name} is not an address that is known: ratings are read from files and from postgresql://..."
+        )
+    if len(given.parts) != 1 or given.suffix:
+        raise missing_file(name)
+    fetch = f"fetch it from {FETCH[name]}" if name in FETCH else f"known names: synthetic, {', '.join(FETCH)}"
+    folder = os.environ.get(DATA_FOLDER)
+    if not folder:
+        raise DataError(
+            f"{name} is no file or folder here and {DATA_FOLDER} is not set: set it to the folder that holds your data"
+            f" sets, or give a path ({fetch})"
+        )
+    if not (Path(folder) / name).exists():
+        raise DataError(
+            f"{name} is not in {DATA_FOLDER} ({folder}): unpack it there, or give a path ({fetch})"
+        )
+    return Path(folder) / name
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """The tables of a folder, by name; none is an error that says what was found."""
+    with readable(folder):
+        names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    files = [
+        entry
+        for entry in names
+        if entry.is_file() and is_table(entry) and not entry.name.lower().startswith("readme")
+    ]
+    if not files:
+        shown = ", ".join(entry.name for entry in names[:8]) or "nothing"
+        raise DataError(
+            f"{folder} is no layout that is known (MovieLens, BookCrossing, Yelp, or tables ending in"
+            f" {', '.join(TABLE_SUFFIXES)}); it holds {shown}: name the file itself"
+        )
+    return files
+
+
+def is_folder_of_tables(path: Path) -> bool:
+    """Whether a path is a folder without a publisher's layout, to be read as one organisation per table."""
+    return path.is_dir() and layout_of(path) is None and len(tables_in(path)) > 1
+
+
+def layout_of(path: Path) -> tuple[Path, Path | None, Any] | None:
+    """Main file, companion if there is one, and reader, for a folder in a publisher's layout or its main file."""
+    folder = path if path.is_dir() else path.parent
+    for main, companion, read in _LAYOUTS:
+        candidates = [folder / main, folder / f"{main}.gz"]
+        files = [path] if path in candidates else [f for f in candidates if path.is_dir() and f.exists()]
+        if files and not (main == "ratings.csv" and not _is_movielens(files[0])):
+            beside = (folder / companion, folder / f"{companion}.gz")
+            return files[0], next((file for file in beside if file.exists()), None), read
+    return None
+
+
+def _is_movielens(path: Path) -> bool:
+    """Whether a ratings.csv is MovieLens' and not just a table of that name."""
+    names = {plain(name) for name in header(TextTable(path), first_bytes(path))}
+    return {"userid", "movieid", "rating"} <= names

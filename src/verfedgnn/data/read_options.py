@@ -1,0 +1,106 @@
+"""How sources of ratings are to be read, as people write it: an option for all sources, or `NAME:...` for one of them.
+
+`--columns user=uid,item=isbn` holds for every source, `--columns books:user=uid,item=isbn` for the one called books; so do
+`--query`, `--events`, `--encoding` and the others. What is said for one source goes before what is said for all.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data.event_ratings import parse_events
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options of `read_ratings` as texts; hashable, so that what was read can be remembered."""
+
+    query: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    encoding: tuple[str, ...] = ()
+    delimiter: tuple[str, ...] = ()
+    scale: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, **texts: Sequence[str] | None) -> "Reading":
+        """From what a command line gives, with None for options that were left out."""
+        return cls(**{option: tuple(given or ()) for option, given in texts.items()})
+
+    def words(self) -> list[str]:
+        """The options as they would stand on a command line."""
+        return [
+            word
+            for field in fields(self)
+            for text in getattr(self, field.name)
+            for word in (f"--{field.name}", text)
+        ]
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) for field in fields(self))
+
+    def for_each(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The keyword arguments of `read_ratings` for each of the sources with these names."""
+        found: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for field in fields(self):
+            common, own = _sorted(field.name, getattr(self, field.name), names)
+            for name in names:
+                text = own.get(name, common)
+                if text is not None:
+                    found[name][field.name] = _PARSERS.get(field.name, str)(text)
+        return found
+
+
+AS_FOUND = Reading()
+"""Without any option."""
+
+
+def _sorted(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """What is said for all, and for single sources by name."""
+    common: list[str] = []
+    own: dict[str, str] = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if colon and name in names:
+            if name in own:
+                raise DataError(f"--{option} is given twice for {name}: leave one out")
+            own[name] = value
+        elif colon and re.fullmatch(r"[\w.-]+", name):
+            raise DataError(
+                f"--{option} {name}:... is for a source that is not there; there are: {', '.join(names)}"
+            )
+        else:
+            common.append(text)
+    if len(common) > 1:
+        raise DataError(
+            f"--{option} is given twice: say which source each is for, as --{option} {names[0]}:..."
+        )
+    return (common[0] if common else None), own
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """`user=...,item=...` as a mapping."""
+    pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    if len(pairs) != len(text.split(",")):
+        raise DataError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
+    return pairs
+
+
+def parse_scale(text: str) -> tuple[float, float]:
+    """`1,5` as the lowest and the highest rating."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise DataError(f"--scale takes the lowest and the highest rating, as 1,5, not '{text}'") from None
+    return low, high
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "columns": parse_columns,
+    "events": parse_events,
+    "scale": parse_scale,
+}

@@ -1,0 +1,247 @@
+"""Kinds of problems a table of ratings can have, looked for in all rows at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verfedgnn.data.ids import LONGEST_ID, NOTHING, as_text, coded, trimmed
+from verfedgnn.data.number_parsing import CORRECT, INFINITE, NO_RATING, Mask, infinite, numbers
+from verfedgnn.data.ratings import check_options, counted
+from verfedgnn.data.time_parsing import EARLIEST, latest, seconds
+
+SHOWN = 5
+"""Places that are named for each kind of problem."""
+FEW = 5
+"""A user with fewer ratings than this is one little can be learnt about."""
+SHOWN_OF = {
+    "not-a-number": "rating",
+    "infinite": "rating",
+    "off-scale": "rating",
+    "future": "time",
+    "early": "time",
+}
+"""The column whose values are shown with a kind of problem; never one of ids."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kind of problem."""
+
+    kind: str
+    """A name for programs."""
+    text: str
+    """How many rows have what, for people."""
+    remedy: str
+    count: int
+    places: tuple[int, ...] = ()
+    """The first few, in order."""
+    values: tuple[str, ...] = ()
+    """What stands there, where it is a rating or a time; "" where it is not to be shown."""
+    fatal: bool = False
+    """Whether the table cannot be used as it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Good:
+    """The rows without a problem, users and items as codes."""
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    rating: NDArray[np.float64]
+    time: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What was found in a table; places of problems are its rows, counted from 0."""
+
+    problems: list[Problem]
+    good: Good
+    row_of: NDArray[np.int64]
+    """The row of each good one."""
+    users: pa.Array
+    """The different ids of good rows."""
+    items: pa.Array
+    notes: tuple[str, ...]
+
+
+def find_problems(
+    table: pa.Table, *, scale: tuple[float, float] | None, duplicates: str, missing: str
+) -> Found:
+    """Everything that keeps a table from being used, and the rows that are left without it."""
+    check_options(duplicates, missing)
+    problems: list[Problem] = []
+    bad = np.zeros(table.num_rows, bool)
+
+    def note(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> None:
+        if mask.any():
+            problems.append(_of_rows(kind, what, remedy, mask, outcome))
+            bad[mask] = True
+
+    with ThreadPoolExecutor(2) as both:
+        (user, users), (item, items) = both.map(_ids, (table["user"], table["item"]), ("user", "item"))
+    rating = numbers(table["rating"], scale)
+    # One more for nulls, whose code is -1.
+    absent = {
+        "user": np.append(_mask(pc.equal(users, "")), True)[user],
+        "item": np.append(_mask(pc.equal(items, "")), True)[item],
+        "rating": np.isnan(rating.values) & ~rating.unlike,
+    }
+    dropped = missing == "drop"
+    for role, what in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
+        note(
+            f"no-{role}",
+            what,
+            "fill it in, or leave them out with --missing drop",
+            absent[role],
+            "left out" * dropped,
+        )
+    gone = bad.copy() if dropped else np.zeros(len(bad), bool)
+    if gone.all():
+        lack = (
+            "no row has a user, an item and a rating" if len(gone) else "there are no ratings, only columns"
+        )
+        problems.append(Problem("empty", lack, "check how it was written", 1, fatal=True))
+    for role, codes, ids in (("user", user, users), ("item", item, items)):
+        overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
+        what, remedy = (
+            f"have a {role} of more than {LONGEST_ID} characters",
+            f"name another with --columns {role}=...",
+        )
+        note(f"long-{role}", what, remedy, overlong[codes] & ~gone)
+        called = (
+            np.append(
+                _mask(pc.is_in(ids, value_set=pa.array([*filter(None, NOTHING), "None"], ids.type))), False
+            )[codes]
+            & ~gone
+        )
+        if called.any():
+            text = _sentence(
+                int(called.sum()), f"have a {role} called NA, NULL or the like, which counts as an id"
+            )
+            remedy = f"leave the {role} empty where there is none, then --missing drop leaves those rows out"
+            problems.append(
+                Problem(
+                    f"named-nothing-{role}",
+                    text,
+                    remedy,
+                    int(called.sum()),
+                    tuple(np.flatnonzero(called)[:SHOWN]),
+                )
+            )
+    hardly = rating.remedy == CORRECT and 2 * int(rating.unlike.sum()) > len(bad)
+    remedy = "name the column of ratings with --columns rating=..." if hardly else rating.remedy
+    note("not-a-number", "have a rating that is not a number", remedy, rating.unlike)
+    note("infinite", INFINITE, CORRECT, infinite(rating.values) & ~gone)
+    if scale is not None:
+        outside = ~bad & ((rating.values < scale[0]) | (rating.values > scale[1]))
+        what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
+        note("off-scale", what, "correct them or give another --scale", outside)
+    time, notes = seconds(table["time"], but=[gone]) if "time" in table.column_names else (None, ())
+    outcome = {"error": "", "mean": "the mean rating is taken"}.get(
+        duplicates, f"the {duplicates} one is kept"
+    )
+    remedy = "keep one with --duplicates first, last or mean"
+    note("repeated", "repeat a (user, item) pair", remedy, _repeated(user, item, len(items), ~bad), outcome)
+    kept = np.flatnonzero(~bad)
+    good = Good(user[kept], item[kept], rating.values[kept], None if time is None else time[kept])
+    return Found(
+        problems, good, kept, _used(users, good.user), _used(items, good.item), (*rating.notes, *notes)
+    )
+
+
+def worth_knowing(
+    user: NDArray[Any],
+    item: NDArray[Any],
+    rating: NDArray[Any],
+    time: NDArray[np.int64] | None,
+    now: int | None = None,
+    row_of: NDArray[np.int64] | None = None,
+) -> list[Problem]:
+    """What does not keep ratings from being used and is still likely to be a mistake, or to disappoint."""
+    if not len(rating):
+        return []
+    found = []
+
+    def warn(kind: str, mask: Mask, what: str, remedy: str) -> None:
+        if mask.any():
+            first = np.flatnonzero(mask)[:SHOWN]
+            places = () if row_of is None else tuple(row_of[first].tolist())
+            found.append(Problem(kind, _sentence(int(mask.sum()), what), remedy, int(mask.sum()), places))
+
+    low, high = float(rating.min()), float(rating.max())
+    if low == high and len(rating) > 1:
+        text = f"all ratings are {low:g}: there is nothing to learn from them"
+        found.append(Problem("all-equal", text, "if they are events, weigh them with --events", len(rating)))
+    elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
+        what = "have the rating 0, where the others begin at 1 or more"
+        warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
+    if time is not None:
+        warn(
+            "future", time > latest(now), "have a time in the future", "check the unit and the zone of times"
+        )
+        warn(
+            "early",
+            time < EARLIEST,
+            "have a time before 1990",
+            "check that times are seconds or milliseconds since 1970",
+        )
+    counts = np.bincount(user)
+    few, everybody = int(((counts > 0) & (counts < FEW)).sum()), int((counts > 0).sum())
+    if few:
+        have = "has" if few == 1 else "have"
+        text = f"{few:,} of {counted(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
+        found.append(Problem("few-ratings", text, "little can be learnt about them alone", few))
+    return found
+
+
+def _of_rows(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> Problem:
+    """An error; or, where it is said what becomes of such rows, a warning."""
+    count = int(mask.sum())
+    places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
+    text = _sentence(count, what)
+    if outcome:
+        return Problem(kind, f"{text}: {outcome}", "", count, places)
+    return Problem(kind, text, remedy, count, places, fatal=True)
+
+
+def _sentence(count: int, what: str) -> str:
+    if count > 1:
+        return f"{count:,} rows {what}"
+    return "1 row " + what.replace("have", "has", 1).replace("repeat", "repeats", 1)
+
+
+def _mask(array: Any) -> Mask:
+    return np.asarray(array, bool)
+
+
+def _ids(column: pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], pa.Array]:
+    """Codes and trimmed ids; millions of rows are trimmed by trimming their different ids."""
+    codes, ids = coded(as_text(column, what))
+    plain = trimmed(ids)
+    if plain.equals(ids):
+        return codes, ids
+    recoded, ids = coded(plain)
+    return np.append(recoded, np.int32(-1))[codes], ids
+
+
+def _used(ids: pa.Array, codes: NDArray[np.int32]) -> pa.Array:
+    there = np.bincount(codes, minlength=len(ids)) > 0
+    return ids if there.all() else ids.filter(pa.array(there))
+
+
+def _repeated(user: NDArray[np.int32], item: NDArray[np.int32], items: int, valid: Mask) -> Mask:
+    """The rows whose pair stands in an earlier one."""
+    key = user.astype(np.int64) * items + item
+    key[~valid] = -1 - np.flatnonzero(~valid)
+    in_order = np.sort(key)
+    repeated = np.zeros(len(key), bool)
+    if (in_order[1:] == in_order[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        repeated[order[1:]] = in_order[1:] == in_order[:-1]
+    return repeated

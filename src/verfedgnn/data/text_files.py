@@ -1,0 +1,287 @@
+"""A file of ratings as a stream: gzip seen by content, and every way to fail as one line that says what to do."""
+
+import codecs
+import csv
+import gzip
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data.number_parsing import brief
+from verfedgnn.data.source_address import shown
+
+_GZIP = b"\x1f\x8b"
+_BLOCK = 8 << 20
+_UTF8 = re.compile("UTF8|utf-8")
+
+
+def first_bytes(path: Path, count: int = 1 << 16) -> bytes:
+    """The start of a file, unpacked if it is gzip; a file without a byte in it is an error."""
+    with readable(path):
+        with path.open("rb") as file:
+            head = file.read(count)
+        if head.startswith(_GZIP):
+            with gzip.open(path) as packed:
+                head = packed.read(count)
+    if not head:
+        raise DataError(f"{path} is empty: check that it was written or downloaded completely")
+    return head
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn the system's complaints about a file into a `DataError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise missing_file(path) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder: name the file in it") from error
+    except PermissionError as error:
+        raise DataError(
+            f"{path} may not be read (permission denied): ask its owner or change its mode"
+        ) from error
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise _broken_gzip(path) from error
+    except OSError as error:
+        if re.search("compress|zlib|gzip", str(error), re.IGNORECASE):
+            raise _broken_gzip(path) from error
+        reason = (error.strerror or str(error)).splitlines()[0]
+        raise DataError(f"{path} cannot be read ({reason}): check the file and the disk it is on") from error
+
+
+def missing_file(path: str | Path) -> DataError:
+    """The error for a path where there is nothing."""
+    return DataError(
+        f"{shown(path)} does not exist: check the path, or give the name of a data set such as ml-1m"
+    )
+
+
+def _broken_gzip(path: Path) -> DataError:
+    return DataError(
+        f"{path} is a gzip file that is cut off or damaged: download or pack it again (gzip -t tests it)"
+    )
+
+
+def open_stream(path: Path) -> pa.NativeFile:
+    """The bytes of a file, unpacked."""
+    with readable(path):
+        packed = path.open("rb")
+        head = packed.read(2)
+        packed.close()
+        return pa.input_stream(str(path), compression="gzip" if head == _GZIP else None)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let Python's reader of CSV take fields as long as Arrow takes them, and stop where it still cannot go on."""
+    before = csv.field_size_limit(2 * _BLOCK)
+    try:
+        yield
+    except csv.Error:
+        pass
+    finally:
+        csv.field_size_limit(before)
+
+
+class EncodingError(DataError):
+    """A text file is in another encoding than it was read with."""
+
+
+class NumberError(DataError):
+    """A field of a text file is not a number with a decimal point."""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A delimited text file and how it is written."""
+
+    path: Path
+    delimiter: str = ","
+    header: bool = True
+    quoted: bool = True
+    escape: str | None = None
+    encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError as error:
+            raise DataError(
+                f"encoding {self.encoding!r} is not known: use for example utf-8 or latin-1"
+            ) from error
+        if len(self.delimiter) != 1:
+            raise DataError(f"delimiter {self.delimiter!r} is not one character: use for example ',' or ';'")
+
+    def read(
+        self,
+        types: dict[str, pa.DataType | None],
+        *,
+        names: list[str] | None = None,
+        skip_broken: bool = False,
+    ) -> pa.Table:
+        """The columns named in `types`, each as its type (None: as it looks); `names` for a file without a header."""
+        try:
+            return self._read(types, names, skip_broken, threads=True)
+        except pa.ArrowInvalid as error:
+            message = str(error)
+            first_bytes(self.path)
+            if _UTF8.search(message):
+                raise self._wrong_encoding() from error
+            # Only a read in one thread knows the row it failed in.
+            try:
+                self._read(types, names, skip_broken, threads=False)
+            except pa.ArrowInvalid as located:
+                message = str(located)
+            raise self._explained(message) from error
+        except KeyError as error:
+            raise DataError(
+                f"{self.path} lacks a column: {', '.join(types)} must be in its header; name others with --columns"
+            ) from error
+        except UnicodeError as error:
+            raise self._wrong_encoding() from error
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """The same columns, some rows at a time; each has its type."""
+        try:
+            with readable(self.path), open_stream(self.path) as stream:
+                yield from pa.csv.open_csv(stream, **self._options(dict(types)))
+        except (pa.ArrowInvalid, KeyError, UnicodeError) as error:
+            self.read(dict(types))  # fails as well, and says where
+            raise self._explained(str(error)) from error
+
+    def rows(self, types: dict[str, pa.DataType | None]) -> tuple[pa.Table, list[int]]:
+        """The columns of all rows that can be read, and the records (header included, counted from 0) that cannot."""
+        broken: list[int | None] = []
+
+        def skip(row: Any) -> str:
+            broken.append(row.number)
+            return "skip"
+
+        with readable(self.path):
+            try:
+                for threads in (True, False):
+                    broken.clear()
+                    with open_stream(self.path) as stream:
+                        table = pa.csv.read_csv(stream, **self._options(types, threads=threads, handler=skip))
+                    if not broken:
+                        break
+            except UnicodeError as error:
+                raise self._wrong_encoding() from error
+            except pa.ArrowInvalid as error:
+                raise (
+                    self._wrong_encoding() if _UTF8.search(str(error)) else self._explained(str(error))
+                ) from error
+        # Only a read in one thread knows the numbers.
+        return table, sorted(number - 1 for number in broken if number is not None)
+
+    def _read(
+        self, types: dict[str, pa.DataType | None], names: list[str] | None, skip: bool, threads: bool
+    ) -> pa.Table:
+        handler = (lambda row: "skip") if skip else None
+        with readable(self.path), open_stream(self.path) as stream:
+            return pa.csv.read_csv(stream, **self._options(types, names, threads=threads, handler=handler))
+
+    def _options(
+        self,
+        types: dict[str, pa.DataType | None],
+        names: list[str] | None = None,
+        *,
+        threads: bool = True,
+        handler: Callable[[Any], str] | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "read_options": pa.csv.ReadOptions(
+                column_names=names, encoding=self.encoding or "utf8", block_size=_BLOCK, use_threads=threads
+            ),
+            "parse_options": pa.csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if self.quoted else False,
+                double_quote=self.quoted and self.escape is None,
+                escape_char=self.escape or False,
+                newlines_in_values=self.quoted,
+                invalid_row_handler=handler,
+            ),
+            "convert_options": pa.csv.ConvertOptions(
+                include_columns=list(types),
+                column_types={name: kind for name, kind in types.items() if kind is not None},
+            ),
+        }
+
+    def _explained(self, message: str) -> DataError:
+        row = re.search(r"Row #(\d+)", message)
+        place = f"line {self.line(int(row[1]) - 1)} of {self.path}" if row else str(self.path)
+        value = re.search(r"conversion error to double: invalid value '(.*)'", message, re.DOTALL)
+        if value:
+            return NumberError(
+                f"the rating {brief(value[1])} in {place} is not a number: correct it or remove the line"
+            )
+        fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
+        if fields:
+            return DataError(
+                f"{place} has {fields[2]} fields instead of {fields[1]}: correct the line, or name the delimiter with"
+                f" --delimiter (now {self.delimiter!r})"
+            )
+        return DataError(
+            f"{place} cannot be read as a table ({message.splitlines()[0][:120]}): correct or convert the file"
+        )
+
+    def undecodable(self) -> Iterator[int]:
+        """The numbers of the lines that are not text in this encoding."""
+        with readable(self.path), open_stream(self.path) as stream:
+            for number, line in enumerate(io.BufferedReader(stream), 1):
+                try:
+                    line.decode(self.encoding or "utf-8")
+                except UnicodeError:
+                    yield number
+
+    def _wrong_encoding(self) -> EncodingError:
+        line = next(self.undecodable(), None)
+        place = str(self.path) if line is None else f"line {line} of {self.path}"
+        return EncodingError(
+            f'{place} is not {self.encoding or "utf-8"} text: read the file with encoding="latin-1" (--encoding latin-1) or'
+            " the one it was written in"
+        )
+
+    def lines(self, records: Iterable[int]) -> dict[int, int]:
+        """The line in which each of these records (header included, counted from 0) ends."""
+        wanted = set(records)
+        last = max(wanted, default=-1)
+        with readable(self.path), open_stream(self.path) as stream:
+            text = io.TextIOWrapper(
+                io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline=""
+            )
+            reader = self.records(text)
+            filled = (reader.line_num for fields in reader if fields)
+            found = {}
+            with _long_fields():
+                for number, line in zip(range(last + 1), filled, strict=False):
+                    if number in wanted:
+                        found[number] = line
+        return {record: found.get(record, record + 1) for record in wanted}
+
+    def line(self, record: int) -> int:
+        """The line of one record."""
+        return self.lines([record])[record]
+
+    def records(self, lines: Iterable[str]) -> Any:
+        """Python's own reader of this kind of file, for headers and for finding lines."""
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            doublequote=self.escape is None,
+            escapechar=self.escape,
+        )
+
+    def at(self, row: int) -> str:
+        """The place of a row of the table, counted from 0, for people."""
+        return f"line {self.line(row + self.header)} of {self.path.name}"

@@ -1,0 +1,10 @@
+"""Names of the key and certificate files beside federation.toml; this module loads nothing, so `--help` stays fast."""
+
+AUTHORITY_KEY = "authority.key"
+"""The authority's private key, at the coordinator."""
+AUTHORITY = "authority.pem"
+"""The authority's certificate, at the coordinator."""
+COORDINATOR_KEY = "coordinator.key"
+"""The coordinator's private key."""
+PARTY_KEY = "key.pem"
+"""A party's private key, at the party."""

@@ -1,0 +1,188 @@
+"""Watching a federation: status.json in the run folder, and over HTTP a page, the same JSON, and Prometheus metrics.
+
+What is shown is rounds, errors, bytes and who is there; no message content, no ids, no addresses.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.files import writing
+from verfedgnn.federation.status_text import shown, whereabouts
+from verfedgnn.protocol.coordinator.coordinator import Closed
+from verfedgnn.runs.run import write_json
+
+FRESH_SECONDS, EVERY_SECONDS = 0.05, 1.0
+"""How old the status may be in memory and on disk; making it costs a moment, and events are many."""
+
+
+class Watch:
+    """Keeps the last status where people and machines look for it. `tensorboard` is a folder for TensorBoard's event files."""
+
+    def __init__(
+        self, folder: Path, *, port: tuple[str, int] | None = None, tensorboard: Path | None = None
+    ) -> None:
+        self.folder, self.status = folder, dict[str, Any]()
+        self._taken = self._written = 0.0
+        self._durations = list[float]()
+        self._last_round = 0.0
+        self._board = _board(tensorboard) if tensorboard is not None else None
+        self._server: ThreadingHTTPServer | None = None
+        if port is not None:
+            self._server = _serve(self, port)
+
+    def update(self, make: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
+        """Take the newest status, if the last one is old enough; it is on disk within a second."""
+        if not now and time.monotonic() - self._taken < FRESH_SECONDS:
+            return
+        self._taken, status = time.monotonic(), make()
+        typical = sorted(self._durations)[len(self._durations) // 2] if self._durations else None
+        status["seconds_per_round"] = typical
+        training = typical is not None and status.get("rounds") and status["state"] == "training"
+        left = typical * (status["rounds"] - status["round"]) if training and typical is not None else None
+        status |= {"seconds_left": left, "updated": time.time()}
+        self.status = status
+        if now or time.monotonic() - self._written > EVERY_SECONDS:
+            self._written = time.monotonic()
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_json(self.folder / "status.json", status)
+
+    def round(self, closed: Closed, status: Callable[[], dict[str, Any]]) -> None:
+        """A round is over."""
+        clock = time.monotonic()
+        if self._last_round:
+            self._durations = [*self._durations[-99:], clock - self._last_round]
+        self._last_round = clock
+        if self._board is not None and closed.valid_error is not None:
+            current = status()
+            self._board.add_scalar("valid_error", closed.valid_error, closed.round)
+            self._board.add_scalar(
+                "parties_here", sum(p["here"] for p in current["parties"].values()), closed.round
+            )
+            for direction, size in current["bytes"].items():
+                self._board.add_scalar(f"bytes_{direction}", size, closed.round)
+            self._board.flush()
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.shutdown()
+        if self._board is not None:
+            self._board.close()
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("--tensorboard needs TensorBoard: pip install 'verfedgnn[track]'") from None
+    return SummaryWriter(str(folder))
+
+
+def _serve(watch: Watch, address: tuple[str, int]) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                kind, body = exposition(watch.status)
+            elif self.path == "/status.json":
+                kind, body = "application/json", json.dumps(watch.status).encode()
+            elif self.path == "/":
+                kind, body = "text/html; charset=utf-8", page(watch.status).encode()
+            else:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Who looks is not logged."""
+
+    try:
+        server = ThreadingHTTPServer(address, Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve the status at {address[0]}:{address[1]}: {error.strerror}; use another --status"
+        ) from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
+    return server
+
+
+def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
+    """The status in Prometheus' format: its content type and text."""
+    try:
+        from prometheus_client import CollectorRegistry, exposition
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+    except ModuleNotFoundError:
+        return "text/plain", b"# prometheus-client is not installed: pip install 'verfedgnn[federation]'\n"
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            about = {key: str(status.get(key)) for key in ("role", "federation", "training", "state")}
+            yield InfoMetricFamily("verfedgnn", "This side of the federation.", value=about)
+            gauges = {
+                "round": "Rounds done.",
+                "rounds": "Rounds in all.",
+                "valid_error": "RMSE, or 1 - NDCG@20, of the last validation.",
+                "best_error": "RMSE, or 1 - NDCG@20, of the best validation.",
+                "seconds_per_round": "Median of the last rounds.",
+                "seconds_left": "Estimate.",
+            }
+            for name, text in gauges.items():
+                if status.get(name) is not None:
+                    yield GaugeMetricFamily(f"verfedgnn_{name}", text, value=status[name])
+            yield CounterMetricFamily(
+                "verfedgnn_repeats", "Trips begun anew.", value=status.get("repeats", 0)
+            )
+            here = GaugeMetricFamily("verfedgnn_party_here", "1 if the party takes part.", labels=["party"])
+            refused = CounterMetricFamily("verfedgnn_refused", "Messages refused.", labels=["party"])
+            size = CounterMetricFamily("verfedgnn_bytes", "Bytes of messages.", labels=["party", "direction"])
+            for party, about_party in status.get("parties", {}).items():
+                here.add_metric([party], float(about_party["here"]))
+                refused.add_metric([party], about_party.get("refused", 0))
+                for direction in ("up", "down"):
+                    size.add_metric([party, direction], about_party[direction])
+            yield from (here, refused, size)
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return exposition.CONTENT_TYPE_PLAIN_0_0_4, exposition.generate_latest(registry)
+
+
+def page(status: dict[str, Any]) -> str:
+    """A page for people; it loads itself anew every few seconds and nothing from elsewhere."""
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{whereabouts(p)}</td>"
+        f"<td>{p['up'] / 1e6:,.1f}</td><td>{p['down'] / 1e6:,.1f}</td><td>{p.get('refused', 0)}</td></tr>"
+        for name, p in status.get("parties", {}).items()
+    )
+    facts = "".join(
+        f"<dt>{label}</dt><dd>{html.escape(shown(status, key))}</dd>"
+        for label, key in (
+            ("state", "state"), ("round", "round"), ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"),
+            ("seconds a round", "seconds_per_round"), ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
+        )
+    )  # fmt: skip
+    title = html.escape(f"{status.get('federation', 'verfedgnn')}: {status.get('role', '')}")
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"
+        "<meta name=viewport content='width=device-width'>"
+        f"<title>{title}</title><style>body{{font:16px/1.5 system-ui;max-width:44rem;margin:2rem auto;padding:0 1rem}}"
+        "dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem}dt{color:#555}dd{margin:0}"
+        "table{border-collapse:collapse;width:100%}th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid #ddd}"
+        "th:first-child,td:first-child{text-align:left}</style>"
+        f"<h1>{title}</h1><dl>{facts}</dl>"
+        f"<table><tr><th>party<th><th>MB up<th>MB down<th>refused</tr>{rows}</table></html>"
+    )

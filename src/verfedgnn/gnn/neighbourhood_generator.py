@@ -1,0 +1,61 @@
+"""The neighbour generator of FedSage+ (Zhang et al., NeurIPS 2021), for users that several parties share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from verfedgnn.core.graph import Graph
+
+
+class Generator:
+    r"""What a party imagines the others' neighbourhoods to be, from what it knows of a user.
+
+    .. math::
+        \hat X_u^k = \left(\tfrac{\sum_i M_i}{M_p} - 1\right) \left( B^k \tanh(A^k [e_u^k, X_{p,u}^k]) + b^k \right),
+        \qquad L = \sum_{k, u} \left| \hat X_u^k - \textstyle\sum_{q \ne p} X_{q,u}^k \right|^2
+
+    The factor is how many times the party's own share is missing, by the estimator of Sec. 4.3; it stands for NeighGen's learnt
+    number of missing neighbours. L trains the generator and nothing else, and nothing else trains the generator: the loss of
+    predictions, far larger, would make it a free function of e_u.
+
+    Weights: `imagine_in` (K, 2D, H), `imagine_out` (K, H, D), `imagine_bias` (K, D), with H = 2D.
+    """
+
+    def __init__(self, dim: int, layers: int) -> None:
+        self.dim, self.layers = dim, layers
+
+    def weights(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the shared weights, all public, by name."""
+        k, d, h = self.layers, self.dim, 2 * self.dim
+        return {"imagine_in": (k, 2 * d, h), "imagine_out": (k, h, d), "imagine_bias": (k, d)}
+
+    def bind(
+        self,
+        k: int,
+        weights: Mapping[str, Tensor],
+        users: Tensor,
+        graph: Graph,
+        others: Tensor | Callable[[Tensor], Tensor] | None,
+        penalties: list[Tensor],
+    ) -> Callable[[Tensor], Tensor]:
+        """The generator of layer k as a function of the own X^k (S, N, D); where `others` are known, L goes to `penalties`."""
+
+        def generate(own: Tensor) -> Tensor:
+            if isinstance(others, Tensor):
+                penalties.append(
+                    (self._imagined(k, weights, users.detach(), own.detach(), graph) - others).square().sum()
+                )
+            fixed = {name: weights[name].detach() for name in self.weights()}
+            return self._imagined(k, fixed, users, own, graph)
+
+        return generate
+
+    def _imagined(
+        self, k: int, weights: Mapping[str, Tensor], users: Tensor, own: Tensor, graph: Graph
+    ) -> Tensor:
+        hidden = torch.tanh(torch.bmm(torch.cat([users, own], -1), weights["imagine_in"][:, k]))
+        share = torch.bmm(hidden, weights["imagine_out"][:, k]) + weights["imagine_bias"][:, k].unsqueeze(1)
+        return (graph.ratio - 1) * share

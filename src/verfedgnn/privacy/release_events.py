@@ -1,0 +1,101 @@
+r"""Releases as events, and what they compose to.
+
+A release is one kind of message that a party sends again and again. Its event says how far two neighbouring inputs can be told
+apart by one of them; what the neighbours are is the caller's to say. Noise is composed by Renyi divergences in `dp-accounting`,
+whose events these are; ternary values have a total variation and no epsilon, and k of them compose to
+
+.. math::
+    \delta_k = 1 - \prod_{i \le k} (1 - \delta_i) .
+
+A release without any event is protected otherwise, or not at all; it has no place in an epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
+"""Orders alpha at which Renyi divergences are composed; Skellam's bound is proven for whole ones."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """How far one release moves: a name of `dp-accounting`'s events with its parameters, or `total variation`."""
+
+    name: str
+    parameters: tuple[tuple[str, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return {"event": self.name, **dict(self.parameters)}
+
+
+@dataclass(frozen=True)
+class Release:
+    """One kind of message, sent `count` times; without an event it has no differential privacy."""
+
+    what: str
+    count: int
+    event: Event | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "what": self.what,
+            "count": self.count,
+            **(self.event.to_dict() if self.event else {"event": None}),
+        }
+
+
+def gaussian(noise: float) -> Event:
+    """Normal noise of `noise` times the l2 sensitivity."""
+    return Event("GaussianDpEvent", (("noise_multiplier", noise),))
+
+
+def laplace(epsilon: float) -> Event:
+    """Laplace noise of 1/epsilon times the l1 sensitivity."""
+    return Event("LaplaceDpEvent", (("noise_multiplier", 1 / epsilon),))
+
+
+def skellam(variance: float, l2: float, l1: float) -> Event:
+    r"""Skellam noise on integers that differ by (l2, l1) (Agarwal, Kairouz and Liu, NeurIPS 2021).
+
+    .. math::
+        D_\alpha \le \frac{\alpha \Delta_2^2}{2 \mu} + \frac{(2 \alpha - 1) \Delta_2^2 + 6 \Delta_1}{4 \mu^2}
+                 = \xi + \rho \alpha, \quad
+        \rho = \frac{\Delta_2^2}{2 \mu} \left(1 + \frac{1}{\mu}\right), \; \xi = \frac{6 \Delta_1 - \Delta_2^2}{4 \mu^2}
+
+    A xi below 0 is counted as 0.
+    """
+    rho, xi = l2**2 / (2 * variance) * (1 + 1 / variance), max(0.0, (6 * l1 - l2**2) / (4 * variance**2))
+    return Event("ZCDpEvent", (("rho", rho), ("xi", xi)))
+
+
+def ternary(r: float) -> Event:
+    """Def. 4.2 on gradients that differ by 1 in l1: each release moves by at most 1/r."""
+    return Event("total variation", (("delta", min(1.0, 1 / r)),))
+
+
+def epsilon(releases: Iterable[Release], delta: float) -> float:
+    """The epsilon at `delta` of noisy releases together."""
+    from dp_accounting import dp_event  # takes a second to load
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(ORDERS)
+    for release in (each for each in releases if each.count):
+        assert release.event is not None, f"{release.what} have no differential privacy"
+        accountant.compose(
+            getattr(dp_event, release.event.name)(**dict(release.event.parameters)), release.count
+        )
+    return float(accountant.get_epsilon(delta))
+
+
+def total_variation(releases: Iterable[Release]) -> float:
+    """The delta at epsilon = 0 of ternary releases together."""
+    events = [(release.event, release.count) for release in releases]
+    return 1 - math.prod(
+        (1 - dict(event.parameters)["delta"]) ** count for event, count in events if event is not None
+    )

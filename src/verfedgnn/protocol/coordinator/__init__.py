@@ -1,0 +1,1 @@
+"""The coordinator's side of the protocol (Algorithm 1, server)."""

@@ -1,0 +1,1 @@
+"""The party's side of the protocol (Algorithm 1, client)."""

@@ -1,0 +1,133 @@
+r"""What a party minimises: the error of its batch (eq. 5) or a ranking loss, and the regularisers it knows the weights of.
+
+.. math::
+    L_p = \sum_{(u, v)} (h_u \cdot h_v - r_{uv})^2
+        + \lambda (|e_u|^2 + |e_v|^2) + \lambda_y |y_v|^2 + \ldots
+
+A term "per rating" weighs a parameter by how many of the party's training ratings it serves, which only the party knows; it is
+therefore part of the gradient that is protected, not of the public step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config.sections import TrainingConfig
+from verfedgnn.core.graph import Graph, pad_items
+from verfedgnn.core.pairs import Pairs
+from verfedgnn.gnn.model import Propagation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Training pairs of one round."""
+
+    pairs: Pairs
+    users: int
+    items: int
+    share: float = 1.0
+    """How large a part of the party's training pairs they are."""
+    candidates: Tensor | None = None
+    """Rows of the items a ranking loss compares with; None: all."""
+    edges: bool = False
+    """Whether the pairs are the edges of the party's graph, in the order of users and then items."""
+
+    @cached_property
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many pairs each user (N, 1) and each item (M_p, 1) has."""
+        rows = ((self.pairs.user, self.users), (self.pairs.item, self.items))
+        user, item = (
+            torch.bincount(row, minlength=size).to(torch.float32).unsqueeze(1) for row, size in rows
+        )
+        return user, item
+
+
+def data_loss(
+    out: Propagation, batches: Sequence[Batch | None], graph: Graph, training: TrainingConfig
+) -> Tensor:
+    """The errors of all batches of a stack; None for a party that does not train."""
+    if training.ranks:
+        return _ranking_loss(out, batches)
+    if all(batch is not None and batch.edges for batch in batches):
+        rating = torch.cat([batch.pairs.rating for batch in batches if batch is not None])
+        return _squared(graph.products(out.users, out.items) - rating, training.error_clip)
+    user, item, rating = _flatten(batches, graph)
+    return _squared(out.predict(user, item) - rating, training.error_clip)
+
+
+def _squared(error: Tensor, clip: float | None) -> Tensor:
+    """Sum of squared errors, or, with a clip c, of 2 c |e| - c^2 beyond c: its slope is that of the clipped error."""
+    if clip is None:
+        return error.square().sum()
+    return 2 * torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="sum", delta=clip)
+
+
+def _ranking_loss(out: Propagation, batches: Sequence[Batch | None]) -> Tensor:
+    r"""Softmax over a party's catalogue, - sum log ( exp s_uv / sum_v' exp s_uv' ) over liked pairs.
+
+    With a sample C of the M_p items the sum is estimated by (M_p / |C|) sum over C, plus the liked item itself.
+    """
+    losses = []
+    for p, batch in enumerate(batches):
+        if batch is None:
+            continue
+        pairs, candidates = batch.pairs, batch.candidates
+        users, items = out.users[p], out.items[p, : batch.items]
+        liked = (users.index_select(0, pairs.user) * items.index_select(0, pairs.item)).sum(-1)
+        compared = items if candidates is None else items.index_select(0, candidates)
+        everything = torch.logsumexp(users @ compared.T, 1).index_select(0, pairs.user)
+        if candidates is not None:
+            everything = torch.logaddexp(everything + math.log(batch.items / len(candidates)), liked)
+        losses.append((everything - liked).sum())
+    return torch.stack(losses).sum()
+
+
+def penalty(
+    leaves: Mapping[str, Tensor], batches: Sequence[Batch | None], graph: Graph, training: TrainingConfig
+) -> Tensor:
+    """Regularisers per rating, and per row of private parameters; those of public ones are in the public step."""
+    weights = {
+        "users": training.l2_rating,
+        "items": training.l2_rating,
+        "messages": training.l2_messages,
+        "own_users": training.l2_residual,
+        "own_user_bias": training.l2_residual,
+    }
+    total = leaves["users"].new_zeros(())
+    if any(weight and name in leaves for name, weight in weights.items()):
+        none = leaves["users"].new_zeros((0, 1))
+        by_user = pad_items([none if batch is None else batch.counts[0] for batch in batches], graph.users)
+        by_item = pad_items([none if batch is None else batch.counts[1] for batch in batches], graph.items)
+        for name, weight in weights.items():
+            if weight and name in leaves:
+                count = by_user if name in ("users", "own_users", "own_user_bias") else by_item
+                total = total + weight * (count * leaves[name].square()).sum()
+    share = (
+        leaves["users"]
+        .new_tensor([0.0 if batch is None else batch.share for batch in batches])
+        .view(-1, 1, 1)
+    )
+    rows = dict.fromkeys(("items", "messages", "own_users"), training.l2_row) | {
+        "item_bias": training.l2_item_bias,
+        "own_user_bias": training.l2_user_bias,
+    }
+    for name, weight in rows.items():
+        if weight and name in leaves:
+            total = total + weight * (share * leaves[name].square()).sum()
+    return total
+
+
+def _flatten(batches: Sequence[Batch | None], graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """All batches as rows of the stacked users and items."""
+    present = [(p, batch.pairs) for p, batch in enumerate(batches) if batch is not None]
+    return (
+        torch.cat([pairs.user + p * graph.users for p, pairs in present]),
+        torch.cat([pairs.item + p * graph.items for p, pairs in present]),
+        torch.cat([pairs.rating for _, pairs in present]),
+    )

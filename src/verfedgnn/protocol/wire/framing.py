@@ -1,0 +1,143 @@
+"""How a message becomes bytes: a fixed header, a small JSON part, arrays (safetensors), integers among them packed.
+
+    magic 4 | version 2 | kind 1 | - 1 | length of the JSON part 4 | length of the arrays 8 | JSON | arrays
+
+Nothing in a message is ever executed, every length is checked before anything is read, and a message holds exactly the
+fields its class declares.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, create_model
+
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.protocol.wire.integer_packing import TYPES, grow, shrink
+
+MAGIC = b"VFGN"
+VERSION = 5
+HEADER = struct.Struct("<4sHBxIQ")
+MAX_JSON, MAX_TABLE = 1 << 20, 1 << 16
+"""Bytes of the JSON part, and of the table of contents in front of the arrays."""
+MAX_SIZE = 1 << 33
+"""Above any federation we know of (a full copy for 100 million parameters is 0.8 GB); a transport may set less."""
+
+Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
+Floats = Annotated[NDArray[np.float32], SkipValidation]
+Fixed = Annotated[NDArray[np.integer[Any]], SkipValidation]
+
+KINDS: dict[int, type[Message]] = {}
+"""Every message there is, by the number in the header."""
+
+
+class Message(BaseModel):
+    """A message: plain fields, and arrays named in `arrays` with their dtype."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+    kind: ClassVar[int]
+    arrays: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """A message's class statement is its registration."""
+        assert cls.kind not in KINDS, f"two messages of kind {cls.kind}"
+        KINDS[cls.kind] = cls
+
+
+_ALLOWED = {"any": (*TYPES, "float32"), "float32": ("float32",), "fixed": TYPES}
+_PACKED = "uint8"
+"""What packed integers travel as; `compact` says which they are."""
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes."""
+    arrays = {name: getattr(message, name) for name in message.arrays}
+    present = {name: _packed(value) for name, value in arrays.items() if value is not None}
+    text = message.model_dump_json(exclude=set(message.arrays)).encode()
+    body = safetensors.numpy.save(present) if present else b""
+    return b"".join((HEADER.pack(MAGIC, VERSION, message.kind, len(text), len(body)), text, body))
+
+
+def _packed(value: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(value) if value.dtype.kind == "f" else shrink(value)
+
+
+def kind_of(data: bytes) -> type[Message] | None:
+    """What a message says it is; None if it says nothing that is known."""
+    return KINDS.get(HEADER.unpack_from(data)[2]) if len(data) >= HEADER.size else None
+
+
+def decode(data: bytes, max_size: int = MAX_SIZE, most: int | None = None) -> Message:
+    """The message behind `data`, or a ProtocolError that says what is wrong without repeating any of it.
+
+    It may not be larger than `max_size`, nor any array that is unpacked from it than `most` bytes (unset: `max_size`): few bytes
+    can stand for very many zeros.
+    """
+    if len(data) < HEADER.size:
+        raise ProtocolError(f"a message of {len(data)} bytes is shorter than its header")
+    magic, version, kind, text_size, body_size = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ProtocolError("not a verfedgnn message")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the sender speaks protocol version {version}, this side {VERSION}: update the older one"
+        )
+    if kind not in KINDS:
+        raise ProtocolError(f"unknown message kind {kind}")
+    if text_size > MAX_JSON or len(data) > max_size or len(data) != HEADER.size + text_size + body_size:
+        raise ProtocolError(
+            f"message lengths do not fit: {text_size} + {body_size} bytes announced, {len(data)} received"
+        )
+    cls = KINDS[kind]
+    text = bytes(data[HEADER.size : HEADER.size + text_size])
+    arrays = (
+        _arrays(cls, bytes(data[HEADER.size + text_size :]), max_size if most is None else most)
+        if body_size
+        else {}
+    )
+    missing = [name for name in cls.arrays if cls.model_fields[name].is_required() and name not in arrays]
+    if missing:
+        raise ProtocolError(f"{cls.__name__}: array '{missing[0]}' is missing")
+    try:
+        plain = _plain(cls).model_validate_json(text)
+        return cls.model_construct(**(dict(plain) | arrays))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        known = first["loc"][0] if first["loc"] and first["loc"][0] in cls.model_fields else "?"
+        raise ProtocolError(f"{cls.__name__}: field '{known}': {first['type']}") from None
+
+
+def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any]]:
+    if int.from_bytes(body[:8], "little") > MAX_TABLE:
+        raise ProtocolError(f"{cls.__name__}: unreadable arrays (their table of contents is too large)")
+    try:
+        arrays = safetensors.numpy.load(body)
+    except Exception as error:  # safetensors raises several kinds, and numpy's for odd shapes
+        raise ProtocolError(f"{cls.__name__}: unreadable arrays ({type(error).__name__})") from None
+    for name, value in arrays.items():
+        allowed = _ALLOWED.get(cls.arrays.get(name, ""), ())
+        if value.dtype == _PACKED and value.ndim == 1 and name in cls.arrays:
+            value = arrays[name] = grow(value, most)
+        elif value.dtype != np.float32:
+            allowed = ()
+        if str(value.dtype) not in allowed:
+            raise ProtocolError(f"{cls.__name__}: unexpected array or type ({value.dtype})")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise ProtocolError(f"{cls.__name__}: array '{name}' holds a value that is not finite")
+    return arrays
+
+
+@cache
+def _plain(cls: type[Message]) -> type[BaseModel]:
+    """The JSON part of a message as a model of its own, so that arrays cannot be smuggled in as JSON."""
+    fields: dict[str, Any] = {
+        n: (f.annotation, f) for n, f in cls.model_fields.items() if n not in cls.arrays
+    }
+    return create_model(cls.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)

@@ -1,0 +1,169 @@
+r"""Integers in few bytes, exactly: whichever of two forms is the smaller for the values at hand.
+
+    planes   n values of b bits each: the lowest 16 of all, the next 16, a byte if 8 are left, then a plane for each bit that
+             is; what masks leave is this (unsigned integers, always)
+    sparse   a bitmap of what is not 0, then signs, or the values themselves; entropy-coded (Zstandard), since few are not 0
+
+In front of either: form, type, number of dimensions, shape, bits, how many values are not 0. A reader knows from these how much
+there will be before it unpacks anything.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import ProtocolError
+
+TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+PLANES, SPARSE = 0, 1
+SPARSEST = 0.4
+"""Share of values other than 0 from which on a bitmap does not pay."""
+DIMENSIONS = 4
+_HEAD = struct.Struct("<BBBBQ")
+_ZSTD = "zstd"
+_BLOCK = 1 << 20
+"""A multiple of 8."""
+
+Integers = NDArray[np.integer[Any]]
+Raw = NDArray[np.uint8]
+
+
+def shrink(values: Integers) -> Raw:
+    """An integer array as bytes."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    count = int(np.count_nonzero(flat))
+    if flat.dtype.kind == "i" and count < SPARSEST * flat.size:
+        signs = int(flat.min()) >= -1 and int(flat.max()) <= 1
+        form, bits, body = SPARSE, 1 if signs else 8 * flat.itemsize, [_sparse(flat, signs)]
+    else:
+        form, bits = PLANES, _bits(flat)
+        body = list(_planes(flat, bits))
+    head = _HEAD.pack(form, TYPES.index(str(flat.dtype)), values.ndim, bits, count)
+    shape = struct.pack(f"<{values.ndim}Q", *values.shape)
+    return np.concatenate([np.frombuffer(head + shape, np.uint8), *body])
+
+
+def grow(data: Raw, most: int) -> Integers:
+    """The array behind `shrink`, of at most `most` bytes; anything else is refused."""
+    try:
+        form, kind, dimensions, bits, count = _HEAD.unpack_from(data.data)
+        shape = struct.unpack_from(f"<{dimensions}Q", data.data, _HEAD.size)
+        if kind >= len(TYPES) or not 1 <= dimensions <= DIMENSIONS or form not in (PLANES, SPARSE):
+            raise ValueError
+        dtype, size = np.dtype(TYPES[kind]), math.prod(shape)
+        if size * dtype.itemsize > most or count > size or not 1 <= bits <= 8 * dtype.itemsize:
+            raise ValueError
+        body = data[_HEAD.size + 8 * dimensions :]
+        flat = _dense(body, dtype, size, bits, count) if form == SPARSE else _joined(body, dtype, size, bits)
+        if np.count_nonzero(flat) != count:
+            raise ValueError
+        return flat.reshape(shape)
+    except (ValueError, OverflowError, struct.error, OSError, pa.ArrowException):
+        raise ProtocolError("unreadable packed integers") from None
+
+
+def _bits(flat: Integers) -> int:
+    """The least number of bits in which all values fit, signed ones as two's complement."""
+    if not flat.size:
+        return 1
+    if flat.dtype.kind == "u":
+        return max(1, int(flat.max()).bit_length())
+    return min(8 * flat.itemsize, 1 + max(int(flat.max()), -1 - int(flat.min())).bit_length())
+
+
+def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
+    values = flat.view(f"u{flat.itemsize}")
+    for place, width in _pieces(bits):
+        piece = (values >> values.dtype.type(place) if place else values).astype(
+            f"<u{max(1, width // 8)}", copy=False
+        )
+        if width >= 8:
+            yield piece.view(np.uint8)
+        else:
+            for bit in range(width):
+                yield np.packbits(piece & np.uint8(1 << bit))
+
+
+def _pieces(bits: int) -> Iterator[tuple[int, int]]:
+    """How b bits are cut, from the lowest on: place and width of each piece."""
+    place = 0
+    while place < bits:
+        width = next((width for width in (16, 8) if bits - place >= width), bits - place)
+        yield place, width
+        place += width
+
+
+def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
+    plane, unsigned = -(-size // 8), np.dtype(f"u{dtype.itemsize}")
+    if body.size != bits // 8 * size + bits % 8 * plane:
+        raise ValueError
+    values: Integers | None = None
+    start = 0
+    for place, width in _pieces(bits):
+        length = width // 8 * size if width >= 8 else width * plane
+        found = body[start : start + length]
+        start += length
+        piece = (found.view(f"<u{width // 8}") if width >= 8 else _bit_planes(found, size, width)).astype(
+            unsigned
+        )
+        piece <<= unsigned.type(place)
+        values = piece if values is None else np.bitwise_or(values, piece, out=values)
+    assert values is not None
+    signed, shift = values.view(dtype), 8 * dtype.itemsize - bits
+    if dtype.kind == "i" and shift:  # brings the sign back
+        signed <<= shift
+        signed >>= shift
+    return signed
+
+
+def _bit_planes(body: Raw, size: int, width: int) -> Raw:
+    values, plane = np.zeros(size, np.uint8), -(-size // 8)
+    for bit in range(width):
+        ones = np.unpackbits(body[bit * plane : (bit + 1) * plane], count=size)
+        ones *= np.uint8(1 << bit)  # several times faster than a shift
+        values |= ones
+    return values
+
+
+def _sparse(flat: Integers, signs: bool) -> Raw:
+    present = flat != 0
+    some = np.concatenate([np.compress(present[at], flat[at]) for at in _blocks(flat.size)])
+    values = (
+        np.packbits(some > 0) if signs else some.astype(f"<{flat.dtype.str[1:]}", copy=False).view(np.uint8)
+    )
+    packed = pa.Codec(_ZSTD, compression_level=1).compress(np.concatenate([np.packbits(present), values]))
+    return np.frombuffer(packed, np.uint8)
+
+
+def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
+    bitmap, width = -(-size // 8), -(-count // 8) if bits == 1 else count * dtype.itemsize
+    raw = np.frombuffer(pa.Codec(_ZSTD).decompress(np.ascontiguousarray(body), bitmap + width), np.uint8)
+    if not count < SPARSEST * size or int(np.bitwise_count(raw[:bitmap]).sum()) != count:
+        raise ValueError
+    some = (
+        2 * np.unpackbits(raw[bitmap:], count=count).astype(np.int8) - 1
+        if bits == 1
+        else raw[bitmap:].view(f"<{dtype.str[1:]}")
+    )
+    flat: Integers = np.zeros(size, dtype)
+    start = 0
+    for at in _blocks(size):
+        places = np.flatnonzero(
+            np.unpackbits(raw[at.start // 8 : -(-at.stop // 8)], count=at.stop - at.start).view(bool)
+        )
+        flat[at][places] = some[start : start + len(places)]
+        start += len(places)
+    return flat
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    """Values are picked and put by their places, which is faster than by a mask, some at a time: places are 8 bytes each."""
+    for start in range(0, size, _BLOCK):
+        yield slice(start, min(start + _BLOCK, size))

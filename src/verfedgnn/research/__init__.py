@@ -1,0 +1,1 @@
+"""Code for experiments: baselines, attacks, the paper's tables and figures, and benchmarks."""

@@ -1,0 +1,108 @@
+"""Adversarial users (Sec. 4.1): fake accounts that an attacker opens at the target party, each rating one item of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data import TRAIN, PartyData, Ratings
+from verfedgnn.data.ids import StrArray
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A federation with adversarial users in it."""
+
+    parties: list[PartyData]
+    parts: list[NDArray[np.int8]]
+    """`TRAIN`, `VALID` or `TEST` for each rating of each party; all adversarial ones are in `TRAIN`."""
+    target: int
+    """The party whose items they rate."""
+    users: NDArray[np.int64]
+    """Row of each adversarial user (A,)."""
+    items: NDArray[np.int64]
+    """The item each of them rates at the target (A,), in random order."""
+
+    @property
+    def honest(self) -> int:
+        """How many users are honest; their rows come first."""
+        return self.parties[0].ratings.n_users - len(self.users)
+
+    def count(self, share: float) -> int:
+        """How many of them stand for p_ad = `share`: the first so many, so that a smaller p_ad has a part of a larger one's."""
+        wanted = adversaries(self.parties[self.target].ratings.n_items, share)
+        if wanted > len(self.users):
+            raise DataError(
+                f"p_ad = {share:g} needs {wanted:,} adversarial users, and {len(self.users):,} are planted: plant more"
+            )
+        return wanted
+
+
+def adversaries(items: int, share: float) -> int:
+    """p_ad times the target's items, rounded, at least one."""
+    if not 0 < share <= 1:
+        raise DataError(
+            f"p_ad = {share:g} is not a share of the target's items: use more than 0 and at most 1"
+        )
+    return max(1, round(share * items))
+
+
+def plant(
+    parties: Sequence[PartyData],
+    parts: Sequence[NDArray[np.int8]],
+    *,
+    target: int,
+    share: float,
+    rng: np.random.Generator,
+    copies: int = 1,
+) -> Planted:
+    """The same parties with p_ad M_p new users, each rating one of so many items of the target with the top of its scale.
+
+    With `copies`, so many times that many: all items once, then all again.
+
+    They are appended to everybody's users, since users are aligned before training; nobody but the target has a rating of theirs.
+    """
+    if not 0 <= target < len(parties):
+        raise DataError(
+            f"there is no party {target} among {len(parties)}: name the target by its place, from 0 on"
+        )
+    table = parties[target].ratings
+    items = np.tile(rng.permutation(table.n_items)[: adversaries(table.n_items, share)], copies)
+    users = np.arange(len(items)) + table.n_users
+    user_ids = np.concatenate([table.user_ids, _new_ids(table.user_ids, len(items))])
+    planted, planted_parts = [], []
+    for p, (party, part) in enumerate(zip(parties, parts, strict=True)):
+        ratings = replace(party.ratings, user_ids=user_ids)
+        if p == target:
+            ratings = _with_top_ratings(ratings, users, items)
+            part = np.concatenate([part, np.full(len(items), TRAIN, np.int8)])
+        planted.append(PartyData(party.name, ratings))
+        planted_parts.append(part)
+    return Planted(planted, planted_parts, target, users, items)
+
+
+def _new_ids(known: StrArray, count: int) -> StrArray:
+    """Ids that nobody has, and that nobody could tell from others' by more than their looks."""
+    prefix = "adversary-"
+    while np.strings.startswith(known, prefix).any():
+        prefix = "another-" + prefix
+    digits: StrArray = np.strings.zfill(np.arange(count).astype(np.str_), len(str(count)))
+    return np.strings.add(prefix, digits)
+
+
+def _with_top_ratings(ratings: Ratings, users: NDArray[np.int64], items: NDArray[np.int64]) -> Ratings:
+    top = np.full(len(items), ratings.scale[1], np.float32)
+    time = ratings.time
+    return replace(
+        ratings,
+        user=np.concatenate([ratings.user, users.astype(np.int32)]),
+        item=np.concatenate([ratings.item, items.astype(np.int32)]),
+        rating=np.concatenate([ratings.rating, top]),
+        time=None
+        if time is None
+        else np.concatenate([time, np.full(len(items), time.max(initial=0), time.dtype)]),
+    )

@@ -1,0 +1,138 @@
+"""All attacks on one run, and on safer variants of it: the findings behind `verfedgnn audit`.
+
+Every finding is kept in RUN/audit/findings.json as soon as it is there, so an audit that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.files import writing
+from verfedgnn.research.attacks.membership_inference import membership
+from verfedgnn.research.attacks.stronger import attack_gradients, attack_sums
+from verfedgnn.runs.run import Run, write_json
+from verfedgnn.training.progress import Progress
+from verfedgnn.training.train import train
+
+THIS = "this run"
+
+
+def safer(config: Config) -> dict[str, Config]:
+    """Variants of a configuration that show less, by name; those that it does not allow are left out."""
+    changes: dict[str, dict[str, Any]] = {
+        "masks": {"masking": True},
+        "noise on the sums": {
+            "masking": True,
+            "exchange.mode": "noised",
+            "exchange.noise": 0.05,
+            "exchange.row_clip": 1.0,
+        },
+        "no exchange": {"masking": True, "exchange.mode": "none", "exchange.backward": False},
+    }
+    found: dict[str, Config] = {}
+    for name, values in changes.items():
+        if name == "noise on the sums" and config.exchange.mode not in ("masked", "exact"):
+            continue
+        try:
+            changed = config.with_values(values)
+        except ConfigError:
+            continue
+        if changed != config:
+            found[name] = changed
+    if config.gradients.mechanism != "skellam" and not config.training.ranks:
+        found["preset private"] = Config.preset("private").model_copy(
+            update={"seed": config.seed, "split": config.split}
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of what there is to find about one variant."""
+
+    variant: str
+    part: str
+
+
+class Audit:
+    """What was found so far about a run, and how to find the rest."""
+
+    def __init__(self, folder: Path, *, rounds: int, victims: int, compare: bool) -> None:
+        self.run = Run.load(folder)
+        if len(self.run.parties) < 2:
+            raise ConfigError(
+                "an audit mounts attacks and needs the parties of a whole federation; this run holds one"
+            )
+        self.path = folder / "audit" / "findings.json"
+        self.settings: dict[str, Any] = {
+            "rounds": rounds,
+            "victims": victims,
+            "config": self.run.config.fingerprint(),
+        }
+        self.variants = {THIS: self.run.config, **(safer(self.run.config) if compare else {})}
+        self.found: dict[str, dict[str, Any]] = self._before() or {}
+
+    def _before(self) -> dict[str, dict[str, Any]] | None:
+        try:
+            saved = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return None
+        return saved["found"] if isinstance(saved, dict) and saved.get("settings") == self.settings else None
+
+    @property
+    def steps(self) -> list[Step]:
+        """Everything that belongs to the audit, in order."""
+        return [Step(name, part) for name in self.variants for part in ("model", "gradients", "sums")]
+
+    def known(self, step: Step) -> bool:
+        """Whether that was found already."""
+        return step.part in self.found.get(step.variant, {})
+
+    def take(self, step: Step, watch: Callable[[float], None] = lambda share: None) -> None:
+        """Find it and keep it; `watch` is told the share of it that is done."""
+        config = self.variants[step.variant]
+
+        def count(round: int, rounds: int) -> None:
+            watch(round / rounds)
+
+        rounds, victims = min(self.settings["rounds"], config.training.epochs), self.settings["victims"]
+        if step.part == "model":
+            finding = self._model(step.variant, config, count)
+        elif step.part == "gradients":
+            finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed, watch=count)
+        elif config.exchange.mode == "none":
+            finding = {}
+        else:
+            finding = attack_sums(
+                self.run.parties, config, rounds=rounds, victims=victims, seed=config.seed, watch=count
+            )
+        self.found.setdefault(step.variant, {})[step.part] = finding
+        with writing(self.path.parent):
+            self.path.parent.mkdir(exist_ok=True)
+            write_json(self.path, {"settings": self.settings, "found": self.found})
+
+    def _model(self, variant: str, config: Config, count: Callable[[int, int], None]) -> dict[str, Any]:
+        def watch(event: Progress) -> None:
+            count(event.round, event.rounds)
+
+        run = (
+            self.run
+            if variant == THIS
+            else train(self.run.parties, config, parts=self.run.parts, watch=watch)
+        )
+        about = {"rmse": run.metrics["test"]["rmse"], "privacy": run.metrics["privacy"], "membership": None}
+        if config.training.ranks:  # such a model predicts no ratings that could be compared
+            return about
+        models = [(m.users, m.items) for m in run.models]
+        told = membership(run.prepared(), models, torch.Generator().manual_seed(config.seed))
+        return about | {
+            "membership": {"training": told.trained.to_dict(), "validation": told.control.to_dict()}
+        }

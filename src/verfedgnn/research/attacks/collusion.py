@@ -1,0 +1,73 @@
+r"""Colluding parties: a sum less the parts of those who talk to each other.
+
+.. math::
+    \sum_p X_p - \sum_{c \in \text{colluders}} X_c = \sum_{h \text{ honest}} X_h
+
+Sums travel as integers and are subtracted modulo 2^b, so what is left is exact to the fixed point. Who: k of P parties; the
+coordinator on their side adds nothing to a masked sum that they do not have. Needs: their own parts, which they computed
+themselves, and the sum, which all are told. Tries to learn: the matrix of one honest party, then by `recovery`, `stacking` or
+`subset` who has what there.
+
+    k = P - 1   the one honest party's matrix (masked, exact), its projection (projected), its ternary gradient
+    k = P - 2   the sum of two honest parties; neither one's part
+    k < P - 2   the sum of P - k
+
+One party with P - 2 others on its side is k = P - 1. With `participation` below 1 only active parties count, and sums over
+changing sets can be subtracted from each other; masked sums over fewer than all are therefore refused (`exchange.fewest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.protocol.round.neighbourhood_exchange import Sent
+from verfedgnn.protocol.wire.fixed_point import from_fixed, wrapped
+from verfedgnn.protocol.wire.messages import RoundStart
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What so many colluders of so many parties have of the others."""
+
+    parties: int
+    colluders: int
+
+    @property
+    def summed(self) -> int:
+        """How many honest parties are in what is left of the sum."""
+        return self.parties - self.colluders
+
+    @property
+    def one_matrix(self) -> bool:
+        """Whether that is one party's own."""
+        return self.summed == 1
+
+    @property
+    def noise_left(self) -> float:
+        """exchange.mode = noised: which part of the configured variance is still in it; colluders know their own noise."""
+        return self.summed / max(1, self.parties - 1)
+
+
+def exposures(parties: int) -> list[Exposure]:
+    """For every number of colluders from one, an ordinary curious party, to all but one."""
+    return [Exposure(parties, k) for k in range(1, parties)]
+
+
+def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:
+    """What is left (K, q, C) of the sum that a RoundStart hands out without the colluders' `own` parts of it."""
+    if start.neighbourhoods is None or any(sent.trip != start.neighbourhood_trip for sent in own):
+        raise ProtocolError(
+            "colluders subtract what they put into this very sum; these parts are of another one"
+        )
+    left: NDArray[np.integer[Any]] = start.neighbourhoods
+    for sent in own:
+        left = left - sent.values
+    return from_fixed(torch.from_numpy(wrapped(left, bits)), bits)

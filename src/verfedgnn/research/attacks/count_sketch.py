@@ -1,0 +1,68 @@
+r"""A projection that must not be used: the count sketch, one non-zero in each column.
+
+.. math::
+    Y_b = \sum_{u: h(u) = b} s(u) X_u, \qquad h(u) \in \{1 \ldots q\}, \; s(u) \in \{-1, 1\} \text{ at random}
+
+It costs O(N) instead of O(N q), and a user who is alone in a bucket has its row sent as it is,
+
+.. math::
+    P(u \text{ alone}) = (1 - 1/q)^{N - 1} \approx e^{-N/q}, \qquad X_u = s(u) Y_{h(u)}.
+
+Who: any recipient of Y; h and s are public, as Phi is. Needs: nothing else. Tries to learn: rows of X, exactly. Users with
+nothing at the party have rows of 0 and keep nobody company: N is the number of users who have something there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """Buckets and signs of N users (N,), both int64, and the number q of buckets."""
+
+    bucket: Tensor
+    sign: Tensor
+    rows: int
+
+    @classmethod
+    def draw(cls, users: int, rows: int, generator: torch.Generator) -> CountSketch:
+        """At random."""
+        bucket = torch.randint(rows, (users,), generator=generator)
+        return cls(bucket, 2 * torch.randint(2, (users,), generator=generator) - 1, rows)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Y: (N, C) -> (q, C)."""
+        return x.new_zeros(self.rows, x.shape[1]).index_add_(0, self.bucket, x * self.sign.unsqueeze(1))
+
+    def reconstruct(self, y: Tensor) -> Tensor:
+        """X^ = Phi^T Y: (q, C) -> (N, C)."""
+        return y[self.bucket] * self.sign.unsqueeze(1)
+
+    def alone(self, among: Tensor | None = None) -> Tensor:
+        """Users (N,) with no other in their bucket; of `among` (N,) only these count and can be."""
+        counted = torch.ones_like(self.bucket) if among is None else among.long()
+        return (torch.bincount(self.bucket, counted.double(), minlength=self.rows)[self.bucket] == 1) & (
+            counted > 0
+        )
+
+
+def expected_share(users: int, rows: int) -> float:
+    """(1 - 1/q)^(N - 1), about e^(-N/q)."""
+    return (1 - 1 / rows) ** (users - 1)
+
+
+def share_error(users: int, rows: int) -> float:
+    """The standard deviation of the share of users who are alone, exactly: pairs of users are nearly independent."""
+    one, both = expected_share(users, rows), (1 - 1 / rows) * (1 - 2 / rows) ** (users - 2)
+    return math.sqrt(max(0.0, one / users + (1 - 1 / users) * both - one**2))
+
+
+def read_off(y: Tensor, sketch: CountSketch, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Users who are alone (n,) and their rows (n, C), from Y (q, C)."""
+    users = torch.nonzero(sketch.alone(among)).squeeze(1)
+    return users, sketch.reconstruct(y)[users]

@@ -1,0 +1,63 @@
+r"""The coordinator reads gradients of user embeddings: whose row is not 0.
+
+.. math::
+    s_u = | g_u |_1, \qquad g_u = \partial L_p / \partial e_u \text{ as it was sent}
+
+Who: the coordinator. Needs: the messages of one round. Tries to learn: which users have ratings in a party's batch; with all
+ratings in every batch, which users the party has at all.
+
+Without masking it reads every party's gradient by itself. An open gradient is 0 for users of whom the party knows nothing.
+Clipping keeps that, and so does ternary quantization: 0 stays 0, so that one value that is not 0 is *proof*, and only absence is
+hidden. Laplace noise is added to zeros, too. With masking only the sum over parties is read: a user has ratings somewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verfedgnn.research.attacks.recording import TOGETHER, Tapped, Trip
+from verfedgnn.research.attacks.separation import Separation, separate
+
+
+def strength(rows: Tensor) -> Tensor:
+    """|g_u|_1 of each user (N,) from gradients as read (N, D)."""
+    return rows.double().abs().sum(1)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one round's gradients tell about one party."""
+
+    separation: Separation
+    """Users with ratings in the party's batch against the others, by strength."""
+    proven: float
+    """Share of the users with ratings in the batch whose row is not 0."""
+    false: float
+    """Share of the others whose row is not 0; where it is 0, a row that is not 0 is proof."""
+
+
+def read_trip(federation: Tapped, trip: Trip, generator: torch.Generator) -> dict[str, Reading]:
+    """For each party, the best the coordinator can do: by the party's own rows, or with masking by the rows of the sum.
+
+    Parties in whose batch everybody or nobody has a rating are left out: there is nothing to tell apart.
+    """
+    seen = federation.sent_gradients(trip)
+    readings = {}
+    for p, party in enumerate(federation.parties):
+        name = party.data.name
+        if name not in trip.replies:
+            continue
+        rated = federation.counts(p, federation.coordinator.round) > 0
+        if bool(rated.all()) or not bool(rated.any()):
+            continue
+        score = strength(seen[name if name in seen else TOGETHER])
+        shown = score > 0
+        readings[name] = Reading(
+            separate(score, rated, generator),
+            float(shown[rated].double().mean()),
+            float(shown[~rated].double().mean()),
+        )
+    return readings

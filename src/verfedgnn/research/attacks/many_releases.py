@@ -1,0 +1,88 @@
+r"""What many releases reveal that one does not.
+
+Gradients. Q(x) is unbiased, so the mean of T ternary releases of one x is x up to noise that falls with the root of T,
+
+.. math::
+    E \left| \tfrac1T \sum_t Q_t(x) - x \right|^2 = \frac{1}{T} \sum_i \left( r |x_i| - x_i^2 \right),
+
+and the mean of |Q| is |x|: how often a user's row is not 0 tells how much the party has of that user. Who: the coordinator, with
+masking off for one party, with masking on for the sum of all. Needs: the releases of T rounds. Tries to learn: whether a user has
+any rating at a party, and how many.
+
+Neighbourhoods. With one fixed Phi every round measures the same q directions; the mean over rounds has the adjoint's error,
+always. A fresh Phi in every round measures new ones,
+
+.. math::
+    E | \tfrac1T \sum_t \Phi_t^T \Phi_t X - X |^2 = \frac{N + 1}{q T} | X |^2 ,
+
+and from T q >= N on X is solved for exactly. Who: any recipient of Y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verfedgnn.privacy.projection import Projection
+
+
+class Average:
+    """Running sums over the releases of one sender: gradients of user embeddings (N, D) as the coordinator reads them."""
+
+    def __init__(self) -> None:
+        self.releases = 0
+        self._sum: Tensor | float = 0.0
+        self._size: Tensor | float = 0.0
+
+    def add(self, release: Tensor) -> None:
+        """One more."""
+        self.releases += 1
+        self._sum = self._sum + release.double()
+        self._size = self._size + release.double().abs().sum(1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean release (N, D): an estimate of the mean gradient, up to the public scale."""
+        return torch.as_tensor(self._sum) / max(1, self.releases)
+
+    @property
+    def activity(self) -> Tensor:
+        """The mean of |release| of each user (N,): for ternary ones how often a coordinate is not 0."""
+        return torch.as_tensor(self._size) / max(1, self.releases)
+
+    @property
+    def proven(self) -> Tensor:
+        """Users with anything but zeros so far (N,). Ternary releases of 0 are 0, so these do have something at the sender."""
+        return self.activity > 0
+
+
+def release_error(x: Tensor, r: float, releases: int) -> float:
+    """The expected squared error of the mean of so many ternary releases of x: sum_i (r |x_i| - x_i^2) / T."""
+    return float((r * x.double().abs() - x.double().square()).sum()) / releases
+
+
+def cosines(found: Tensor, true: Tensor) -> Tensor:
+    """Cosine between the rows of two matrices (N, D); 0 where one is 0."""
+    return torch.nn.functional.cosine_similarity(found.double(), true.double(), dim=1)
+
+
+def averaged(x: Sequence[Tensor], projections: Sequence[Projection]) -> Tensor:
+    """The mean of Phi_t^T Phi_t X_t (N, C) over rounds."""
+    parts = [
+        projection.reconstruct(projection.project(each))
+        for each, projection in zip(x, projections, strict=True)
+    ]
+    return torch.stack(parts).mean(0)
+
+
+def averaged_error(users: int, rows: int, rounds: int, *, fresh: bool) -> float:
+    """The expected squared error of that as a share of |X|^2, for an X that does not change."""
+    return (users + 1) / rows / (rounds if fresh else 1)
+
+
+def solved(y: Sequence[Tensor], phi: Sequence[Tensor]) -> Tensor:
+    """The X (N, C) of least norm with Phi_t X = Y_t in every round: all of them as one system of T q equations."""
+    solution: Tensor = torch.linalg.lstsq(torch.cat(list(phi)).double(), torch.cat(list(y)).double()).solution
+    return solution.float()

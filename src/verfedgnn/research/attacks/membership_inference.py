@@ -1,0 +1,53 @@
+r"""Membership inference on the final model: was this rating among those it was trained on?
+
+.. math::
+    s_{uv} = - (h_u \cdot h_v - r_{uv})^2, \qquad \text{yes if } s_{uv} \ge t
+
+Who: an outsider who is served by a party's model, h_u (N, C) and h_v (M_p, C), or holds it; no message of the training is needed.
+Needs: a rating (u, v, r) that the attacker knows of otherwise. Tries to learn: whether it was in the party's training part. The
+other kind are test ratings, which the model never saw. Validation ratings choose the round and the gate but train nothing:
+telling them from test ratings should fail, and says that the comparison is fair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verfedgnn.core.metrics import squared_errors
+from verfedgnn.research.attacks.separation import Separation, separate
+from verfedgnn.runs.prepared_data import Prepared
+
+
+@dataclass(frozen=True)
+class Membership:
+    """All parties' ratings together."""
+
+    trained: Separation
+    """Training ratings against test ratings."""
+    control: Separation
+    """Validation ratings against test ratings."""
+    train_rmse: float
+    test_rmse: float
+
+
+def membership(
+    prepared: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], generator: torch.Generator
+) -> Membership:
+    """The attack on every party's model (h_u, h_v); `generator` draws the halves on which a threshold is chosen and judged."""
+    errors: dict[str, list[Tensor]] = {"train": [], "valid": [], "test": []}
+    for party, (users, items) in zip(prepared, models, strict=True):
+        for part, found in errors.items():
+            found.append(squared_errors(users, items, getattr(party, part)))
+    train, valid, test = (torch.cat(found) for found in errors.values())
+
+    def against_test(some: Tensor) -> Separation:
+        truth = torch.cat([torch.ones(len(some), dtype=torch.bool), torch.zeros(len(test), dtype=torch.bool)])
+        return separate(-torch.cat([some, test]), truth, generator)
+
+    return Membership(
+        against_test(train), against_test(valid), float(train.mean().sqrt()), float(test.mean().sqrt())
+    )

@@ -1,0 +1,240 @@
+"""A federation whose messages are kept as they pass: what is attacked is what was sent.
+
+    tapped(parties, config) -> Tapped.round() -> Trip: every RoundStart and RoundReply of it
+
+The coordinator is an ordinary one that also remembers. Parties are ordinary ones that can be looked into, for the truth against
+which an attack is judged; no attack reads that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.graph import Graph
+from verfedgnn.data import PartyData, check_parties
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.round.aggregation import summed
+from verfedgnn.protocol.round.forward_backward import Work
+from verfedgnn.protocol.round.neighbourhood_exchange import Sent
+from verfedgnn.protocol.round.user_subset import Scope
+from verfedgnn.protocol.wire.fixed_point import from_fixed, wrapped
+from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.training.local_runtime import LocalRuntime, party_secret
+
+TOGETHER = "all"
+"""The sender of what only a sum is known of."""
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One trip: what each party was told and what it answered, by name."""
+
+    starts: Mapping[str, RoundStart]
+    replies: Mapping[str, RoundReply]
+
+
+class Tap(Coordinator):
+    """A coordinator that follows the protocol and remembers the last trip."""
+
+    _starts: Mapping[str, RoundStart]
+    _replies: dict[str, RoundReply]
+
+    def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
+        """As `Coordinator.open`."""
+        starts = super().open(among)
+        self._starts, self._replies = dict(starts), {}
+        return starts
+
+    def receive(self, name: str, reply: RoundReply) -> bool:
+        """As `Coordinator.receive`."""
+        taken = super().receive(name, reply)
+        if taken:
+            self._replies[name] = reply
+        return taken
+
+    @property
+    def last(self) -> Trip:
+        """The last trip."""
+        return Trip(self._starts, self._replies)
+
+
+@dataclass(frozen=True)
+class Knows:
+    """Parameters from which a party computed a reply."""
+
+    private: dict[str, Tensor]
+    public: Tensor
+
+
+class Glass(Party):
+    """A party that can be looked into; it sends what any party sends."""
+
+    now: Knows
+    """Behind its last reply."""
+    exchanged: Knows
+    """Behind the last reply with neighbourhoods."""
+    gradient: Tensor
+    """Gradient of the public parameters in the last reply, flat, before protection."""
+
+    def begin(self, message: RoundStart) -> Work:
+        """As `Party.begin`."""
+        work = super().begin(message)
+        self.now = Knows(
+            {name: value.clone() for name, value in work.private.items()}, self.replica.parameters.clone()
+        )
+        if message.exchange:
+            self.exchanged = self.now
+        return work
+
+    def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[np.generic]:
+        """As `Party.protected`."""
+        self.gradient = scope.spread(gradient)
+        return super().protected(gradient, message, scope)
+
+    @property
+    def edges(self) -> Graph:
+        """Its graph."""
+        assert self.graph is not None, "a party has a graph from its Welcome on"
+        return self.graph
+
+    @property
+    def neighbours(self) -> Tensor:
+        """Who has which item here: (N, M), boolean."""
+        graph = self.edges
+        table = torch.zeros(graph.users, graph.items, dtype=torch.bool, device=graph.order.device)
+        table[graph.edge_users.long(), graph.by_user[1].long()] = True
+        return table
+
+    def neighbourhood(self, knows: Knows) -> Tensor:
+        """X_p of the first layer (N, C), before projection, masks and fixed point."""
+        views = {name: view.unsqueeze(0) for name, view in self.model.views(knows.public).items()}
+        items = knows.private["messages" if self.model.config.form == "messages" else "items"].unsqueeze(0)
+        own, _, _ = self.model.operator.layer(0, views, views["users"], items, self.edges, None)
+        return own.own[0]
+
+    def atoms(self, knows: Knows) -> Tensor:
+        r"""What a user with one item alone would have as its row of the first layer, for every item (M, D).
+
+        .. math::
+            x_u = f(|S|) \sum_{v \in S} a_v, \qquad \rho = \textstyle\sum_i M_i / M_p, \qquad
+            a_v = e_v / \sqrt{N_v \rho} \text{ (GCN)}, \quad e_v / \rho \text{ (GGNN)}, \quad y_v / \sqrt\rho \text{ (messages)}
+        """
+        config, graph = self.model.config, self.edges
+        if config.gnn not in ("gcn", "ggnn") or not config.estimators:
+            raise ConfigError(
+                f"a row of {config.gnn.upper()} is not known to be a plain sum over items, nor is one with exact degrees: "
+                "attack GCN or GGNN"
+            )
+        ratio = graph.ratio[0]
+        if config.form == "messages":
+            return knows.private["messages"] * ratio.rsqrt()
+        if config.gnn == "ggnn":
+            return knows.private["items"] / ratio
+        return knows.private["items"] * (graph.item_degree[0] * ratio).rsqrt()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A sum of neighbourhoods as it is handed out, and what it was made of."""
+
+    start: RoundStart
+    """The message with the sum."""
+    sent: list[Sent]
+    """What each party put into it, which that party knows."""
+    knows: list[Knows]
+    """Behind each part; the truth, and what an insider would know."""
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """A federation on this machine with a tap at its coordinator."""
+
+    config: Config
+    prepared: list[Prepared]
+    parties: list[Glass]
+    coordinator: Tap
+    runtime: LocalRuntime
+
+    def round(self) -> Trip:
+        """One round; its last trip, in which gradients are sent."""
+        self.runtime.round()
+        return self.coordinator.last
+
+    def exchange(self) -> Exchange:
+        """Rounds until a sum of neighbourhoods is handed out."""
+        for _ in range(2 * self.config.exchange.every + 1):
+            sent = [party.memory.sent[0] for party in self.parties if party.memory.sent]
+            knows = [party.exchanged for party in self.parties if party.memory.sent]
+            start = next(iter(self.round().starts.values()))
+            made = len(sent) == len(self.parties) and all(
+                each.trip == start.neighbourhood_trip for each in sent
+            )
+            if start.neighbourhoods is not None and made:
+                return Exchange(start, sent, knows)
+        raise ConfigError(
+            "no sum of all parties' neighbourhoods is handed out here; set participation = 1, refresh = 0"
+        )
+
+    def sent_neighbourhoods(self, trip: Trip) -> dict[str, Tensor]:
+        """Neighbourhoods (K, q, C) as the coordinator can read them: each party's, or with masking the sum of all."""
+        bits = self.config.exchange.bits
+        arrays = {
+            name: reply.neighbourhoods
+            for name, reply in trip.replies.items()
+            if reply.neighbourhoods is not None
+        }
+        if self.config.masking and arrays:
+            first = next(iter(arrays.values()))
+            arrays = {
+                TOGETHER: wrapped(np.add.reduce(list(arrays.values()), dtype=first.dtype), bits)
+            }  # masks cancel
+        return {name: from_fixed(torch.from_numpy(values), bits) for name, values in arrays.items()}
+
+    def sent_gradients(self, trip: Trip) -> dict[str, Tensor]:
+        """Gradients of user embeddings (N, D) as the coordinator can read them: each party's, or with masking the sum of all.
+
+        Ternary ones are signs, or sums of signs.
+        """
+        arrays = {name: reply.gradient for name, reply in trip.replies.items() if reply.gradient is not None}
+        if self.config.masking:
+            known = {TOGETHER: summed(list(arrays.values()), self.config, len(self.parties))}
+        else:
+            known = {name: np.asarray(values) for name, values in arrays.items()}
+        return {
+            name: self.of_users(torch.from_numpy(np.array(values, np.float32)))
+            for name, values in known.items()
+        }
+
+    def of_users(self, flat: Tensor) -> Tensor:
+        """The user embeddings' part (N, D) of a flat gradient."""
+        return self.coordinator.model.views(flat)["users"]
+
+    def counts(self, party: int, round: int) -> Tensor:
+        """How many ratings each user has in the batch of a party in a round (N,)."""
+        batch = self.parties[party].batch(round)
+        return torch.bincount(batch.pairs.user.long(), minlength=batch.users)
+
+
+def tapped(
+    parties: Sequence[PartyData],
+    config: Config,
+    *,
+    parts: Sequence[NDArray[np.int8]] | None = None,
+    device: torch.device | str = "cpu",
+) -> Tapped:
+    """`parties` joined and ready for rounds, with the same secrets, and so the same messages, as in `train`."""
+    check_parties(parties)
+    prepared = prepare(parties, config, torch.device(device), parts)
+    members = [Glass(p.input, config, party_secret(config.seed, i), device) for i, p in enumerate(prepared)]
+    coordinator = Tap(config, [p.party.name for p in prepared], device)
+    return Tapped(config, prepared, members, coordinator, LocalRuntime(coordinator, members))

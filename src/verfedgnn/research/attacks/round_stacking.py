@@ -1,0 +1,107 @@
+r"""Neighbourhoods of several rounds, stacked: the items of a user stay, what items add does not.
+
+.. math::
+    x_u^{(t)} = f(|S|) \sum_{v \in S} a_v^{(t)}, \; t = 1 \ldots T \quad \Rightarrow \quad
+    [x_u^{(1)} \ldots x_u^{(T)}] = f(|S|) \sum_{v \in S} [a_v^{(1)} \ldots a_v^{(T)}]
+
+Embeddings are trained, so every exchange of the same graph is D new equations for the same unknown set. Once T D exceeds the
+number of items the set is solved for, however many items a user has.
+
+Who: a single curious party, which sees the others' sum in every exchange; colluding parties, which see one other's matrix; the
+coordinator. Needs: fake accounts that rate one item each at the target. Nobody else has a rating of theirs, so their row of the
+*sum* is the atom of their item: masked sums hand the atoms out, in every exchange. Tries to learn: which items a user has.
+
+Projected neighbourhoods do not hand them out. Where atoms are known all the same (an insider), they unmix to one column an item,
+
+.. math::
+    [Y^{(1)} \ldots Y^{(T)}] = (\Phi B) \, [A^{(1)} \ldots A^{(T)}],
+
+with B (N, M) who has what, and Phi b_v (q,) is a compressed measurement of the few users who have item v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verfedgnn.research.attacks.sparse_recovery import omp
+
+SHRINK = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+"""What `unmix_sums` chooses from."""
+NOISE = 0.3
+"""What others add to a whitened column, whose mean square is 1; less claims more items, and more fewer."""
+LEFT = 0.01
+"""Share of a projected column that may be left over where its users are found."""
+TENTH = 0.1
+"""Weights of one item's users differ by the root of how many items each has; less than this of the largest is rounding."""
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Rows or atoms of T rounds side by side: T times (R, D) -> (R, T D), in 64 bits."""
+    return torch.cat([part.double() for part in parts], 1)
+
+
+def unmix(rows: Tensor, atoms: Tensor, noise: float = 0.0) -> Tensor:
+    r"""How much of each item is in each row: (V, C), (M, C) -> (V, M).
+
+    .. math::
+        \hat W = \arg\min_W | X - W A |^2 + M \sigma^2 | W |^2
+
+    sigma is the standard deviation of the `noise` in a column. The squares of a user's c weights of 1/sqrt(c) add up to 1, so
+    each of M is 1/M in the mean, and this is the mean of W given X where both are normal.
+    """
+    rows, atoms = rows.double(), atoms.double()
+    gram = atoms @ atoms.T
+    ridge = len(atoms) * noise**2 + 1e-14 * float(gram.diagonal().mean())
+    solution: Tensor = torch.linalg.solve(
+        gram + ridge * torch.eye(len(gram), dtype=gram.dtype), atoms @ rows.T
+    )
+    return solution.T
+
+
+def whitening(rows: Tensor, shrink: float) -> Tensor:
+    r"""L (C, C) with L L^T = S (S R^T R S / n + shrink I)^{-1} S, from rows R (n, C); S scales columns to a mean square of 1.
+
+    What other parties add to a sum is noise to the attacker, and strong in the few directions that popular items share. Rows
+    times L have it evenly in all directions, so that least squares weighs equations by what they are worth.
+    """
+    rows = rows.double()
+    scale = rows.square().mean(0).sqrt().clamp(min=1e-30).reciprocal()
+    even = rows * scale
+    moments = even.T @ even / len(rows) + shrink * torch.eye(rows.shape[1], dtype=rows.dtype)
+    root: Tensor = torch.linalg.cholesky(torch.linalg.inv(moments))
+    return scale.unsqueeze(1) * root
+
+
+def unmix_sums(rows: Tensor, atoms: Tensor, everybody: Tensor) -> Tensor:
+    """`unmix` where rows hold other parties' items, too: (V, C), (M, C) and all users' rows (N, C) -> (V, M).
+
+    How far to shrink is what makes items stand out most: the weight that one more atom would add to a row, over the standard
+    deviation of that weight among rows that the whitening has not seen. The attacker can compute both.
+    """
+    one, other = everybody[::2].double(), everybody[1::2].double()
+    clearest, best = -1.0, SHRINK[0]
+    for shrink in SHRINK:
+        even = whitening(one, shrink)
+        mine, unseen = atoms.double() @ even, other @ even
+        added, spread = unmix(mine, mine, NOISE).diagonal(), unmix(unseen, mine, NOISE).std(0)
+        clear = float((added / spread.clamp(min=1e-30)).median())
+        if clear > clearest:
+            clearest, best = clear, shrink
+    even = whitening(everybody, best)
+    return unmix(rows.double() @ even, atoms.double() @ even, NOISE)
+
+
+def users_of_items(y: Sequence[Tensor], atoms: Sequence[Tensor], phi: Tensor) -> Tensor:
+    """Who has each item (N, M), boolean, from projected neighbourhoods T times (q, C), atoms T times (M, C) and Phi (q, N).
+
+    Only items whose users add up to their column are claimed: with too many users, about q/4, matching pursuit goes wrong, and
+    what it leaves over says so.
+    """
+    columns = unmix(stacked(y), stacked(atoms)).T  # rows are Phi b_v (M, q)
+    found = omp(columns, phi.T, most=max(1, len(phi) // 2), left=LEFT)
+    solved = found.residual <= LEFT * columns.norm(dim=1)
+    claims: Tensor = (found.weights > TENTH * found.weights.amax(1, keepdim=True)) & solved.unsqueeze(1)
+    return claims.T

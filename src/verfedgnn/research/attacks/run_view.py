@@ -1,0 +1,150 @@
+"""What an adversary sees of a finished run: neighbourhoods as they are exchanged, generated ones, gradients as they are sent.
+
+Everything is of the kept model, recomputed from the run. In the paper's protocol every party gets every other's Y; here the
+coordinator does, and parties get sums, so these are the attacks of a coordinator, or of a party in the paper's protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.graph import Graph, graph_to, party_graph, stack_graphs
+from verfedgnn.gnn.model import Model, neighbour_from
+from verfedgnn.gnn.operator import Neighbourhood
+from verfedgnn.privacy.gradient_protection import Rescale, protect
+from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.protocol.round.forward_backward import Work, compute
+from verfedgnn.protocol.round.loss import Batch
+from verfedgnn.protocol.round.neighbourhood_exchange import make_projection
+from verfedgnn.runs.prepared_data import Prepared
+from verfedgnn.runs.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """A run from inside: the model, every party's graph, and what follows from them."""
+
+    run: Run
+    prepared: list[Prepared]
+    model: Model
+    graphs: list[Graph]
+
+    @classmethod
+    def of(cls, run: Run) -> Inside:
+        """The parties' graphs as in training."""
+        config = run.config.model
+        if config.form != "propagation" or config.biases or config.residual:
+            raise ConfigError(
+                "the paper's attacks are on the paper's model: model.form = propagation, no biases, no residual; "
+                "a run keeps no other private parameters than item embeddings"
+            )
+        prepared = run.prepared()
+        items = [len(model.embeddings) for model in run.models]
+        graphs = [_graph(each, run, sum(items) / m) for each, m in zip(prepared, items, strict=True)]
+        return cls(run, prepared, Model(config, run.parties[0].ratings.n_users), graphs)
+
+    @cached_property
+    def public(self) -> Mapping[str, Tensor]:
+        """Public parameters by name, each with a leading S = 1."""
+        return {
+            name: view.unsqueeze(0)
+            for name, view in self.model.views(self.run.public.to(self.run.device)).items()
+        }
+
+    @cached_property
+    def projection(self) -> Projection | Identity | None:
+        """Phi of the run."""
+        return make_projection(self.run.config, self.model.users, self.run.device)
+
+    def neighbourhood(self, party: int) -> Neighbourhood:
+        """X_p^0 and the scale of each row (1, N, C): what party p aggregates of its own items in the first layer."""
+        items = self.run.models[party].embeddings.to(self.run.device).unsqueeze(0)
+        own, _, _ = self.model.operator.layer(
+            0, self.public, self.public["users"], items, self.graphs[party], None
+        )
+        return own
+
+    def reconstructed(self, x: Tensor) -> Tensor:
+        """X^ = Phi^T Phi X of X (N, C), which is X itself where the exchange is exact."""
+        if self.projection is None:
+            raise ConfigError("nothing is exchanged in this run, so there is no neighbourhood to see")
+        return self.projection.reconstruct(self.projection.project(x))
+
+    def generated(self, party: int) -> Tensor:
+        """FedSage+: what party p generates for the neighbourhoods it does not see, first layer (N, D)."""
+        if self.model.generator is None:
+            raise ConfigError("this run has no generator; FedSage+ has (model.generator)")
+        generate = self.model.generator.bind(
+            0, self.public, self.public["users"], self.graphs[party], None, []
+        )
+        return generate(self.neighbourhood(party).own)[0]
+
+    def mean_coefficient(self, party: int) -> float:
+        """GAT: the mean of E_p(b_uv) over the edges of party p.
+
+        A user's coefficients add up to w / (1 + ratio w) = (1 - s) / ratio, with s = 1 / (1 + ratio w) the scale of its row.
+        """
+        graph = self.graphs[party]
+        summed = (1 - self.neighbourhood(party).scale).sum() / graph.ratio.sum()
+        return float(summed) / max(1, len(graph.order))
+
+    def user_gradient(self, party: int) -> Tensor:
+        """Party p's gradient of all public parameters, flat, before protection: over all its training ratings at once.
+
+        A round of small batches would show few of the victims and adversaries; an attacker who waits for an epoch sees them all.
+        """
+        pairs, graph = self.prepared[party].train, self.graphs[party]
+        batch = Batch(pairs, graph.users, graph.items)
+        work = Work(private=self.private(party), others=self.others[party], batch=batch)
+        public = self.run.public.to(self.run.device)
+        (outcome,) = compute(self.model, graph, public, self.projection, [work], self.run.config.training)
+        assert outcome.public_gradient is not None
+        return outcome.public_gradient
+
+    def released(self, gradient: Tensor, generator: torch.Generator) -> Tensor:
+        """The same as it leaves the party: rescaled, clipped, then ternary or noised."""
+        ratings = sum(len(each.train) for each in self.prepared)
+        rescale = Rescale.of(self.run.config, self.model.users, len(self.prepared), ratings)
+        return protect(gradient, self.run.config.gradients, rescale, self.model.user_size, generator).to(
+            torch.float32
+        )
+
+    def of_users(self, gradient: Tensor) -> Tensor:
+        """The user embeddings' part (N, D) of a flat gradient."""
+        return self.model.views(gradient)["users"]
+
+    def private(self, party: int) -> dict[str, Tensor]:
+        """Party p's private parameters: e_v^0 (M_p, D)."""
+        return {"items": self.run.models[party].embeddings.to(self.run.device)}
+
+    @cached_property
+    def others(self) -> list[Tensor | None]:
+        """What each party knows of the others (K, q, C), once everybody has told everybody everything: K exchanges."""
+        parties = range(len(self.graphs))
+        others: list[Tensor | None] = [None for _ in parties]
+        if self.projection is None:
+            return others
+        graph, public = stack_graphs(self.graphs), self.run.public.to(self.run.device)
+        for _ in range(self.model.config.layers):
+            works = [Work(private=self.private(p), others=others[p], exchange=True) for p in parties]
+            outcomes = compute(self.model, graph, public, self.projection, works, self.run.config.training)
+            own = [outcome.neighbourhoods for outcome in outcomes if outcome.neighbourhoods is not None]
+            total = torch.stack(own).sum(0)
+            others = [total - each for each in own]
+        return others
+
+
+def _graph(prepared: Prepared, run: Run, ratio: float) -> Graph:
+    """A party's graph, as the party makes it: neighbours are training ratings from the threshold on."""
+    train, table = prepared.train, prepared.party.ratings
+    chosen = (train.rating >= neighbour_from(run.config.model, table.scale)).cpu().numpy()
+    user, item = train.user.cpu().numpy()[chosen], train.item.cpu().numpy()[chosen]
+    return graph_to(
+        party_graph(user, item, users=table.n_users, items=table.n_items, ratio=ratio), run.device
+    )

@@ -1,0 +1,57 @@
+"""What VerFedGNN is compared with, under the same data, parts and evaluation: one small module a method."""
+
+from __future__ import annotations
+
+from verfedgnn import plugins
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.research.baselines.alone_baseline import Alone
+from verfedgnn.research.baselines.central_gnn import CentralGNN
+from verfedgnn.research.baselines.fedpergnn import FedPerGNN
+from verfedgnn.research.baselines.fedsage import FedSage, FedSagePlus
+from verfedgnn.research.baselines.matrix_factorization import MF, BiasedMF
+from verfedgnn.research.baselines.means_baseline import Bias
+from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.verfedgnn_method import VerFedGNN, VerFedGNNBest, VerFedGNNPrivate
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Bias(),
+        MF(),
+        BiasedMF(),
+        CentralGNN(),
+        Alone(),
+        FedPerGNN(),
+        FedSage(),
+        FedSagePlus(),
+        VerFedGNN(),
+        VerFedGNNBest(),
+        VerFedGNNPrivate(),
+    )
+}
+"""Every built-in method by its name on the command line, in the order of tables."""
+
+
+def methods() -> dict[str, Method]:
+    """The built-in methods, and plug-ins after them."""
+    return METHODS | {
+        name: method for name, method in plugins.methods().items() if isinstance(method, Method)
+    }
+
+
+def method(name: str) -> Method:
+    """The method of that name."""
+    found = METHODS if name in METHODS else methods()
+    if name not in found:
+        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(found)}; {plugins.REMEDY}")
+    return found[name]
+
+
+def in_all(names: str) -> list[str]:
+    """`a,b,c` as names of methods, checked; `all` is every one."""
+    if names.strip() == "all":
+        return list(methods())
+    return [method(name.strip()).name for name in dict.fromkeys(names.split(","))]
+
+
+__all__ = ["METHODS", "Declaration", "Method", "Trained", "Where", "in_all", "method", "methods"]

@@ -1,0 +1,46 @@
+"""Each party by itself: what staying away costs. Not in the paper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from verfedgnn.config import Config
+from verfedgnn.data import PartyData
+from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.prepared_data import split
+from verfedgnn.training.alone import solo_config, train_alone
+
+
+class Alone(Method):
+    """The same GNN on a party's own ratings; nothing leaves it, nothing comes in, user embeddings included.
+
+    A party stops after ten epochs without a better validation, since there are as many trainings as parties.
+    """
+
+    name = "alone"
+    title = "Each party alone"
+    declares = Declaration(
+        high_order=True,
+        gradient_protection=True,
+        cross_graph=False,
+        storage="local",
+        protects="everything: nothing is sent",
+    )
+
+    def configure(self, base: Config) -> Config:
+        """Nothing exchanged, nothing to protect."""
+        return solo_config(base, 1.0).with_values({"training.patience": 10})
+
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+        """One training a party, of as many rounds an epoch as a federation has."""
+        began = time.perf_counter()
+        total = sum(len(party.ratings) for party in parties)
+        models = []
+        for party in parties:
+            parts, share = split(party.ratings, config.split, config.seed), len(party.ratings) / total
+            models.append(
+                train_alone(party, parts, config, share, where.device, watch=where.watch, stop=where.stop)
+            )
+        return Trained(models, Ledger(), 0, 0, time.perf_counter() - began)

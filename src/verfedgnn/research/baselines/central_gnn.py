@@ -1,0 +1,75 @@
+"""The model of all data in one place: CentralGNN of the paper's Table 2, and what other central methods share with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.data import PartyData, Ratings, pool_parties
+from verfedgnn.data.ids import positions
+from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import split
+from verfedgnn.training.alone import solo_config
+from verfedgnn.training.train import train
+
+RATING_BYTES = 12
+"""User, item and rating, as a party hands them over once."""
+
+CENTRAL = "nothing: whoever trains holds all ratings"
+
+
+class CentralGNN(Method):
+    """One organisation with all items and ratings: exact degrees, every neighbour, gradients as they are."""
+
+    name = "central"
+    title = "CentralGNN"
+    declares = Declaration(
+        high_order=True, gradient_protection=False, cross_graph=False, storage="central", protects=CENTRAL
+    )
+
+    def configure(self, base: Config) -> Config:
+        """Nothing exchanged, nothing protected."""
+        return solo_config(base, 1.0)
+
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+        """One training on the pooled table."""
+        return pooled(parties, config, where)
+
+
+def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    """Train on all ratings, in the parts the parties would have made, and cut the model into the parties' items."""
+    table = pool_parties(parties)
+    parts = np.concatenate([split(party.ratings, config.split, config.seed) for party in parties])
+    run = train(
+        [PartyData("pooled", table)],
+        config,
+        device=where.device,
+        parts=[parts],
+        watch=where.watch,
+        stop=where.stop,
+    )
+    metrics = run.metrics
+    models = cut(run.models[0], table, parties)
+    return Trained(models, handed_over(parties), metrics["rounds"], metrics["best_round"], metrics["seconds"])
+
+
+def cut(model: PartyModel, table: Ratings, parties: Sequence[PartyData]) -> list[PartyModel]:
+    """A model of the pooled table as one of each party's catalogue, so that all methods are judged alike."""
+    models = []
+    for party in parties:
+        rows = torch.from_numpy(positions(party.ratings.item_ids, table.item_ids)).to(model.items.device)
+        models.append(PartyModel(model.users, model.items[rows], model.embeddings[rows]))
+    return models
+
+
+def handed_over(parties: Sequence[PartyData]) -> Ledger:
+    """What pooling costs: every rating once."""
+    ledger = Ledger()
+    for party in parties:
+        ledger.record("Ratings", "up", party.name, RATING_BYTES * len(party.ratings))
+    return ledger

@@ -1,0 +1,21 @@
+"""A process that takes one measurement: the task on standard input, its figures as the last line of standard output."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import torch
+
+from verfedgnn.core.process_memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    task = json.load(sys.stdin)
+    torch.set_num_threads(task["threads"])
+    module, name = task["function"].split(":")
+    figures = getattr(importlib.import_module(f"verfedgnn.research.bench.{module}"), name)(
+        **task["arguments"]
+    )
+    print("\n" + json.dumps(figures, allow_nan=False), flush=True)

@@ -1,0 +1,54 @@
+"""The report of a bench: every question with what was measured, and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from verfedgnn.reports.document import Document, Heading, Paragraph, Points
+from verfedgnn.research.bench.aims import aims
+from verfedgnn.research.bench.bench_suite import Question, Records, Scope
+
+
+def report(questions: Sequence[Question], scope: Scope, out: Path) -> Document:
+    """A document to be written beside the folder `out`, which holds its pictures and records."""
+    records = Records(out)
+    found = {task.name: records.get(task) for question in questions for task in question.tasks(scope)}
+    known = {name: record for name, record in found.items() if record is not None}
+    figures = {name: record["figures"] for name, record in known.items() if "figures" in record}
+    document = Document("What rounds cost, and how that grows")
+    if scope.quick:
+        document.add(
+            Paragraph(
+                "**A quick bench**: small sizes and short trainings. Its figures show that everything works, and nothing else."
+            )
+        )
+    document.add(
+        Paragraph(
+            "Made by `verfedgnn bench`. The main figure is **CPU seconds with one thread**, which a busy machine disturbs "
+            "least; wall seconds are of a machine that others used, too. Every measurement is a process of its own, and ratios "
+            "are of one process, but for those to Cornac. Each figure's command, arguments, commit and machine are in "
+            f"`{out.name}/records`."
+        )
+    )
+    machines = sorted({_machine(record["machine"]) for record in known.values() if "machine" in record})
+    commits = sorted({str(record["commit"]) for record in known.values() if "commit" in record})
+    document.add(Points([*machines, f"commits {', '.join(commits)}; seed 0"]) if known else None)
+    document.add(*([] if scope.quick else aims(figures)))
+    for question in questions:
+        names = [task.name for task in question.tasks(scope)]
+        if not any(name in known for name in names):
+            continue
+        document.add(Heading(question.title), *question.answer(figures, out.name))
+        missing = [f"{name}: {_reason(known.get(name))}" for name in names if name not in figures]
+        if missing:
+            document.add(Paragraph("Not measured:"), Points(missing))
+    return document
+
+
+def _machine(about: dict[str, object]) -> str:
+    return f"{about['processor']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}"
+
+
+def _reason(record: dict[str, str] | None) -> str:
+    return "not yet" if record is None else record["failed"]

@@ -1,0 +1,86 @@
+r"""Bytes of a round against the paper's formulas, from the ledger of encoded messages.
+
+Sec. 5.3 counts, a party and round at participation alpha, in numbers of s = 32 bits
+
+.. math:: \alpha ( K D (N + D) + \alpha P K q D + |\xi|_1 / r )
+
+and `experiments/communication_formula.py` an accounting under which the paper's savings come out. What is sent here is sums, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from verfedgnn.reports.document import Block, Paragraph, Table
+from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.experiments.communication_formula import formula
+
+ALPHA, RATIO, D, K, P = 0.5, 5.0, 20, 2, 10
+
+
+def tasks(scope: Scope) -> list[Task]:
+    """Rounds of the growth measurements serve here, too; participation 1 and a smaller D beside them."""
+    users = scope.pick(250_000, 5_000)
+    sizes = {"users": users, "items": users // 10, "ratings": 4 * users}
+    return [
+        Task("bytes-all", "two_process:measure", {**sizes, "participation": 1.0}),
+        Task("bytes-half", "two_process:measure", {**sizes}),
+        Task(
+            "bytes-twentieth",
+            "two_process:measure",
+            {**sizes, "user_blocks": scope.pick(20, 4), "warm": scope.pick(21, 5), "rounds": 20},
+        ),
+    ]
+
+
+def section53(users: int, alpha: float, dim: int = D, layers: int = K, parties: int = P) -> float:
+    """Bytes a party and round by Sec. 5.3, without gradients (whose |xi|_1 it does not give)."""
+    down, shared = layers * dim * (users + dim), alpha * parties * layers * dim * users / RATIO
+    return 4 * alpha * (down + shared)
+
+
+def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
+    """Ours beside the formulas."""
+    rows = []
+    for name, alpha, title in (
+        ("bytes-all", 1.0, "all parties"),
+        ("bytes-half", ALPHA, "half of the parties"),
+        ("bytes-twentieth", ALPHA, "half of the parties, some users a round"),
+        ("yelp", ALPHA, "Yelp, half of the parties"),
+        ("yelp-twentieth", ALPHA, "Yelp, half of the parties, 1/20 of the users a round"),
+    ):
+        if name in found:
+            users, ours = found[name]["users"], found[name]["bytes"]["per_party_per_round"]
+            by_rule, fitting = section53(users, alpha), alpha * formula(RATIO, True, users, D, K) / 8
+            rows.append(
+                [
+                    title,
+                    f"{users:,}",
+                    *(f"{size / 1e6:,.2f}" for size in (ours, by_rule, fitting)),
+                    f"{by_rule / ours:.1f}",
+                    f"{fitting / ours:.1f}",
+                ]
+            )
+    if not rows:
+        return []
+    header = [
+        "a round of",
+        "users",
+        "MB here",
+        "MB by Sec. 5.3",
+        "MB by an accounting that fits its savings",
+        "Sec. 5.3 / here",
+        "accounting / here",
+    ]
+    return [
+        Table(header, rows),
+        Paragraph(
+            "MB a party and round, both directions, every header included, averaged over active and inactive parties; D = "
+            "20, K = 2, ten parties, q = N/5. **Sec. 5.3**: public parameters K times as floats down, every other party's "
+            "projected neighbourhoods, gradients not counted. **Here**: sums of ternary gradients down, one sum of "
+            "neighbourhoods, ternary gradients up, packed. The formulas are about all users, also in rows about some."
+        ),
+    ]
+
+
+QUESTION = Question("bytes", "Bytes against the paper's formulas", tasks, answer)

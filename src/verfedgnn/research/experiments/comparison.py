@@ -1,0 +1,108 @@
+"""`verfedgnn compare`: methods side by side on one data set."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from verfedgnn.data.read_options import AS_FOUND, Reading
+from verfedgnn.research.baselines import method, methods
+from verfedgnn.research.experiments.result_tables import (
+    comma_separated,
+    declarations,
+    in_order,
+    markdown,
+    mean_std,
+)
+from verfedgnn.research.experiments.training_cell import Cell
+from verfedgnn.research.experiments.training_queue import Record
+
+HEADER = (
+    "method",
+    "model",
+    "RMSE",
+    "MAE",
+    "NDCG@20",
+    "bytes a party and round",
+    "bytes in all",
+    "seconds",
+    "protects",
+)
+
+
+def comparison_cells(
+    data: Sequence[str],
+    methods: Iterable[str],
+    gnns: Sequence[str],
+    seeds: int,
+    parties: int | None,
+    settings: Mapping[str, Any],
+    reading: Reading = AS_FOUND,
+) -> list[Cell]:
+    """Every method with every GNN it comes with, and every seed."""
+    cells = []
+    for name in methods:
+        for gnn in method(name).gnns(gnns):
+            chosen = tuple(settings.items())
+            cells += [
+                Cell(tuple(data), name, gnn, seed, parties, chosen, reading=reading) for seed in range(seeds)
+            ]
+    return cells
+
+
+def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
+    """A row for each method and GNN: means and standard deviations over seeds as text, bytes and seconds as numbers."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for cell, record in records.items():
+        groups.setdefault((cell.method, cell.gnn), []).append(record)
+    places = list(methods())
+    rows = []
+    for name, gnn in sorted(groups, key=lambda group: places.index(group[0])):
+        group, chosen = groups[name, gnn], method(name)
+        judged = [mean_std(r["test"][figure] for r in group) for figure in ("rmse", "mae", "ndcg@20")]
+        spent = [
+            round(statistics.mean(r["bytes"]["per_party_per_round"] for r in group)),
+            round(statistics.mean(r["bytes"]["up"] + r["bytes"]["down"] for r in group)),
+            round(statistics.mean(r["seconds"] for r in group)),
+        ]
+        rows.append(
+            [chosen.title, gnn.upper() if chosen.by_gnn else "", *judged, *spent, chosen.declares.protects]
+        )
+    return rows
+
+
+def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
+    """The whole comparison as Markdown."""
+    first = next(iter(records.values()))
+    seeds = sorted({record["seed"] for record in records.values()})
+    commits = sorted({str(record["commit"]) for record in records.values()})
+    devices = sorted({record["environment"]["device"] for record in records.values()})
+    methods = in_order(cell.method for cell in records)
+    rows = [
+        [f"{value:,}" if isinstance(value, int) else value for value in row]
+        for row in comparison_rows(records)
+    ]
+    return "\n".join(
+        [
+            f"# Comparison on {', '.join(first['data'])}",
+            "",
+            f"Mean ± standard deviation over seeds {', '.join(map(str, seeds))}; the model of the best validation error, "
+            f"judged on the test part; {first['parties']} parties. NDCG@20 ranks each party's own catalogue, so it does not "
+            "compare between cuts into parties. Bytes: RoundStart and RoundReply of the ledger; "
+            "central methods hand over every rating once. Seconds: training, the data being read.",
+            "",
+            markdown(HEADER, rows),
+            "What the methods declare (the paper's Table 1):",
+            "",
+            markdown(*declarations(methods)),
+            f"Made by `{command}`; data {first['data_sha256'][:16]}, commit {', '.join(commits)}, on {', '.join(devices)}. The "
+            "records, with the hash of each configuration, are in `cells.jsonl`.",
+            "",
+        ]
+    )
+
+
+def comparison_csv(records: Mapping[Cell, Record]) -> str:
+    """The same rows as CSV."""
+    return comma_separated(HEADER, comparison_rows(records))

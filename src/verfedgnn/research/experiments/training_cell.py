@@ -1,0 +1,190 @@
+"""A cell: one training of one method on one data set with one seed, and the record it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verfedgnn import plugins
+from verfedgnn.config import Config, build_config
+from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
+from verfedgnn.data.read_options import AS_FOUND, Reading
+from verfedgnn.data.source_address import shown
+from verfedgnn.research.baselines import METHODS, Where, method
+from verfedgnn.runs.metrics_file import cost, environment
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.runs.run_evaluation import evaluate
+
+RECORDS = 1
+"""Version of the records; a change of arithmetic that makes old ones wrong raises it, and they are computed anew."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be trained."""
+
+    data: tuple[str, ...]
+    """A name, a file or a folder; or one file a party."""
+    method: str
+    gnn: str
+    seed: int
+    parties: int | None = None
+    """Into how many parties one data set is cut."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """What differs from the method's own settings."""
+    users: int | None = None
+    """Only the first so many users."""
+    reading: Reading = AS_FOUND
+    """How the data is read."""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Where the data is, without passwords."""
+        return tuple(shown(source) for source in self.data)
+
+    @property
+    def name(self) -> str:
+        """For people, in a line of progress."""
+        parts = [
+            ",".join(self.shown),
+            self.method,
+            *([self.gnn] if method(self.method).by_gnn else []),
+            f"seed {self.seed}",
+        ]
+        return " ".join(parts + [f"{key.split('.')[-1]}={value}" for key, value in self.settings])
+
+    def config(self) -> Config:
+        """The method's settings, then the cell's own."""
+        chosen = method(self.method)
+        base = build_config(preset=chosen.preset, model=self.gnn, overrides={"seed": self.seed})
+        return chosen.configure(base).with_values(dict(self.settings))
+
+    def read(self) -> list[PartyData]:
+        """Its parties."""
+        return _read(self.data, self.reading, self.parties, self.seed, self.users)
+
+    def key(self) -> str:
+        """What its record is found by: everything that decides the result, the data included."""
+        config, version = self.config(), method(self.method).version
+        about = [RECORDS, checksum(self), self.parties, self.users, self.method, config.fingerprint()]
+        if version > 1:
+            about.append(version)
+        about += self._plugins(config)
+        if self.parties is None:  # who has which item is in the files, not in the seed
+            about.append(_cut(self.read()))
+        if config.split.kind == "time":
+            about.append(_times(self.read()))
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+    def _plugins(self, config: Config) -> list[str]:
+        """The code of plug-ins, which their names do not tell; nothing without them."""
+        used: list[type] = [] if self.method in METHODS else [type(method(self.method))]
+        if self.gnn not in plugins.GNNS:
+            used.append(plugins.gnn(self.gnn, config.model.form))
+        return [plugins.code(plugin) for plugin in used]
+
+    def run(self, where: Where) -> dict[str, Any]:
+        """Train, judge, and say how."""
+        chosen, config, parties = method(self.method), self.config(), self.read()
+        trained = chosen.train(parties, config, where)
+        prepared, models = (
+            prepare(parties, config, where.device),
+            [(m.users, m.items) for m in trained.models],
+        )
+        judged = evaluate(prepared, models, ranks=config.training.ranks)
+        return {
+            **self.about(where),
+            "test": {name: _short(value) for name, value in judged["test"].items()},
+            "valid": {name: _short(value) for name, value in judged["valid"].items()},
+            **cost(trained.ledger, trained.rounds, len(parties), trained.seconds),
+            "best_round": trained.best_round,
+        }
+
+    def about(self, where: Where) -> dict[str, Any]:
+        """The part of a record that says what was trained, on what, and with which code."""
+        return {
+            "key": self.key(),
+            "data": list(self.shown),
+            **({"reading": self.reading.words()} if self.reading else {}),
+            "data_sha256": checksum(self),
+            "parties": len(self.read()),
+            **({} if self.users is None else {"users": self.users}),
+            "method": self.method,
+            "gnn": self.gnn,
+            "seed": self.seed,
+            "settings": dict(self.settings),
+            "config": self.config().fingerprint(),
+            "commit": commit(),
+            "environment": environment(where.device),
+        }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+@lru_cache(maxsize=4)
+def _read(
+    data: tuple[str, ...], reading: Reading, parties: int | None, seed: int, users: int | None
+) -> list[PartyData]:
+    found = read_parties(list(data), parties=parties, seed=seed, reading=reading)
+    if users is None:
+        return found
+    chosen = np.arange(min(users, found[0].ratings.n_users))
+    kept = [PartyData(party.name, party.ratings.select_users(chosen)) for party in found]
+    check_parties(kept)
+    return kept
+
+
+def _cut(parties: Sequence[PartyData]) -> str:
+    text = "\n".join(f"{party.name}\t{item}" for party in parties for item in party.ratings.item_ids.tolist())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _times(parties: Sequence[PartyData]) -> str:
+    digest = hashlib.sha256()
+    for party in parties:
+        table = party.ratings
+        order = np.lexsort((table.item, table.user))
+        digest.update(b"" if table.time is None else np.ascontiguousarray(table.time[order]).tobytes())
+    return digest.hexdigest()
+
+
+def checksum(cell: Cell) -> str:
+    """SHA-256 of a cell's data, whatever the order of its rows and however it is cut into parties."""
+    return _checksum(cell.data, cell.reading, cell.seed if "synthetic" in cell.data else 0)
+
+
+@lru_cache(maxsize=16)
+def _checksum(data: tuple[str, ...], reading: Reading, seed: int) -> str:
+    table = pool_parties(read_parties(list(data), seed=seed, reading=reading))
+    order = np.lexsort((table.item, table.user))
+    digest = hashlib.sha256("\n".join([*table.user_ids.tolist(), "", *table.item_ids.tolist()]).encode())
+    for column in (table.user, table.item, table.rating):
+        digest.update(np.ascontiguousarray(column[order]).tobytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def commit() -> str | None:
+    """The commit this code is of, with a + if files differ from it; VERFEDGNN_COMMIT says it where there is no repository."""
+    given = os.environ.get("VERFEDGNN_COMMIT")
+    root = Path(__file__).resolve().parents[3]
+    if given or not (root / ".git").exists():
+        return given
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", "src") else "")

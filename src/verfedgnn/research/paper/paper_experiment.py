@@ -1,0 +1,117 @@
+"""What a table or figure of the paper is: the cells it needs, and the files it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verfedgnn.research.experiments.result_tables import comma_separated, markdown, write_text
+from verfedgnn.research.experiments.training_cell import Cell
+from verfedgnn.research.experiments.training_queue import Record
+
+GNNS = ("gcn", "gat", "ggnn")
+TITLES = {"ml-1m": "ML-1M", "ml-100k": "ML-100K", "book-crossing": "BookCrossing"}
+PARTIES = 10
+"""Not in the paper; its authors' default."""
+
+Records = Mapping[Cell, Record]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much of an experiment is run."""
+
+    data: tuple[str, ...] = ("ml-1m", "book-crossing")
+    seeds: int = 5
+    study_seeds: int = 3
+    """Seeds of figures 2-4."""
+    coarse: bool = False
+    """Fewer points in figures, fewer epochs."""
+
+    @classmethod
+    def quick(cls) -> Scope:
+        """Minutes on two cores: ML-100K for ML-1M, one seed, half the epochs, three points of a figure's axis."""
+        return cls(("ml-100k", "book-crossing"), 1, 1, coarse=True)
+
+    def cell(
+        self, data: str, method: str, gnn: str, seed: int, settings: Mapping[str, Any] | None = None
+    ) -> Cell:
+        """A training of this scope."""
+        chosen = dict(settings or {})
+        if self.coarse and method not in ("bias", "biased-mf", "best", "private"):
+            chosen = {"training.epochs": 25, **chosen}
+        return Cell((data,), method, gnn, seed, PARTIES, tuple(sorted(chosen.items())))
+
+    def told_seeds(self) -> str:
+        """The option of the command, where the number of seeds is not the usual one."""
+        usual = Scope.quick() if self.coarse else Scope()
+        return (
+            ""
+            if (self.seeds, self.study_seeds) == (usual.seeds, usual.study_seeds)
+            else f" --seeds {self.seeds}"
+        )
+
+    def points(self, values: Sequence[float], standard: float) -> tuple[float, ...]:
+        """Values of a figure's axis: all, or the ends and the standard one."""
+        return tuple(sorted({values[0], standard, values[-1]})) if self.coarse else tuple(values)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure."""
+
+    name: str
+    title: str
+    cells: Callable[[Scope], list[Cell]]
+    write: Callable[[Records, Scope, Path], str]
+    """Writes its files but the page, and returns the page's text; of whatever records there are."""
+
+    def make(self, records: Records, scope: Scope, folder: Path) -> Path:
+        """All its files, from the records of its cells."""
+        text = self.write(records, scope, folder)
+        page = folder / f"{self.name}.md"
+        command = f"verfedgnn paper {self.name}{' --quick' if scope.coarse else ''}{scope.told_seeds()}"
+        wanted = len(set(self.cells(scope)))
+        so_far = f"**So far: {len(records)} of {wanted} trainings.**\n\n" if len(records) < wanted else ""
+        write_text(page, f"# {self.title}\n\n{so_far}{text.rstrip()}\n\n{provenance(records, command)}\n")
+        return page
+
+
+BySeed = dict[int, float]
+"""RMSE of each seed that is there."""
+
+
+def rmse_by_seed(records: Records, cells: Iterable[Cell]) -> BySeed:
+    """Test RMSE of some cells, as far as they are finished."""
+    return {cell.seed: float(records[cell]["test"]["rmse"]) for cell in cells if cell in records}
+
+
+def paired(ours: BySeed, theirs: BySeed) -> list[tuple[float, float]]:
+    """Both of every seed that both have; the same seed is the same split for all methods."""
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours) if seed in theirs]
+
+
+def provenance(records: Records, command: str) -> str:
+    """How a page was made, in a paragraph."""
+    if not records:
+        return f"Made by `{command}`."
+    found = list(records.values())
+
+    def all_of(of: Callable[[Record], str]) -> str:
+        return ", ".join(sorted({of(record) for record in found}))
+
+    data = all_of(lambda r: f"{r['data'][0]} {r['data_sha256'][:16]}")
+    seeds, commits = all_of(lambda r: str(r["seed"])), all_of(lambda r: str(r["commit"]))
+    devices = all_of(lambda r: f"{r['environment']['device']}, torch {r['environment']['torch']}")
+    return (
+        f"Made by `{command}` from {len(found)} trainings (`cells.jsonl` has each one's settings, configuration hash and "
+        f"figures): data (SHA-256) {data}; seeds {seeds}; commit {commits}; on {devices}."
+    )
+
+
+def write_table(folder: Path, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table as CSV in a file and as Markdown for a page."""
+    write_text(folder / f"{name}.csv", comma_separated(header, rows))
+    return markdown(header, rows)

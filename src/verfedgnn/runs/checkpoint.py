@@ -1,0 +1,65 @@
+"""Checkpoints on disk: written beside the last one and put in place by a rename, so that a kill leaves the last good one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from verfedgnn.core import files
+from verfedgnn.core.errors import RunError
+from verfedgnn.protocol.checkpoint_state import State
+
+_NAME = re.compile(r"round-(\d{8})~?")
+"""A checkpoint; with ~ one that is being replaced by another of the same round."""
+
+
+def write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
+    """All states of `round` as `folder`/round-N, then remove the older ones."""
+    with files.writing(folder):
+        _write_checkpoint(folder, round, states, values)
+
+
+def _write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    final, part = folder / f"round-{round:08d}", folder / f".round-{round:08d}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    for name, state in states.items():
+        arrays = {key: np.ascontiguousarray(value) for key, value in state.arrays.items()}
+        files.write_through(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
+    plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
+    files.write_through(part / "state.json", json.dumps(plain).encode())
+    if final.exists():
+        aside = folder / f"{final.name}~"
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+    part.rename(final)
+    files.sync(folder)
+    for old in folder.iterdir():
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | None:
+    """The newest complete checkpoint and its plain values, or None if there is none."""
+    found = sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    if not found:
+        return None
+    complete = [path for path in found if (path / "state.json").is_file()] or found
+    newest = max(complete, key=lambda path: (path.name[:14], not path.name.endswith("~")))
+    try:
+        plain = json.loads((newest / "state.json").read_text("utf-8"))
+        states = {
+            name: State(safetensors.numpy.load((newest / f"{name}.safetensors").read_bytes()), values)
+            for name, values in plain.pop("states").items()
+        }
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise RunError(f"the checkpoint {newest} cannot be read ({error}); without it the run must be trained again") from None
+    return states, plain

@@ -1,0 +1,81 @@
+"""metrics.json: what a training reached, cost and protects, for one party's side of it or for all."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.runs.prepared_data import Prepared
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.party_model import PartyModel
+
+
+def figures(
+    prepared: Sequence[Prepared],
+    models: Sequence[PartyModel],
+    config: Config,
+    ledger: Ledger,
+    *,
+    rounds: int,
+    best_round: int,
+    seconds: float,
+    privacy: dict[str, Any],
+    digest: str,
+    gates: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """The content of metrics.json; `digest` is the hash of the public parameters, `gates` how much of them the parties take."""
+    figures = {
+        **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.ranks),
+        **cost(ledger, rounds, len(models), seconds),
+        "best_round": best_round,
+        "privacy": privacy,
+        "public": digest,
+        "data": [{"name": p.party.ratings.name, "notes": list(p.party.ratings.notes)} for p in prepared],
+        "config": config.fingerprint(),
+        "seed": config.seed,
+        "environment": environment(prepared[0].train.user.device),
+    }
+    for row, gate in zip(figures["parties"], gates or [], strict=False):
+        row["gate"] = gate
+    return figures
+
+
+def cost(ledger: Ledger, rounds: int, parties: int, seconds: float) -> dict[str, Any]:
+    """Rounds, seconds and bytes."""
+    traffic = ledger.total(kind="RoundStart") + ledger.total(kind="RoundReply")
+    return {
+        "rounds": rounds,
+        "seconds": round_seconds(seconds),
+        "bytes": {
+            "up": ledger.total("up"),
+            "down": ledger.total("down"),
+            "per_party_per_round": round(traffic / max(1, rounds) / parties),
+        },
+    }
+
+
+def history_entry(round: int, error: float, config: Config, ledger: Ledger, seconds: float) -> dict[str, Any]:
+    """A line of history.jsonl: a validation, under its name."""
+    judged = {f"valid_{name}": value for name, value in config.training.judged(error).items()}
+    return {"round": round, **judged, "bytes": ledger.total(), "seconds": round_seconds(seconds)}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the figures were computed on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def round_seconds(seconds: float) -> float:
+    """Seconds to the millisecond."""
+    return round(seconds, 3)

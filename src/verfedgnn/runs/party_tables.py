@@ -1,0 +1,93 @@
+"""The parties' tables inside a run folder: the common users once, then a Parquet file a party with its items as metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from verfedgnn.data import PartyData, Ratings
+from verfedgnn.core.errors import RunError
+
+_KEY = b"verfedgnn"
+
+
+def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
+    """File names for the parties, in order: theirs made plain, and numbered where two would be the same in any case."""
+    names: list[str] = []
+    for party in parties:
+        called = party if isinstance(party, str) else party.name
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._")[:80] or "party"
+        candidates = chain([plain], (f"{plain}-{number}" for number in count(2)))
+        taken = {name.lower() for name in names}
+        names.append(next(name for name in candidates if name.lower() not in taken))
+    return names
+
+
+def write_parties(folder: Path, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
+    """All tables and the part of each rating, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    users = pa.table({"user": parties[0].ratings.user_ids.tolist()})
+    _write(folder / "_users.parquet", users)
+    for name, party, part in zip(safe_names(parties), parties, parts, strict=True):
+        _write(folder / f"{name}.parquet", _table(party, part))
+    _write(folder / "_parties.parquet", pa.table({"file": safe_names(parties)}))
+
+
+def read_parties(folder: Path) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
+    """What `write_parties` wrote."""
+    try:
+        users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
+        files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
+        found = [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the data of the run in {folder} cannot be read ({error})") from None
+    return [party for party, _ in found], [part for _, part in found]
+
+
+def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
+    table = party.ratings
+    columns: dict[str, Any] = {"user": table.user, "item": table.item, "rating": table.rating, "part": part}
+    if table.time is not None:
+        columns["time"] = table.time
+    about = {
+        "party": party.name,
+        "name": table.name,
+        "scale": list(table.scale),
+        "notes": list(table.notes),
+        "item_ids": table.item_ids.tolist(),
+        "titles": None if table.titles is None else table.titles.tolist(),
+        "columns": {key: value.tolist() for key, value in table.columns.items()},
+    }
+    return pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about).encode()})
+
+
+def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
+    about = json.loads(arrow.schema.metadata[_KEY])
+    columns = {name: arrow[name].to_numpy() for name in arrow.column_names}
+    part = columns.pop("part")
+    ratings = Ratings(
+        **columns,
+        user_ids=users,
+        item_ids=np.array(about["item_ids"]),
+        titles=None if about["titles"] is None else np.array(about["titles"]),
+        columns={key: np.array(value) for key, value in about["columns"].items()},
+        scale=tuple(about["scale"]),
+        name=about["name"],
+        notes=tuple(about["notes"]),
+    )
+    return PartyData(about["party"], ratings), part
+
+
+def _write(path: Path, table: Any) -> None:
+    part = path.with_name(f".{path.name}.part")
+    pq.write_table(table, part)
+    part.replace(path)

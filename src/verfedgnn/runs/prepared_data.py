@@ -1,0 +1,73 @@
+"""From a party's table to what the protocol and the evaluation take: rated pairs by part, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config
+from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
+from verfedgnn.data.ratings import counted
+from verfedgnn.core.errors import DataError
+from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.pairs import PartyInput
+from verfedgnn.config.sections import SplitConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A party's data on its device; the test part is for the evaluation alone and never enters the protocol."""
+
+    party: PartyData
+    parts: NDArray[np.int8]
+    """`TRAIN`, `VALID` or `TEST` for each rating."""
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+
+    @property
+    def input(self) -> PartyInput:
+        """What the protocol's party gets."""
+        table = self.party.ratings
+        return PartyInput(self.party.name, table.n_users, table.n_items, table.scale, self.train, self.valid)
+
+
+def prepare(
+    parties: Sequence[PartyData], config: Config, device: torch.device, parts: Sequence[NDArray[np.int8]] | None = None
+) -> list[Prepared]:
+    """Split each party's ratings as configured (or as given by `parts`) and move them to `device`; each by itself."""
+    if parts is None:
+        parts = [split(party.ratings, config.split, config.seed) for party in parties]
+    if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
+        raise DataError("parts must give TRAIN, VALID or TEST for every rating of every party, in order")
+    return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
+
+
+def split(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:
+    """The part of each rating; a party computes it alone."""
+    if config.kind == "time":
+        return split_by_time(ratings)
+    return split_by_rating(ratings, fractions=config.fractions, seed=seed)
+
+
+def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) -> Prepared:
+    train, valid, test = (_pairs(party.ratings, parts == part, device) for part in (TRAIN, VALID, TEST))
+    for name, pairs in (("training", train), ("validation", valid)):
+        if not len(pairs):
+            raise DataError(
+                f"party '{party.name}' has {counted(len(party.ratings), 'rating')} and none of them falls into its {name} part; "
+                "give it more data or change split.fractions"
+            )
+    return Prepared(party, parts, train, valid, test)
+
+
+def _pairs(ratings: Ratings, chosen: NDArray[np.bool_], device: torch.device) -> Pairs:
+    return Pairs(
+        torch.from_numpy(ratings.user[chosen]).to(device),
+        torch.from_numpy(ratings.item[chosen]).to(device),
+        torch.from_numpy(ratings.rating[chosen]).to(device),
+    )

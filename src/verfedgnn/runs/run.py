@@ -1,0 +1,267 @@
+"""A run: what a training left behind, in memory or as a folder.
+
+    RUN/config.toml  metrics.json  history.jsonl  ledger.json  parties/  model/  checkpoint/
+
+Everything a later command needs is in the folder; the data it was trained from may be gone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn import plugins
+from verfedgnn.plugins import origin
+from verfedgnn.config import Config, load_config
+from verfedgnn.data import PartyData
+from verfedgnn.runs.embeddings import Embeddings, party_embeddings
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.data.ids import as_text, positions, to_numpy
+from verfedgnn.data.ratings import counted
+from verfedgnn.core.errors import PluginWarning, RunError
+from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.party_tables import read_parties, safe_names, write_parties
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One recommended item."""
+
+    item: str
+    title: str
+    party: str
+    score: float
+    """The predicted rating, within the party's scale; of a ranking, the item's share in the party's softmax."""
+
+
+@dataclass
+class Run:
+    """A finished training."""
+
+    config: Config
+    parties: list[PartyData]
+    parts: list[NDArray[np.int8]]
+    """`TRAIN`, `VALID` or `TEST` for each rating of each party."""
+    models: list[PartyModel]
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]]
+    ledger: Ledger
+    public: Tensor
+    """Public parameters of the kept model, flat."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    alone: list[PartyModel] | None = None
+    """What each party reaches alone, where a gate asked for it."""
+
+    def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
+        """The k items of the parties' catalogues (or of one party's) that `user` has not rated and would rate highest."""
+        if k < 1:
+            raise RunError(f"k = {k} asks for no recommendation; use 1 or more")
+        chosen = self._chosen(party)
+        found = np.flatnonzero(self.parties[0].ratings.user_ids == str(user))
+        if not len(found):
+            raise RunError(f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'")
+        row = int(found[0])
+        candidates: list[tuple[float, Recommendation]] = []
+        for p in chosen:
+            table, model = self.parties[p].ratings, self.models[p]
+            scores, ranks = model.items @ model.users[row], self.config.training.ranks
+            if ranks:
+                scores = scores.softmax(0)  # shares of the party's catalogue: those of different parties can be compared
+            scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
+            top = scores.topk(min(k, len(scores)))
+            for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+                if score > -torch.inf:
+                    title = "" if table.titles is None else str(table.titles[item])
+                    shown = score if ranks else min(max(score, table.scale[0]), table.scale[1])
+                    found_item = Recommendation(str(table.item_ids[item]), title, self.parties[p].name, shown)
+                    candidates.append((score, found_item))
+        return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
+
+    def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
+        """The predicted rating of each pair of ids, two of one length or one id each.
+
+        They are within the scale of the party whose item it is; a ranking has scores. `party` looks in its catalogue only.
+        """
+        user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
+        if len(user) != len(item):
+            raise RunError(f"{len(user):,} users and {len(item):,} items are no pairs; give as many of both")
+        known = self.parties[0].ratings.user_ids
+        row = positions(user, known)
+        if (row < 0).any():
+            strange = np.unique(user[row < 0])
+            raise RunError(
+                f"{counted(len(strange), 'user')} not in training, first '{strange[0]}': those at every party are, such as "
+                f"'{known[0]}'; leave the others out"
+            )
+        predicted = np.full(len(user), np.nan)
+        for p in self._chosen(party):
+            table, model = self.parties[p].ratings, self.models[p]
+            place = positions(item, table.item_ids)
+            here = np.flatnonzero(place >= 0)
+            u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
+            scores = (model.users[u] * model.items[v]).sum(-1).double().cpu().numpy()
+            predicted[here] = scores if self.config.training.ranks else scores.clip(*table.scale)
+        missing = np.flatnonzero(np.isnan(predicted))
+        if len(missing):
+            where = "this run" if party is None else f"the catalogue of '{party}'"
+            raise RunError(f"{counted(len(missing), 'item')} not in {where}, first '{item[missing[0]]}'; leave them out")
+        return predicted
+
+    @overload
+    def embeddings(self, party: str) -> Embeddings: ...
+
+    @overload
+    def embeddings(self, party: None = None) -> dict[str, Embeddings]: ...
+
+    def embeddings(self, party: str | None = None) -> Embeddings | dict[str, Embeddings]:
+        """What a party serves, as Arrow tables of ids, titles and vectors whose products are ratings; unset: all, by name."""
+        made = {self.parties[p].name: party_embeddings(self.parties[p], self.models[p], self.config) for p in self._chosen(party)}
+        return made if party is None else made[party]
+
+    def _chosen(self, party: str | None) -> list[int]:
+        """Which parties are meant."""
+        chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
+        if not chosen:
+            names = ", ".join(p.name for p in self.parties)
+            raise RunError(f"there is no party '{party}' in this run; there are: {names}")
+        return chosen
+
+    def evaluate(self, k: int = 20) -> dict[str, Any]:
+        """Accuracy and ranking of the kept model, computed anew."""
+        models = [(m.users, m.items) for m in self.models]
+        return evaluate(self.prepared(), models, k, ranks=self.config.training.ranks)
+
+    def prepared(self) -> list[Prepared]:
+        """The parties' data, split as in training."""
+        return prepare(self.parties, self.config, self.device, self.parts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the run as a new folder."""
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} exists already; save the run under another name")
+        begin_folder(folder, self.config, self.parties, self.parts)
+        self.complete_folder(folder)
+
+    def complete_folder(self, folder: Path) -> None:
+        """What a run folder holds after the last round; metrics.json comes last and marks it as finished."""
+        with writing(folder):
+            write_history(folder, self.history)
+            write_public(folder, self.public)
+            if self.alone is not None:
+                _write_models(folder / "model" / "alone", self.parties, self.alone)
+            _write_models(folder / "model", self.parties, self.models)
+            write_json(folder / "ledger.json", self.ledger.to_dict())
+            write_json(folder / "metrics.json", self.metrics)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """A finished run from its folder."""
+        folder = Path(path)
+        config = run_config(folder)
+        if not (folder / "metrics.json").is_file():
+            raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
+        if not (folder / "parties").is_dir():
+            raise RunError(f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder")
+        parties, parts = read_parties(folder / "parties")
+        try:
+            models = _read_models(folder / "model", parties)
+            own = folder / "model" / "alone"
+            alone = _read_models(own, parties) if own.is_dir() else None
+            public = safetensors.numpy.load((folder / "model" / "_public.safetensors").read_bytes())["public"]
+            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
+            ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
+            history = read_history(folder)
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise RunError(f"the run {folder} cannot be read ({error})") from None
+        return cls(config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone)
+
+
+def run_config(folder: Path) -> Config:
+    """The configuration of a run; warns where its GNN is a plug-in's and other code than the run was trained with."""
+    if not (folder / "config.toml").is_file():
+        what = "is not a run folder" if folder.exists() else "does not exist"
+        raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
+    config = load_config(folder / "config.toml")
+    other = other_code(config)
+    if other is not None:
+        text = f"{folder} was trained with {other}; what it computes anew may differ, so go back to that version or train again"
+        warnings.warn(text, PluginWarning, stacklevel=3)
+    return config
+
+
+def other_code(config: Config) -> str | None:
+    """That a configuration's GNN is a plug-in's whose code is another one here, in words; None if it is not."""
+    then, now = config.model.code, plugins.gnn_code(config.model.gnn, config.model.form)
+    if then is None or (now is not None and origin.digest(then) == origin.digest(now)):
+        return None
+    here = origin.shown(now) if now is not None else "in no file"
+    return f"other code of GNN '{config.model.gnn}': {origin.shown(then)} then, {here} now"
+
+
+def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, model in zip(safe_names(parties), models, strict=True):
+        arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
+        write_bytes(folder / f"{name}.safetensors", safetensors.numpy.save(arrays))
+
+
+def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]:
+    models = []
+    for name in safe_names(parties):
+        arrays = safetensors.numpy.load((folder / f"{name}.safetensors").read_bytes())
+        models.append(PartyModel(**{key: torch.from_numpy(value) for key, value in arrays.items()}))
+    return models
+
+
+def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
+    """What a run folder holds before the first round."""
+    try:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / "config.toml", config.to_toml().encode())
+            write_history(folder, [])
+            write_parties(folder / "parties", parties, parts)
+    except RunError:
+        # Half a run could not be resumed, and would be in the way; what else is in the folder is not ours.
+        shutil.rmtree(folder / "parties", ignore_errors=True)
+        for name in ("config.toml", "history.jsonl"):
+            with suppress(OSError):
+                (folder / name).unlink()
+        raise
+
+
+def write_public(folder: Path, public: Tensor) -> None:
+    """The public parameters of the kept model, flat."""
+    (folder / "model").mkdir(exist_ok=True)
+    write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()}))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file that is whole or not there."""
+    write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_history(folder: Path, history: Sequence[dict[str, Any]]) -> None:
+    """history.jsonl, one evaluation a line."""
+    write_bytes(folder / "history.jsonl", "".join(json.dumps(entry) + "\n" for entry in history).encode())
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """What `write_history` wrote."""
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text("utf-8").splitlines()]

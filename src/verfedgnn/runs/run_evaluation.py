@@ -1,0 +1,50 @@
+"""The figures of metrics.json that judge a model: per party and overall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from verfedgnn.core.metrics import Errors, Ranking, ranking, rating_errors
+from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.runs.prepared_data import Prepared
+
+
+def evaluate(
+    parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], k: int = 20, *, ranks: bool = False
+) -> dict[str, Any]:
+    """`test`, `valid` and `parties` of metrics.json for each party's h_u and h_v.
+
+    A test item is wanted when its rating reaches the neighbour threshold of the scale's upper quarter; what a user rated in
+    the training and validation parts is not recommended again. A model that `ranks` predicts no stars, so it has no errors.
+    """
+    rows: list[dict[str, Any]] = []
+    tests, valids, rankings = Errors.none(), Errors.none(), Ranking.none()
+    for party, (users, items) in zip(parties, models, strict=True):
+        test = valid = Errors.none()
+        if not ranks:
+            test, valid = rating_errors(users, items, party.test), rating_errors(users, items, party.valid)
+        wanted = party.test.take(party.test.rating >= upper_quarter(party.party.ratings.scale))
+        found = ranking(users, items, [party.train, party.valid], wanted, k)
+        tests, valids, rankings = tests + test, valids + valid, rankings + found
+        table = party.party.ratings
+        rows.append(
+            {
+                "name": party.party.name,
+                "items": table.n_items,
+                "ratings": len(table),
+                "test": _figures(test, found, k),
+                "valid": {"rmse": valid.rmse, "mae": valid.mae},
+            }
+        )
+    return {
+        "test": _figures(tests, rankings, k),
+        "valid": {"rmse": valids.rmse, "mae": valids.mae},
+        "parties": rows,
+    }
+
+
+def _figures(errors: Errors, found: Ranking, k: int) -> dict[str, float | None]:
+    return {"rmse": errors.rmse, "mae": errors.mae, **found.means(k)}

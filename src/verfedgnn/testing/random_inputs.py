@@ -1,0 +1,77 @@
+"""Small graphs and parameters at random, for trying an operator by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verfedgnn.core.graph import Graph, party_graph
+from verfedgnn.gnn.model import Model
+
+USERS, ITEMS = 14, 9
+
+
+def small_edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Users and items that are neighbours, at random."""
+    user, item = np.nonzero(np.random.default_rng(seed).random((USERS, items)) < 0.4)
+    return user, item
+
+
+def small_graph(seed: int = 3, items: int = ITEMS) -> Graph:
+    """A party that holds half of all items."""
+    return party_graph(*small_edges(seed, items), users=USERS, items=items, ratio=2.0)
+
+
+def drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
+    """Normal numbers of the default type."""
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, spread, shape)).to(
+        torch.get_default_dtype()
+    )
+
+
+def drawn_public(model: Model, count: int = 1) -> dict[str, Tensor]:
+    """Public parameters (S, ...) near their start, and none of them 0."""
+    views = model.views(model.initial_public(1, 3.0))
+    near = {
+        name: value + drawn(tuple(value.shape), 7 + i, 0.1) for i, (name, value) in enumerate(views.items())
+    }
+    return {name: value.expand(count, *value.shape).clone() for name, value in near.items()}
+
+
+def drawn_private(model: Model, count: int = 1) -> dict[str, Tensor]:
+    """Private parameters (S, ...), none of them 0."""
+    shapes = model.private_shapes(ITEMS)
+    return {name: drawn((count, *shape), 20 + i) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def drawn_others(model: Model, count: int = 1) -> list[Tensor]:
+    """What the others sent, X^k for every layer."""
+    shape = (count, USERS, model.operator.columns)
+    return [drawn(shape, 30 + k).abs() for k in range(model.config.layers)]
+
+
+@contextmanager
+def double() -> Iterator[None]:
+    """Tensors are of 64 bits meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def double_graph(graph: Graph) -> Graph:
+    """The same graph in 64 bits."""
+    return replace(
+        graph,
+        user_degree=graph.user_degree.double(),
+        item_degree=graph.item_degree.double(),
+        ratio=graph.ratio.double(),
+    )

@@ -1,0 +1,1 @@
+"""Train a federation on one machine, each party alone, and the gate that combines both."""

@@ -1,0 +1,192 @@
+"""The training loop on one machine: rounds until done, with checkpoints, until the kept models are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError, Interrupted
+from verfedgnn.core.files import writing
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.metrics_file import history_entry
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_tables import safe_names
+from verfedgnn.runs.prepared_data import Prepared
+from verfedgnn.runs.release_counts import ReleaseCounts
+from verfedgnn.runs.run import read_history, write_history
+from verfedgnn.training.local_runtime import local_federation
+from verfedgnn.training.progress import Progress, Stop, Watcher, never
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the rounds produced."""
+
+    models: list[PartyModel]
+    """The kept model of every party, in order."""
+    public: Tensor
+    """The public parameters of the kept model, flat."""
+    rounds: int
+    best_round: int
+    seconds: float
+    ratings: int
+    """Training ratings of all parties."""
+    history: list[dict[str, Any]]
+    ledger: Ledger
+    releases: ReleaseCounts
+    """The releases of the party that sent most."""
+
+
+class TrainingLoop:
+    """One training in progress. With a `folder`, it leaves checkpoints from which it can be resumed."""
+
+    def __init__(
+        self,
+        prepared: Sequence[Prepared],
+        config: Config,
+        *,
+        folder: Path | None = None,
+        stack: bool = True,
+        party: type[Party] = Party,
+    ) -> None:
+        self.prepared = prepared
+        self.config = config
+        self.folder = folder
+        self.runtime = local_federation(
+            [p.input for p in prepared], config, device_of(prepared), stack=stack, party=party
+        )
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self.releases = {name: ReleaseCounts() for name in self.coordinator.names}
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator of the local federation."""
+        return self.runtime.coordinator
+
+    def run(self, watch: Watcher | None = None, stop: Stop = never) -> Trained:
+        """Run all remaining rounds; when `stop()` turns true, finish the round, write a checkpoint and raise `Interrupted`."""
+        coordinator = self.coordinator
+        while not coordinator.done:
+            began = time.perf_counter()
+            closed = self.runtime.round()
+            self.seconds += time.perf_counter() - began
+            for name, reply in coordinator.replies.items():
+                self.releases[name].count(reply, refreshes=self.config.exchange.refresh)
+            if closed.valid_error is not None:
+                self._record_validation(closed.round, closed.valid_error)
+            if watch is not None:
+                watch(self._progress(closed.round, closed.valid_error))
+            done = coordinator.done
+            stopping = not done and stop()
+            if self.folder is not None and (
+                stopping or done or closed.round % self.config.training.checkpoint_every == 0
+            ):
+                self._write_checkpoint()
+            if stopping:
+                raise Interrupted(
+                    f"stopped after round {closed.round} of {coordinator.rounds}", resume_hint(self.folder)
+                )
+        self.runtime.finish()
+        return self._trained()
+
+    def _progress(self, round: int, error: float | None) -> Progress:
+        judged = self.config.training.judged
+        return Progress(
+            label="federation",
+            round=round,
+            rounds=self.coordinator.rounds,
+            valid=None if error is None else judged(error),
+            best=judged(self.coordinator.best.error),
+            bytes=self.runtime.ledger.total(),
+        )
+
+    def _record_validation(self, round: int, error: float) -> None:
+        self.history.append(history_entry(round, error, self.config, self.runtime.ledger, self.seconds))
+        if self.folder is not None:
+            with writing(self.folder):
+                write_history(self.folder, self.history)
+
+    def _trained(self) -> Trained:
+        best = self.coordinator.best
+        return Trained(
+            models=[PartyModel(**party.kept_model) for party in self.runtime.parties.values()],
+            public=best.parameters,
+            rounds=self.coordinator.round,
+            best_round=best.round,
+            seconds=self.seconds,
+            ratings=self.coordinator.ratings,
+            history=self.history,
+            ledger=self.runtime.ledger,
+            releases=ReleaseCounts.most(self.releases.values()),
+        )
+
+    # -- checkpoints -------------------------------------------------------------------------------------
+
+    def _write_checkpoint(self) -> None:
+        assert self.folder is not None
+        states = {"_coordinator": self.coordinator.state()}
+        for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
+            states[name] = party.state()
+            states[f"{name}_models"] = party.models()
+        values = {
+            "ledger": self.runtime.ledger.to_dict(),
+            "seconds": self.seconds,
+            "releases": {name: counts.to_dict() for name, counts in self.releases.items()},
+        }
+        write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
+
+    def restore(self) -> None:
+        """Continue from the last checkpoint; without one, start over."""
+        assert self.folder is not None
+        found = read_checkpoint(self.folder / "checkpoint")
+        if found is None:
+            return
+        states, values = found
+        self.coordinator.restore(states["_coordinator"])
+        replica = self.coordinator.replica
+        for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
+            party.restore(states[name], states[f"{name}_models"])
+            party.replica.load(**replica.arrays(), round=replica.round)
+        self.runtime.ledger = Ledger.from_dict(values["ledger"])
+        self.seconds = values["seconds"]
+        self.releases = {name: ReleaseCounts(**counts) for name, counts in values["releases"].items()}
+        self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
+
+    def _files(self) -> list[str]:
+        return safe_names([p.party for p in self.prepared])
+
+
+def device_of(prepared: Sequence[Prepared]) -> torch.device:
+    """Return the device that the prepared data is on."""
+    return prepared[0].train.user.device
+
+
+def resume_hint(folder: Path | None) -> str:
+    """Say how an interrupted training is resumed."""
+    if folder is None:
+        return "nothing is kept: train with a folder to be able to resume"
+    return f"resume with `verfedgnn train --resume {folder}`"
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """Return the device called `device`; raise `ConfigError` if this machine does not have it."""
+    try:
+        chosen = torch.device(device)
+        if chosen.type not in ("cpu", "cuda"):
+            raise RuntimeError("neither a processor nor a CUDA device")
+        torch.zeros(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device '{device}' cannot be used here ({reason}); use --device cpu") from None
+    return chosen

@@ -1,0 +1,237 @@
+"""The command line: what it prints, its exit codes, and that a mistake costs one line and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+QUICK = ("--set", "epochs=2", "--set", "batch=400")
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> Path:
+    """A small table with columns user, item, rating, time."""
+    rows = [f"u{u},i{i},{1 + (u * i + u) % 5},{1000 + u + i}" for u in range(40) for i in range(12)]
+    path = tmp_path / "ratings.csv"
+    path.write_text("user,item,rating,time\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, err = command("train", "--data", ratings, "--parties", 3, "--out", run, "--lift", *QUICK)
+    assert code == 0, err
+    assert "3 parties, 40 common users, 12 items, 480 ratings" in err
+    for words in ("test RMSE", "a party and round", "(0, 0.333)-DP per release", "Lift", "alone", "pooled"):
+        assert words in out
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert set(metrics["lift"]) == {"overall", "parties", "by_own_ratings"}
+    code, out, err = command("evaluate", run, "--json")
+    assert code == 0, err
+    assert json.loads(out)["test"]["rmse"] == pytest.approx(metrics["test"]["rmse"])
+    code, out, _ = command("evaluate", run, "--top", 5)
+    assert "ndcg@5" in out
+    code, out, _ = command("recommend", run, "--user", "u3", "--top", 2, "--json")
+    # u3 rated all twelve items
+    assert code == 0
+    assert json.loads(out) == []
+
+
+def test_json_is_the_last_line_and_is_metrics_json(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, _ = command("train", "--data", "synthetic", "--parties", 2, "--out", run, "--json", *QUICK)
+    assert code == 0
+    assert json.loads(out.splitlines()[-1]) == json.loads((run / "metrics.json").read_text())
+    code, out, _ = command("recommend", run, "--user", "u0003", "--top", 3, "--party", "party-1")
+    assert code == 0
+    assert out.count("party-1") == 3
+
+
+def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
+    for name, users in (("book", range(30)), ("music", range(5, 40))):
+        rows = [f"u{u},{name}{i},{1 + (u + i) % 5}" for u in users for i in range(9)]
+        (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
+    code, out, err = command(
+        "train", "--data", f"shop={tmp_path / 'book.csv'}", "--data", tmp_path / "music.csv", *QUICK, "--json"
+    )
+    assert code == 0, err
+    assert [p["name"] for p in json.loads(out)["parties"]] == ["shop", "music"]
+    assert "shop: kept 25 of 30 users, dropped 5 users with 45 ratings" in err
+
+
+def test_by_time_and_by_column(command: Command, ratings: Path) -> None:
+    code, out, err = command(
+        "train", "--data", ratings, "--parties", 2, "--set", "split.kind=time", *QUICK, "--json"
+    )
+    assert code == 0, err
+    code, out, err = command("train", "--data", "synthetic", "--by", "category", *QUICK, "--json")
+    assert code == 0, err
+    assert {p["name"] for p in json.loads(out)["parties"]} == {"film", "book", "album"}
+
+
+def bad_table(text: str | bytes) -> Callable[[Path], list[str]]:
+    def write(folder: Path) -> list[str]:
+        path = folder / "bad.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return ["--data", str(path)]
+
+    return write
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+BAD = {
+    "missing columns": (bad_table("user,thing,rating\na,b,3\n"), "--columns"),
+    "nan": (bad_table("user,item,rating\na,b,nan\n"), "--missing drop"),
+    "infinite": (bad_table("user,item,rating\na,b,inf\n"), "infinite (more than"),
+    "duplicates": (bad_table("user,item,rating\na,b,3\na,b,4\n"), "--duplicates"),
+    "encoding": (bad_table(b"user,item,rating\n\xff\xfe,b,3\n"), "--encoding latin-1"),
+    "no file": (lambda folder: ["--data", str(folder / "none.csv")], "none.csv"),
+    "empty": (bad_table(""), "empty"),
+    "too many parties": (bad_table("user,item,rating\na,b,3\nc,d,4\n"), "--parties"),
+    "item in two parties": (
+        lambda folder: [
+            *bad_table("user,item,rating\na,b,3\n")(folder),
+            "--data",
+            f"other={folder / 'bad.csv'}",
+        ],
+        "item 'b'",
+    ),
+    "unknown setting": (lambda _: ["--set", "dimm=3"], "did you mean"),
+    "unprotected": (lambda _: ["--set", "ratio=1"], "unprotected"),
+    "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),
+    "unknown preset": (lambda _: ["--preset", "worst"], "best, paper"),
+    "unknown device": (lambda _: ["--device", "abacus"], "--device cpu"),
+    "odd device": (lambda _: ["--device", "meta"], "--device cpu"),
+    "odd file": (lambda folder: ["--config", write(folder / "c.toml", 'model = "gat"')], "model"),
+    "no such condition": (lambda _: ["--set", "unprotected=everything"], "unprotected"),
+    "parties twice": (
+        lambda _: ["--data", "a.csv", "--data", "b.csv", "--parties", "3"],
+        "one file per party",
+    ),
+    "empty file name": (lambda _: ["--data", "film="], "names no file"),
+    "bad columns": (lambda _: ["--columns", "user"], "--columns takes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_one_line_and_exit_code_2(command: Command, tmp_path: Path, case: str) -> None:
+    arguments, remedy = BAD[case]
+    out_folder = tmp_path / "run"
+    code, out, err = command("train", *arguments(tmp_path), "--out", out_folder)
+    assert code == 2
+    assert out == ""
+    lines = [line for line in err.splitlines() if not line.startswith(("10 parties", "3 parties"))]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert remedy in err
+    assert not out_folder.exists(), "nothing half-written"
+
+
+def test_unreadable_file(command: Command, ratings: Path, tmp_path: Path) -> None:
+    ratings.chmod(0)
+    if os.access(ratings, os.R_OK):
+        pytest.skip("this user may read every file")
+    code, _, err = command("train", "--data", ratings)
+    assert code == 2
+    assert "ratings.csv" in err
+
+
+def test_a_run_folder_that_exists_is_left_alone(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert command("train", "--out", run, *QUICK, "--quiet")[0] == 0
+    before = (run / "metrics.json").read_bytes()
+    code, _, err = command("train", "--out", run, *QUICK)
+    assert code == 2
+    assert "--overwrite" in err
+    assert (run / "metrics.json").read_bytes() == before
+    assert command("train", "--out", run, *QUICK, "--overwrite", "--quiet")[0] == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    code, _, err = command("train", "--out", tmp_path / "mine", "--overwrite", *QUICK)
+    assert code == 2
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_not_a_run(command: Command, tmp_path: Path) -> None:
+    for arguments in (
+        ["evaluate", tmp_path],
+        ["recommend", tmp_path, "--user", "1"],
+        ["train", "--resume", tmp_path],
+    ):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert len(err.splitlines()) == 1
+
+
+def test_ctrl_c_leaves_a_resumable_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    start = [sys.executable, "-m", "verfedgnn", "train", "--out", str(run), "--set", "epochs=4000"]
+    process = subprocess.Popen(start, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (run / "history.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert "--resume" in err
+    assert list((run / "checkpoint").glob("round-*"))
+    again = subprocess.run(
+        [*start[:4], "--resume", str(run), "--model", "gat"], capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 2
+    assert "leave out" in again.stderr
+
+
+def test_titles_are_shown_as_they_are(command: Command, tmp_path: Path) -> None:
+    rows = [
+        f"u{u},i{i},{1 + (u + i) % 5},Film [/{i}] [red]" for u in range(30) for i in range(20) if (u + i) % 4
+    ]
+    path = tmp_path / "t.csv"
+    path.write_text("user,item,rating,title\n" + "\n".join(rows) + "\n")
+    run = tmp_path / "run"
+    assert command("train", "--data", f"[x]={path}", "--out", run, *QUICK)[0] == 0
+    code, out, _ = command("recommend", run, "--user", "u1", "--top", 2)
+    assert code == 0
+    assert "[red]" in out
+    assert "[x]" in out
+
+
+def test_help_is_readable(command: Command) -> None:
+    code, out, _ = command("train", "--help")
+    assert code == 0
+    for words in ("--data", "--preset", "--lift", "gradients.r", "exchange.ratio"):
+        assert words in out
+    assert command("--version")[0] == 0
+
+
+def test_data_synth_writes_what_train_reads(command: Command, tmp_path: Path) -> None:
+    table = tmp_path / "yelp.parquet"
+    synth = ("data", "synth", "--like", "yelp", "--scale-down", 2000, "--out", table)
+    code, out, err = command(*synth)
+    assert code == 0, err
+    assert "3,495 ratings by 994 users on 75 items" in out
+    code, _, err = command("train", "--data", table, "--parties", 10, *QUICK)
+    assert code == 0, err
+    assert "10 parties, 994 common users, 75 items, 3,495 ratings" in err
+    code, _, err = command(*synth)
+    assert code == 2
+    assert "--overwrite" in err
+    assert command(*synth, "--overwrite", "--ratings", 4000)[0] == 0
+    for wrong in (("--like", "yelq"), ("--ratings", 10), ("--out", tmp_path / "no" / "folder.parquet")):
+        code, _, err = command(*synth, "--overwrite", *wrong)
+        assert code == 2
+        assert ": " in err
+    assert [path.name for path in tmp_path.iterdir()] == ["yelp.parquet"]

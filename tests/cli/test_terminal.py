@@ -1,0 +1,459 @@
+"""Every command as its users meet it: help, --quiet, --json, exit codes, signals, broken pipes, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import verfedgnn as vf
+from verfedgnn.cli import completion as complete
+from verfedgnn.cli.main import app, main
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ("--data", "small.csv", "--parties", "3", "--threads", "1")
+SHELL = [sys.executable, "-m", "verfedgnn"]
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, found in group.commands.items():
+        if hasattr(found, "commands"):
+            yield from leaves(found, (*path, name))
+        else:
+            yield " ".join((*path, name)), found
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run `verfedgnn ...` in this process: exit code, standard output, standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["verfedgnn", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, the status of a coordinator and an empty bench."""
+    folder = tmp_path_factory.mktemp("terminal")
+    parties = vf.split_items(vf.data.synthetic_ratings(users=120, items=60, ratings=3000, seed=2), parties=3)
+    vf.train(
+        parties,
+        vf.Config.preset("best").with_values({"epochs": 6, "gate": False, "dim": 8}),
+        out=folder / "run",
+    )
+    rows = [f"u{u},i{i},{1 + (u * i + u) % 5}" for u in range(40) for i in range(12)]
+    (folder / "small.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
+    (folder / "hub").mkdir()
+    (folder / "hub" / "status.json").write_text(
+        json.dumps({"role": "coordinator", "parties": {}, "updated": time.time()})
+    )
+    return folder
+
+
+# -- what every command has ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained(name: str) -> None:
+    found = COMMANDS[name]
+    assert found.help
+    for option in found.params:
+        assert option.help, f"{name} {option.name}"
+        assert option.help.endswith("."), f"{name} {option.name}: {option.help}"
+
+
+def test_the_same_words_everywhere() -> None:
+    for wanted in ("--quiet", "--json"):
+        texts = {name: [p.help for p in found.params if wanted in p.opts] for name, found in COMMANDS.items()}
+        assert all(texts.values()), [name for name, text in texts.items() if not text]
+        assert len({text[0] for text in texts.values()}) == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_and_a_slip_of_the_pen(command: Command, name: str) -> None:
+    code, out, err = command(*name.split(), "--help")
+    assert code == 0
+    assert "--quiet" in out
+    code, out, err = command(*name.split(), "--no-such-option")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: No such option: --no-such-option")
+    assert err.endswith(f"see `verfedgnn {name} --help`\n")
+    assert err.count("\n") == 1
+
+
+MISTAKES = {
+    "train": "--data none.csv",
+    "evaluate": "none",
+    "recommend": "none --user 1",
+    "export": "none --out x",
+    "serve": "none",
+    "report": "none",
+    "tune": "mine.txt",
+    "data check": "none.csv",
+    "data synth": "--out x.parquet --like nothing",
+    "compare": "--methods magic",
+    "paper": "table99",
+    "attack": "none",
+    "audit": "none",
+    "bench": "nothing",
+    "federation init": "hub --address nowhere",
+    "federation join-request": "server",
+    "federation approve": "none a.csr",
+    "federation revoke": "none film",
+    "federation renew": "none",
+    "federation show": "none",
+    "coordinator": "none",
+    "party": "--federation none",
+    "align": "--federation none",
+    "status": "none",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_mistake_is_one_line(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(*name.split(), *MISTAKES[name].split())
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+UNWRITABLE = {
+    "train": "--out file/run --data none.csv",
+    "report": "run --out file/report",
+    "export": "run --out file/vectors",
+    "tune": "file/mine.toml --data none.csv",
+    "compare": "--out file/x --data none.csv",
+    "paper": "table2 --out file/x",
+    "bench": "yelp --quick --out file/x",
+    "data synth": "--out file/x.parquet --scale-down 2000",
+    "federation init": "file/hub --address 127.0.0.1:7443",
+    "federation join-request": "film --out file/film",
+}
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
+def test_a_place_that_cannot_be_written_is_said_first(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Before data are read: those named here are not there."""
+    monkeypatch.chdir(place)
+    (place / "file").touch()
+    code, out, err = command(*name.split(), *UNWRITABLE[name].split())
+    assert (code, out) == (2, "")
+    assert "file" in err
+    assert "none.csv" not in err
+    assert err.count("\n") == 1
+
+
+RESULTS = {
+    "train": f"--out {{}} --set epochs=5 {' '.join(SMALL)}",
+    "evaluate": "run",
+    "recommend": "run --user u0003 --top 3",
+    "export": "run --out {}",
+    "report": "run --out {}",
+    "data check": "small.csv",
+    "tune": "{}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
+    "data synth": "--out {}.parquet --scale-down 2000",
+    "compare": "--methods bias --seeds 1 --out compared --jobs 1 --data small.csv --parties 3",
+    "paper": "table1 --out {}",
+    "attack": "run --as coordinator --rounds 3",
+    "audit": "run --rounds 7 --victims 5 --no-compare",
+    "bench": "yelp --quick --report-only --out {}",
+    "status": "hub",
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_and_remarks(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(place)
+    stem = name.replace(" ", "-")
+    code, out, err = command(*name.split(), *RESULTS[name].format(f"{stem}-1").split(), "--quiet", "--json")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    if name == "train":
+        assert found == json.loads((place / "train-1" / "metrics.json").read_text())
+    code, out, err = command(*name.split(), *RESULTS[name].format(f"{stem}-2").split())
+    assert code == 0, err
+    assert out
+    assert "\x1b" not in out + err, "colours and bars are for terminals"
+
+
+def test_membership_in_json(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    silent = ("--quiet", "--json")
+    made = [
+        command("federation", "init", "hub", "--address", "127.0.0.1:7443", *silent),
+        command("federation", "join-request", "film", *silent),
+        command("federation", "approve", "hub", "film/film.csr", "--yes", *silent),
+        command("federation", "show", "hub", *silent),
+        command("federation", "renew", "hub", *silent),
+        command("federation", "revoke", "hub", "film", *silent),
+    ]
+    assert all(code == 0 and err == "" and out.count("\n") == 1 for code, out, err in made), made
+    found = [json.loads(out) for _, out, _ in made]
+    assert found[1]["request"] == "film/film.csr"
+    assert [[member["name"] for member in each["members"]] for each in (found[2], found[5])] == [
+        ["server", "film"],
+        ["server"],
+    ]
+    assert found[2] == found[3]
+
+
+def test_a_command_to_repeat_has_no_password(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("verfedgnn.data.read_parties", stop)
+    code, _, err = command("train", "--data", "film=postgresql://bob:hunter2@db/shop", "--query", "select 1")
+    assert code == 4
+    assert "film=postgresql://bob:***@db/shop" in err
+    assert "hunter2" not in err
+
+
+def test_nobody_confirms(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command("federation", "init", "hub", "--address", "127.0.0.1:7443")
+    command("federation", "join-request", "film")
+    monkeypatch.setattr("verfedgnn.cli.federation_command._terminal", lambda: False)
+    code, out, err = command("federation", "approve", "hub", "film/film.csr", "--json")
+    assert (code, out) == (2, "")
+    assert "nothing was changed" in err
+
+
+# -- terminals and pipes -------------------------------------------------------------------------------------------------
+
+
+def on_a_terminal(words: list[str], folder: Path, **environment: str) -> str:
+    """What a command writes where both streams are a terminal."""
+    outer, inner = pty.openpty()
+    surroundings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    surroundings |= {"TERM": "xterm"} | environment
+    process = subprocess.Popen([*SHELL, *words], cwd=folder, stdout=inner, stderr=inner, env=surroundings)
+    os.close(inner)
+    written = b""
+    while True:
+        try:
+            more = os.read(outer, 4096)
+        except OSError:  # Linux: the other end is closed
+            break
+        if not more:
+            break
+        written += more
+    os.close(outer)
+    process.wait()
+    return written.decode()
+
+
+def test_colours_on_a_terminal_unless_they_are_not_wanted(tmp_path: Path) -> None:
+    assert "\x1b[1;31merror:" in on_a_terminal(["evaluate", "--nothing"], tmp_path)
+    assert "\x1b[1merror:" in on_a_terminal(["evaluate", "--nothing"], tmp_path, NO_COLOR="1")
+
+
+def test_a_bar_on_a_terminal(place: Path) -> None:
+    words = ["train", *SMALL, "--set", "epochs=5"]
+    written = on_a_terminal(words, place)
+    assert "━" in written
+    assert "\x1b[?25h" in written, "the cursor is shown again"
+
+
+def test_a_reader_that_leaves_does_not_end_a_training(place: Path) -> None:
+    words = [*SHELL, "train", "--out", "unread", *SMALL, "--set", "epochs=5"]
+    process = subprocess.Popen(words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert (place / "unread" / "metrics.json").is_file()
+
+
+# -- signals -------------------------------------------------------------------------------------------------------------
+
+
+def interrupted(
+    words: list[str], seen: Callable[[], bool], number: signal.Signals, folder: Path
+) -> tuple[int, str]:
+    """Exit code and standard error of a command that is sent a signal as soon as `seen`."""
+    process = subprocess.Popen(
+        [*SHELL, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not seen() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def continuation(err: str) -> list[str]:
+    """The command that the last line says to continue with."""
+    words = shlex.split(err.rpartition("continue with `")[2].rstrip().rstrip("`"))
+    assert words[0] == "verfedgnn"
+    return words[1:]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_training_says_how_it_goes_on(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.chdir(place)
+    out = f"stopped-{number}"
+    words = ["train", *SMALL, "--out", out, "--set", "epochs=120", "--json", "--quiet"]
+    code, err = interrupted(words, (place / out / "history.jsonl").exists, number, place)
+    assert code == 4, err
+    assert err.count("\n") == 1
+    again = continuation(err)
+    assert again == ["train", "--resume", out, "--quiet", "--json", "--threads", "1"]
+    if number is signal.SIGINT:
+        code, out, err = command(*again)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["rounds"] == 120
+
+
+def test_a_stopped_comparison_goes_on_by_the_same_command(place: Path) -> None:
+    of = ["--methods", "bias,verfedgnn", "--seeds", "1", "--jobs", "1", "--set", "epochs=120"]
+    words = ["compare", *SMALL[:4], *of, "--out", "halves", "--json"]
+    records = place / "halves" / "cells.jsonl"
+    code, err = interrupted(words, records.exists, signal.SIGINT, place)
+    assert code == 4, err
+    assert "stopped with 1 of 2 trainings done" in err
+    assert continuation(err) == words
+    kept = records.read_text()
+    done = subprocess.run([*SHELL, *words, "--quiet"], cwd=place, capture_output=True, text=True, check=True)
+    assert [each["method"] for each in json.loads(done.stdout)["trainings"]] == ["bias", "verfedgnn"]
+    assert records.read_text().startswith(kept)
+
+
+def test_an_interruption_elsewhere_is_not_an_error_of_the_program(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("verfedgnn.research.attacks.stronger.attack_gradients", stop)
+    code, out, err = command("attack", "run", "--as", "coordinator", "--quiet")
+    assert (code, out) == (4, "")
+    assert err == "error: interrupted; continue with `verfedgnn attack run --as coordinator --quiet`\n"
+
+
+# -- completion and speed ------------------------------------------------------------------------------------------------
+
+
+def test_no_command_is_slow_to_explain_itself() -> None:
+    check = "import sys; import verfedgnn.cli.main; print(*{'torch', 'pydantic', 'pyarrow', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", check], text=True) == "\n"
+
+
+LIGHT = (
+    "federation init hub --address localhost:7443",
+    "federation join-request film",
+    "federation join-request books",
+    "federation approve hub film/film.csr books/books.csr --yes",
+    "federation show hub",
+    "federation renew hub",
+    "federation revoke hub books",
+    "status run",
+)
+"""What organisations do before they train, and while: keys, certificates, roster, agreement, a look at the state."""
+
+
+def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
+    """Each of them starts in the time of --help and runs on a machine that could not train."""
+    begun = [words for words in COMMANDS if words.startswith("federation ")]
+    assert all(any(line.startswith(words) for line in LIGHT) for words in begun), (
+        "a new command is to be added to LIGHT"
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text(json.dumps({"state": "finished", "parties": {}}))
+    script = (
+        "import sys; from verfedgnn.cli.main import app\n"
+        "for line in sys.argv[1:]:\n"
+        "    app(line.split(), standalone_mode=False)\n"
+        "    assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), line\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *LIGHT],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 on the roster" in done.stdout, "the commands did their work"
+
+
+def test_names_to_complete_are_those_there_are() -> None:
+    from verfedgnn.config import presets
+    from verfedgnn.data.synthetic_shapes import LIKE
+    from verfedgnn.research.baselines import METHODS
+    from verfedgnn.research.bench import QUESTIONS
+    from verfedgnn.research.paper import EXPERIMENTS
+
+    assert tuple(presets()) == complete.PRESETS
+    assert tuple(METHODS) == complete.METHODS
+    assert tuple(EXPERIMENTS) == complete.EXPERIMENTS
+    assert tuple(QUESTIONS) == complete.QUESTIONS
+    assert tuple(LIKE) == complete.SHAPES
+
+
+COMPLETED = {
+    "verfedgnn eval": ["evaluate"],
+    "verfedgnn federation re": ["revoke", "renew"],
+    "verfedgnn train --preset p": ["paper", "private"],
+    "verfedgnn train --model g": ["gcn", "gat", "ggnn"],
+    "verfedgnn train --data ml": ["ml-tiny"],
+    "verfedgnn evaluate r": ["run"],
+    "verfedgnn report ../": ["../{}/run"],
+    "verfedgnn compare --methods mf,cen": ["mf,central"],
+    "verfedgnn train --qui": ["--quiet"],
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_tab(
+    line: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "ml-tiny").mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["verfedgnn"])
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "VERFEDGNN_DATA": str(tmp_path)}
+    for key, value in (words | {"_VERFEDGNN_COMPLETE": "complete_bash"}).items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(SystemExit):
+        main()
+    found = capsys.readouterr().out.splitlines()
+    assert set(found) >= {text.format(place.name) for text in COMPLETED[line]}
+    assert all(text.startswith(line.split()[-1]) for text in found)

@@ -1,0 +1,74 @@
+"""Figures of merit against hand-counted cases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from verfedgnn.core import metrics
+from verfedgnn.core.metrics import Errors, ranking, rating_errors
+from verfedgnn.core.pairs import Pairs
+from verfedgnn.data import TEST, TRAIN, make_ratings, split_by_rating, synthetic_ratings
+from verfedgnn.training.user_item_means import bias_errors
+
+
+def pairs(*rows: tuple[int, int, float]) -> Pairs:
+    user, item, rating = zip(*rows, strict=True) if rows else ((), (), ())
+    return Pairs(
+        torch.tensor(user, dtype=torch.int32), torch.tensor(item, dtype=torch.int32), torch.tensor(rating)
+    )
+
+
+def test_errors_by_hand() -> None:
+    users, items = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [1.0]])
+    errors = rating_errors(users, items, pairs((0, 0, 5.0), (1, 1, 1.0)))
+    assert errors == Errors(5.0, 3.0, 2)
+    assert errors.rmse == pytest.approx(math.sqrt(2.5))
+    assert errors.mae == 1.5
+    assert (errors + Errors(1.0, 1.0, 1)).rmse == pytest.approx(math.sqrt(2))
+
+
+def test_ranking_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of five items 5 > 4 > 3 > 2 > 1; item 0 is already seen by user 0."""
+    users, items = torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([[5.0], [4.0], [3.0], [2.0], [1.0]])
+    seen, wanted = pairs((0, 0, 5.0)), pairs((0, 2, 5.0), (0, 4, 5.0), (1, 3, 5.0))
+    for chunk in (1 << 23, 5):  # all users at once, and one at a time
+        monkeypatch.setattr(metrics, "CHUNK_SCORES", chunk)
+        found = ranking(users, items, [seen], wanted, k=2)
+        # user 0 is shown items 1, 2: finds item 2 in second place, of two wanted; user 1 is shown 0, 1: nothing
+        assert found.users == 2
+        assert found.recall == pytest.approx(1 / 2)
+        assert found.ndcg == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
+        assert found.hits == 1
+        assert found.means(2)["hitrate@2"] == 0.5
+
+
+def test_a_perfect_ranking_scores_one() -> None:
+    rng = np.random.default_rng(0)
+    items = torch.from_numpy(rng.normal(size=(50, 4)).astype(np.float32))
+    users = torch.from_numpy(rng.normal(size=(20, 4)).astype(np.float32))
+    best = (users @ items.T).topk(3).indices
+    wanted = pairs(*[(u, int(i), 5.0) for u in range(20) for i in best[u]])
+    found = ranking(users, items, [pairs((0, int((users[0] @ items.T).argmin()), 1.0))], wanted, k=5)
+    assert found.means(5) == pytest.approx({"recall@5": 1.0, "ndcg@5": 1.0, "hitrate@5": 1.0})
+
+
+def test_biases_by_hand() -> None:
+    """One user who rates 1 above, one who rates 1 below: means recover the table as damping goes to 0."""
+    table = make_ratings(["a", "a", "b", "b"], ["x", "y", "x", "y"], [4.0, 5.0, 2.0, 3.0], scale=(1, 5))
+    errors = bias_errors(table, np.array([0, 0, 0, 2], np.int8))
+    # mean 11/3; with damping 1: b_x = (1/3 - 5/3)/3 = -4/9, b_y = (4/3)/2 = 2/3; what is left of b's one rating: -11/9, halved
+    assert errors.count == 1
+    assert errors.squared == pytest.approx((11 / 3 + 2 / 3 - 11 / 18 - 3.0) ** 2)
+
+
+def test_biases_beat_the_mean() -> None:
+    table = synthetic_ratings(users=200, items=100, ratings=6000, seed=0)
+    parts = split_by_rating(table, seed=0)
+    spread = table.rating[parts == TEST] - table.rating[parts == TRAIN].mean()
+    rmse = bias_errors(table, parts).rmse
+    assert rmse is not None
+    assert rmse < math.sqrt(np.square(spread).mean())

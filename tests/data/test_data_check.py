@@ -1,0 +1,416 @@
+"""`data check`: every kind of problem with its lines in one go, usable exactly when it can be read, and a picture."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data import read_ratings
+from verfedgnn.data.data_check import Checked, check_source, in_common
+from verfedgnn.data.rating_distribution import distribution, sizes
+from verfedgnn.data.text_files import TextTable
+
+Command = Callable[..., tuple[int, str, str]]
+NOW = 1_750_000_000
+
+BAD = """user,item,rating,time
+1,a,3,1700000000
+1,b,great,1700000001
+
+2,a,4,1700000002
+2,a,4,1700000003
+"x
+y",c,5,4700000003
+3,c
+,c,2,1700000003
+4,  ,2,1700000003
+5,e,nan,1700000003
+6,f,7,1700000003
+7,g,1,2,3,4
+8, h ,1,1700000003
+8,h,3,1700000003
+9,i,,10
+"""
+
+
+def put(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def kinds(found: Checked) -> dict[str, tuple[int, tuple[int, ...]]]:
+    return {problem.kind: (problem.count, problem.places) for problem in found.problems}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_kind_of_problem_with_its_lines(tmp_path: Path, packed: bool) -> None:
+    text = gzip.compress(BAD.encode()) if packed else BAD
+    path = put(tmp_path / f"bad.csv{'.gz' if packed else ''}", text)
+    found = check_source("bad", path, scale=(1, 5), now=NOW)
+    assert found.unit == "line"
+    assert not found.usable
+    assert kinds(found) == {
+        "broken": (2, (9, 14)),
+        "no-user": (1, (10,)),
+        "no-item": (1, (11,)),
+        "not-a-number": (1, (3,)),
+        "no-rating": (2, (12, 17)),
+        "off-scale": (1, (13,)),
+        "repeated": (2, (6, 16)),
+        "future": (1, (8,)),
+        "few-ratings": (4, ()),
+    }
+    assert found.shape is not None
+    assert (found.shape.ratings, found.shape.users, found.shape.items) == (4, 4, 3)
+    assert found.shape.last == "2023-11-14"  # what is in the future is no part of the picture
+
+
+def test_only_the_first_few_lines_of_many(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\n" + "".join(f"{k},{k},bad\n" for k in range(3000)))
+    assert kinds(check_source("t", path))["not-a-number"] == (3000, (2, 3, 4, 5, 6))
+
+
+def test_duplicates_are_no_error_once_it_is_said_what_becomes_of_them(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n1,a,4\n2,a,4\n")
+    assert not check_source("t", path).usable
+    found = check_source("t", path, duplicates="last")
+    assert found.usable
+    assert "the last one is kept" in found.problems[0].text
+    assert check_source("t", put(tmp_path / "t.inter", "user_id\titem_id\trating\n1\ta\t3\n1\ta\t4\n")).usable
+
+
+def test_wrong_encoding(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\nJosé,a,3\n1,b,x\nRené,b,2\n".encode("latin-1"))
+    found = check_source("t", path)
+    assert kinds(found)["encoding"] == (2, (2, 4))
+    assert kinds(found)["not-a-number"] == (1, (3,))
+    assert "--encoding latin-1" in found.problems[0].remedy
+    assert set(kinds(check_source("t", path, encoding="latin-1"))) == {"not-a-number", "few-ratings"}
+
+
+def test_what_is_worth_knowing(tmp_path: Path) -> None:
+    equal = check_source("t", put(tmp_path / "a.csv", "user,item,rating\n1,a,3\n2,a,3\n"))
+    assert equal.usable
+    assert "all-equal" in kinds(equal)
+    zeros = check_source("t", put(tmp_path / "b.csv", "user,item,rating\n1,a,0\n2,a,3\n3,a,0\n"))
+    assert kinds(zeros)["zeros"] == (2, (2, 4))
+    early = check_source("t", put(tmp_path / "c.csv", "user,item,rating,time\n1,a,1,19000\n2,a,3,19001\n"))
+    assert kinds(early)["early"] == (2, (2, 3))
+    gaps = check_source("t", put(tmp_path / "d.csv", "user,item,rating,time\n1,a,1,1700000000\n2,a,3,\n"))
+    assert gaps.usable
+    assert gaps.notes == ("1 row has no time: all times are left out",)
+
+
+@pytest.mark.parametrize(("size", "line"), [(140_000, 4), (200_000, 3)])
+def test_lines_after_a_long_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, line: int
+) -> None:
+    """A field that Python's reader would refuse is passed; one that nobody reads leaves the number of the record."""
+    if line == 3:
+        monkeypatch.setattr("verfedgnn.data.text_files._BLOCK", 1 << 12)
+    text = TextTable(
+        put(tmp_path / "t.csv", f'user,item,rating,review\n1,a,3,"{"x" * size}\n"\n1,b,great,\n')
+    )
+    assert text.line(2) == line
+    if line == 4:
+        assert kinds(check_source("t", text.path))["not-a-number"] == (1, (line,))
+        with pytest.raises(DataError, match="'great' in line 4 of"):
+            read_ratings(text.path)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "seconds", "future"),
+    [
+        (
+            [1_700_000_000_123_456_789, 1_700_000_001_000_000_001],
+            pa.timestamp("ns"),
+            [1_700_000_000, 1_700_000_001],
+            0,
+        ),
+        ([19_675, 2**30], pa.date32(), [1_699_920_000, 2**30 * 86_400], 1),
+        ([2**29, 2**30], pa.date32(), [2**29 * 86_400, 2**30 * 86_400], 2),
+        ([1_700_000_000_000, 2**60], pa.timestamp("ms", "Europe/Berlin"), [1_700_000_000, 2**60 // 1000], 1),
+        ([1_700_000_000.5, float("nan")], pa.float64(), None, 0),
+    ],
+)
+def test_times_of_every_unit_and_year(
+    tmp_path: Path, values: list[int], kind: pa.DataType, seconds: list[int] | None, future: int
+) -> None:
+    """A time that cannot be is one of the future, which is a warning, and never a failure."""
+    table = pa.table(
+        {"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "time": pa.array(values, kind)}
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    found = check_source("t", tmp_path / "t.parquet", now=NOW)
+    assert found.usable
+    assert kinds(found).get("future", (0, ()))[0] == future
+    time = read_ratings(tmp_path / "t.parquet").time
+    assert (None if time is None else time.tolist()) == seconds
+
+
+def test_rows_of_parquet(tmp_path: Path) -> None:
+    table = pa.table(
+        {"user": ["a", None, "c", " a "], "item": [1, 2, 3, 1], "rating": [1.0, 2.0, float("nan"), 4.0]}
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    found = check_source("t", tmp_path / "t.parquet")
+    assert found.unit == "row"
+    assert kinds(found) == {
+        "no-user": (1, (2,)),
+        "no-rating": (1, (3,)),
+        "repeated": (1, (4,)),
+        "few-ratings": (1, ()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("user,thing,rating\n1,2,3\n", "no column for item"),
+        ("", "is empty"),
+        (b"PAR1junk", "cut off or damaged"),
+        (b"\0\1\2\3" * 9, "is not a text table"),
+    ],
+)
+def test_what_cannot_be_read_at_all(tmp_path: Path, content: str | bytes, words: str) -> None:
+    (problem,) = check_source("t", put(tmp_path / "t.csv", content)).problems
+    assert problem.kind == "unreadable"
+    assert words in problem.text
+
+
+@pytest.mark.parametrize("events", [None, 1.0])
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (pa.array([["Drama", "War"], None]), ["Drama|War", ""]),
+        (pa.array([[1, 2], []], pa.large_list(pa.int64())), ["1|2", ""]),
+        (pa.array([0.5, float("nan")]), ["0.5", ""]),
+        (pa.array([17.0, None]), ["17", ""]),
+        (pa.array([{"a": 1}, None]), ["{'a': 1}", ""]),
+        (pa.array([b"\xff", b"x"]), ["b'\\xff'", "b'x'"]),
+        (pa.array([True, None]), ["true", ""]),
+        (pa.array([7, 8]).dictionary_encode(), ["7", "8"]),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+    ],
+)
+def test_no_column_about_items_is_refused(
+    tmp_path: Path, values: pa.Array, texts: list[str], events: float | None
+) -> None:
+    columns = {"user": ["a", "b"], "item": [1, 2], "rating": [1.0, 2.0], "title": values, "genre": values}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert check_source("t", tmp_path / "t.parquet", events=events).usable
+    ratings = read_ratings(tmp_path / "t.parquet", events=events)
+    assert ratings.titles is not None
+    assert ratings.titles.tolist() == ratings.columns["genre"].tolist() == texts
+
+
+@pytest.mark.parametrize(("rating", "usable"), [("٣", False), (" 3 ", True), ("NA", False), ("3", True)])
+def test_ratings_as_text_in_parquet_and_csv(tmp_path: Path, rating: str, usable: bool) -> None:
+    put(tmp_path / "t.csv", f"user,item,rating\n1,a,{rating}\n")
+    pq.write_table(pa.table({"user": ["1"], "item": ["a"], "rating": [rating]}), tmp_path / "t.parquet")
+    for path in (tmp_path / "t.csv", tmp_path / "t.parquet"):
+        assert check_source("t", path).usable == usable
+        if usable:
+            assert read_ratings(path).rating.tolist() == [3.0]
+        else:
+            with pytest.raises(DataError, match="rating"):
+                read_ratings(path)
+
+
+FIELDS = st.sampled_from(
+    [
+        "1",
+        "2",
+        "",
+        " 2 ",
+        "a",
+        "nan",
+        "NA",
+        "+3",
+        "1e1",
+        "4.5",
+        ".5",
+        "5.",
+        "inf",
+        "x",
+        "0x1",
+        "1_0",
+        '"q"',
+        "-2",
+        "٣",
+        "1e300",
+        '"3,5"',
+        '"1,234"',
+    ]
+)
+LINES = st.lists(st.lists(FIELDS, min_size=2, max_size=4), max_size=12)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    LINES,
+    st.sampled_from([None, "first", "mean"]),
+    st.sampled_from([None, (1.0, 5.0)]),
+    st.sampled_from([None, "drop"]),
+)
+def test_usable_is_what_can_be_read(
+    tmp_path: Path,
+    lines: list[list[str]],
+    duplicates: str | None,
+    scale: tuple[float, float] | None,
+    missing: str | None,
+) -> None:
+    path = put(tmp_path / "t.csv", "user,item,rating\n" + "".join(",".join(line) + "\n" for line in lines))
+    try:
+        ratings = read_ratings(path, duplicates=duplicates, scale=scale, missing=missing)
+    except DataError:
+        ratings = None
+    found = check_source("t", path, duplicates=duplicates, scale=scale, missing=missing)
+    assert found.usable == (ratings is not None)
+    if ratings is not None:
+        assert found.shape is not None
+        assert (found.shape.ratings, found.shape.users, found.shape.items) == (
+            len(ratings),
+            ratings.n_users,
+            ratings.n_items,
+        )
+
+
+def test_real_layouts_have_their_own_readers(real_data: Path) -> None:
+    if not (real_data / "ml-100k").exists():
+        pytest.skip("ml-100k is not in VERFEDGNN_DATA")
+    found = check_source("ml-100k", "ml-100k")
+    assert found.usable
+    assert found.shape is not None
+    assert found.shape.ratings == 100_000
+    assert sum(count for _, count in found.shape.values) == 100_000
+
+
+# -- the picture -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
+def test_sizes_count_everyone_once(counts: list[int]) -> None:
+    bars = sizes(np.array(counts))
+    assert sum(count for _, count in bars) == len(counts)
+    assert bars[0][1] > 0
+    assert bars[-1][1] > 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.integers(0, 5), st.floats(-10, 10, width=32), st.integers(0, NOW + 10**9)
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -> None:
+    user, item, rating, time = (np.array(column) for column in zip(*rows, strict=True))
+    shape = distribution(user, item, rating, time, NOW)
+    assert shape is not None
+    assert sum(count for _, count in shape.values) == len(rows)
+    assert sum(count for _, count in shape.per_user) == len(set(user.tolist()))
+    assert 0 < sum(count for _, count in shape.over_time) <= len(rows)
+    assert len(shape.over_time) <= 24
+
+
+def test_times_by_day_month_or_year() -> None:
+    def labels(*days: str) -> list[str]:
+        time = np.array(days, "datetime64[s]").astype(np.int64)
+        shape = distribution(np.zeros(len(days), int), np.arange(len(days)), np.ones(len(days)), time, NOW)
+        assert shape is not None
+        return [label for label, _ in shape.over_time]
+
+    assert labels("2024-02-28", "2024-03-01") == ["2024-02-28", "2024-02-29", "2024-03-01"]
+    assert labels("2023-11-28", "2024-02-01") == ["2023-11", "2023-12", "2024-01", "2024-02"]
+    assert labels("2021-11-28", "2025-02-01") == ["2021", "2022", "2023", "2024", "2025"]
+    assert labels("1991-01-01", "2025-02-01")[0] == "to 2002"
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
+    assert code == 2
+    assert "(lines 9, 14)" in out
+    assert "1 row has a rating that is not a number (line 3 'great'): correct or remove them" in out
+    assert "not usable as it is" in out
+    good = put(
+        tmp_path / "good.csv",
+        "user,item,rating\n" + "".join(f"{u},{i},{1 + (u + i) % 5}\n" for u in range(9) for i in range(9)),
+    )
+    code, out, _ = command("data", "check", good)
+    assert code == 0
+    for words in ("81 ratings by 9 users on 9 items", "█", "users by their ratings", "5-9", "usable"):
+        assert words in out
+    code, out, err = command("data", "check", tmp_path / "gone.csv")
+    assert code == 2
+    assert "gone.csv does not exist" in out + err
+
+
+def test_json_is_one_line(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5", "--json")
+    assert code == 2
+    assert out.count("\n") == 1
+    told = json.loads(out)
+    assert not told["usable"]
+    (source,) = told["sources"]
+    assert {p["kind"]: p["places"] for p in source["problems"]}["broken"] == [9, 14]
+    assert source["distribution"]["ratings"] == 4
+    assert told["common"] is None
+
+
+def test_several_sources_say_who_is_in_common(command: Command, tmp_path: Path) -> None:
+    film = put(
+        tmp_path / "film.csv",
+        "user,item,rating\n" + "".join(f"Anna{u},f{u % 3},{1 + u % 5}\n" for u in range(10)),
+    )
+    books = put(
+        tmp_path / "books.csv",
+        "user,item,rating\n" + "".join(f"Anna{u},b{u % 3},{1 + u % 5}\n" for u in range(5, 20)),
+    )
+    code, out, _ = command("data", "check", f"film={film}", f"books={books}")
+    assert code == 0
+    assert "5 users in all 2 (50 % of film's, 33 % of books's)" in out
+    code, out, _ = command("data", "check", tmp_path, "--json")
+    assert json.loads(out)["common"]["users"] == 5
+    other = put(
+        tmp_path / "music.csv",
+        "user,item,rating\n" + "".join(f"anna{u},b{u % 3},{1 + u % 5}\n" for u in range(10)),
+    )
+    code, out, _ = command("data", "check", film, other, books)
+    assert code == 2
+    assert "5 would be if capitals did not matter" in out
+    assert "3 items are at both music and books" in out
+
+
+def test_in_common_of_the_unreadable(tmp_path: Path) -> None:
+    gone = check_source("a", tmp_path / "gone.csv")
+    common = in_common([gone, check_source("b", put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n"))])
+    assert common.users == 0
+    assert not common.usable
+
+
+def test_the_page_shows_what_is_printed(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+    table, printed = (block.split("```")[0] for block in page.split("```text\n")[1:])
+    put(tmp_path / "film.csv", table)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    _, out, _ = command("data", "check", "film.csv")
+    assert [line.rstrip() for line in out.strip().splitlines()] == printed.strip().splitlines()

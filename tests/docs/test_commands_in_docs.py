@@ -1,0 +1,351 @@
+"""Every command of the README and of docs/ is run, from the top of its page to the bottom, or stands in `NOT_RUN` with a reason.
+
+A page has a folder of its own, with what the page says its reader has (`READY`). So that all of it takes a minute, trainings are
+cut to a few rounds, but for the pages in `AS_IT_IS`. Ports are others than the pages', for somebody else may use those. What is
+not run is read by the command line all the same: no command, option, setting or preset in the documentation is misspelt.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import verfedgnn as vf
+from doc_commands import PAGES, ROOT, Command, blocks, mentioned, wrong
+from shells import free_port
+from verfedgnn.data import synthetic_ratings
+from verfedgnn.plugins import registry as plugins
+
+NOT_RUN = [
+    # page, how the command begins, why it is not run
+    ("*", "pip install", "installs software; its extras are checked"),
+    ("*", "make ", "sets up an environment, then trains or tests for minutes; its targets are checked"),
+    ("*", "python -m webbrowser", "opens a window"),
+    ("CONTRIBUTING.md", ".venv/bin/python -m pytest", "this is pytest"),
+    ("README.md", "verfedgnn compare", "fifty trainings; the tutorial on the paper runs fewer"),
+    ("README.md", "verfedgnn paper all", "needs downloads and minutes"),
+    ("README.md", "verfedgnn audit", "minutes; tests/test_attack_command.py audits"),
+    ("README.md", "verfedgnn bench", "minutes; tests/test_bench.py runs a part"),
+    (
+        "README.md",
+        "verfedgnn federation approve",
+        "asks, and the request came from another machine; the tutorial does it",
+    ),
+    (
+        "README.md",
+        "verfedgnn coordinator",
+        "needs other machines; the tutorial on three organisations trains",
+    ),
+    ("README.md", "verfedgnn party", "needs other machines"),
+    ("docs/deploy.md", "python3 -m venv", "installs software"),
+    ("docs/deploy.md", "for party in", "the tutorial on three organisations does it, one by one"),
+    ("docs/deploy.md", "verfedgnn federation approve", "the same"),
+    (
+        "docs/deploy.md",
+        "verfedgnn coordinator",
+        "minutes; the tutorial on three organisations is a shorter training",
+    ),
+    ("docs/deploy.md", "verfedgnn party", "the same"),
+    ("docs/deploy.md", "verfedgnn evaluate", "the same"),
+    ("docs/deploy.md", "verfedgnn recommend", "the same"),
+    ("docs/deploy.md", "sudo ", "changes the machine"),
+    ("docs/deploy.md", "cd /var/lib/verfedgnn", "changes the machine"),
+    ("docs/deploy.md", "journalctl", "needs the service"),
+    ("docs/deploy.md", "docker ", "needs Docker"),
+    ("docs/deploy.md", "FEDERATION_DIR=", "needs Docker"),
+    ("docs/paper.md", "export VERFEDGNN_DATA", "needs downloads"),
+    ("docs/paper.md", "verfedgnn paper", "needs downloads and hours"),
+    ("docs/paper.md", "verfedgnn compare", "a hundred trainings"),
+    ("docs/privacy.md", "verfedgnn audit", "minutes; tests/test_attack_command.py audits"),
+    ("docs/serving.md", "verfedgnn serve runs/demo --host 0.0.0.0", "would serve other machines"),
+    ("docs/serving.md", 'curl -H "Authorization', "needs another machine"),
+    ("docs/terminal.md", "verfedgnn --install-completion", "changes the shell's start-up files"),
+    ("docs/terminal.md", "verfedgnn --show-completion", "asks which shell called it, and here none did"),
+    ("docs/tutorials/paper.md", "export VERFEDGNN_DATA", "needs downloads"),
+    ("docs/tutorials/paper.md", "verfedgnn paper table3", "needs downloads"),
+    ("docs/tutorials/paper.md", "verfedgnn paper table2", "needs downloads and hours"),
+    ("docs/tutorials/paper.md", "verfedgnn paper all", "needs downloads and hours"),
+]
+AS_IT_IS = {"docs/tutorials/does-joining-pay.md"}
+"""Trained as long as the page says, because the page is about what comes out."""
+ROUNDS = 2
+STAYS = ("serve", "coordinator", "party")
+"""Commands that do not end by themselves, or only together with others."""
+ALL = [command for page in PAGES for block in blocks(page) for command in block]
+
+
+def reason(command: Command) -> str | None:
+    """Why it is not run, if it is not."""
+    for page, begins, why in NOT_RUN:
+        if page in ("*", command.page) and command.text.startswith(begins):
+            return why
+    missing = [tool for tool in ("curl", "jq") if tool in command.words and shutil.which(tool) is None]
+    return f"needs {missing[0]}, which is not here" if missing else None
+
+
+@pytest.mark.parametrize("command", ALL, ids=str)
+def test_no_command_is_misspelt(command: Command) -> None:
+    assert wrong(command) is None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_command_in_a_sentence_is_misspelt(page: str) -> None:
+    assert {command.text: found for command in mentioned(page) if (found := wrong(command))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "verfedgnn train --lfit",
+        "verfedgnn trian",
+        "verfedgnn federation aprove hub",
+        "verfedgnn train --set epoch=3",
+        "verfedgnn train --preset bset",
+        "for p in a b; do verfedgnn party --federaton $p; done",
+        "sudo -u someone /opt/verfedgnn/bin/verfedgnn party --rating film.csv",
+        "cat a | verfedgnn serve runs/demo --prot 3 > b",
+        "pip install 'verfedgnn[sevre]'",
+        "make dmeo",
+    ],
+)
+def test_a_misspelt_command_is_noticed(text: str) -> None:
+    assert wrong(Command("docs/made-up.md", text))
+
+
+def test_the_table_has_nothing_too_much() -> None:
+    assert len(ALL) > 60
+    for page, begins, _ in NOT_RUN:
+        assert any(page in ("*", c.page) and c.text.startswith(begins) for c in ALL), (
+            f"no page has it: {page}, {begins}"
+        )
+    assert {command.page for command in ALL if reason(command) is None} >= set(map(str, READY))
+
+
+# What readers of a page have before they begin.
+
+
+def write_csv(path: Path, header: list[str], rows: list[tuple[object, ...]], encoding: str = "utf-8") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def rows_of(seed: int, prefix: str = "") -> list[tuple[object, ...]]:
+    """Ratings of users 0 to 59 on 60 items."""
+    table = synthetic_ratings(users=60, items=60, ratings=1500, seed=seed)
+    return [
+        (int(u), f"{prefix}{v}", int(r)) for u, v, r in zip(table.user, table.item, table.rating, strict=True)
+    ]
+
+
+def three_files(folder: Path) -> None:
+    for seed, name in enumerate(("film", "books", "music")):
+        write_csv(folder / f"{name}.csv", ["user", "item", "rating"], rows_of(seed, name[0]))
+
+
+def movielens(folder: Path) -> None:
+    """A small table in the layout of ML-1M."""
+    (folder / "path" / "to" / "ml-1m").mkdir(parents=True)
+    lines = [f"{user}::{item}::{rating}::978300760\n" for user, item, rating in rows_of(0)]
+    (folder / "path" / "to" / "ml-1m" / "ratings.dat").write_text("".join(lines))
+
+
+def run_folder(folder: Path, name: str) -> None:
+    """A run of three parties with users and items of the pages' examples, which are numbers."""
+    made = synthetic_ratings(users=60, items=190, ratings=4000, seed=0)
+    tables = {
+        party: (made.user[mine].astype(str), made.item[mine].astype(str), made.rating[mine])
+        for n, party in enumerate(("film", "books", "music"))
+        if len(mine := np.flatnonzero(made.item % 3 == n))
+    }
+    vf.VerFedRecommender(preset="best", epochs=ROUNDS).fit(tables).run_.save(folder / "runs" / name)
+
+
+def sources(folder: Path) -> None:
+    """What docs/data.md reads: files, databases, events."""
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed: it is in the extra sql")
+    three_files(folder)
+    films = pa.table(
+        dict(zip(("user", "item", "stars"), map(list, zip(*rows_of(1, "f"), strict=True)), strict=True))
+    )
+    books = pa.table(
+        dict(zip(("user", "item", "rating"), map(list, zip(*rows_of(2, "b"), strict=True)), strict=True))
+    )
+    for name, table in (("film", films), ("books", books)):
+        with duckdb.connect(str(folder / f"{name}.duckdb")) as database:
+            database.register("made", table)
+            database.execute("create table ratings as select * from made")
+    write_csv(folder / "books.csv", ["uid", "isbn", "points"], [*rows_of(2, "b"), (3, "José", 4)], "latin-1")
+    kinds = ("view", "cart", "purchase")
+    write_csv(
+        folder / "shop.csv", ["user", "item", "event"], [(u, v, kinds[r % 3]) for u, v, r in rows_of(3, "s")]
+    )
+    pq.write_table(films.select(["user", "item"]), folder / "plays.parquet")
+
+
+READY: dict[str, list[Callable[[Path], None]]] = {
+    "README.md": [three_files, movielens, lambda folder: run_folder(folder, "demo")],
+    "docs/data.md": [sources],
+    "docs/privacy.md": [movielens, lambda folder: run_folder(folder, "mine")],
+    "docs/python.md": [lambda folder: run_folder(folder, "film")],
+    "docs/serving.md": [lambda folder: run_folder(folder, "demo")],
+    "docs/terminal.md": [three_files],
+    "docs/tutorials/own-gnn.md": [lambda folder: shutil.copy(ROOT / "examples" / "my_gnn.py", folder)],  # type: ignore[list-item]
+}
+
+
+class Reader:
+    """Somebody who types a page's commands, one after the other."""
+
+    def __init__(self, folder: Path, page: str, command: Callable[..., tuple[int, str, str]]) -> None:
+        self.folder, self.page, self.command = folder, page, command
+        self.ports = {port: str(free_port()) for port in ("8000", "7443", "9100")}
+        self.staying: list[tuple[str, subprocess.Popen[str], Path]] = []
+        self.printed = ""
+        (folder / "bin").mkdir()
+        for name, call in (
+            ("verfedgnn", f'{sys.executable} -m verfedgnn "$@"'),
+            ("python", f'{sys.executable} "$@"'),
+        ):
+            file = folder / "bin" / name
+            file.write_text(f"#!/bin/sh\nexec {call}\n")
+            file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        (folder / "work").mkdir()
+        self.environment = {
+            **os.environ,
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def type(self, block: list[Command]) -> None:
+        """A block, one command after the other; in one shell where a command needs what an earlier one has set."""
+        if any("$" in command.text or re.match(r"[A-Z_]+=", command.text) for command in block):
+            self.shell(block)
+            return
+        for command in block:
+            if command.plain:
+                self.one(self.shortened(command.words[1:]), command)
+            else:
+                self.shell([command])
+
+    def shell(self, commands: list[Command]) -> None:
+        """As typed."""
+        self.wait()
+        script = "\n".join(self.spelt(command.text) for command in commands)
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", script],
+            cwd=self.work,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+        )
+        self.printed += done.stdout
+        assert done.returncode == 0, f"{commands[0]}\n{script}\n{done.stdout}{done.stderr}"
+
+    def one(self, words: list[str], command: Command) -> None:
+        """Without a shell, and in this process unless it stays: everything is loaded here already."""
+        if words[0] in STAYS:
+            self.start(words)
+            return
+        self.wait()
+        code, out, err = self.command(*words)
+        self.printed += out
+        assert code == 0, f"{command}\n{out}{err}"
+
+    def start(self, words: list[str]) -> None:
+        """In the background; a server is waited for until it serves."""
+        log = self.folder / f"log-{len(self.staying)}.txt"
+        more = ["--port", self.ports["8000"]] if words[0] == "serve" else []
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "verfedgnn", *words, *more],
+                cwd=self.work, env=self.environment, text=True, stdout=file, stderr=file,
+            )  # fmt: skip
+        self.staying.append((words[0], process, log))
+        deadline = time.monotonic() + 60
+        while words[0] == "serve" and "serving" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "it does not serve"
+            time.sleep(0.05)
+
+    def wait(self) -> None:
+        """Until a training of several processes is over."""
+        for kind, process, log in self.staying:
+            if kind != "serve":
+                assert process.wait(timeout=120) == 0, log.read_text()
+
+    def spelt(self, text: str) -> str:
+        """For a shell: with our ports, fewer rounds, and a curl that tells of errors."""
+        for port, ours in self.ports.items():
+            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{ours}")
+        text = re.sub(r"^curl ", "curl -sS --fail-with-body ", text)
+        if self.page in AS_IT_IS:
+            return text
+        return text if self.page in AS_IT_IS else re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
+
+    def shortened(self, words: list[str]) -> list[str]:
+        """The same for the words of one command; where a page leaves the number of rounds to the preset, we say it."""
+        words = [self.spelt(word) for word in words]
+        trains = {"train", "compare"} & set(words) and self.page not in AS_IT_IS
+        cut = trains and not any("epochs=" in word for word in words)
+        return [*words, "--set", f"epochs={ROUNDS}"] if cut else words
+
+    def leave(self) -> None:
+        for _, process, _ in self.staying:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def reader(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Reader]:
+    reader = Reader(tmp_path, request.param, command)
+    monkeypatch.chdir(reader.work)
+    monkeypatch.delenv("VERFEDGNN_DATA", raising=False)
+    monkeypatch.setattr(plugins, "_gnns", {})  # what a page registers is gone afterwards
+    monkeypatch.setenv(plugins.FILES, "")
+    plugins._run.cache_clear()
+    for make in READY.get(reader.page, []):
+        make(reader.work)
+    yield reader
+    reader.leave()
+    plugins._run.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "reader",
+    sorted({command.page for command in ALL if reason(command) is None}),
+    indirect=True,
+    ids=lambda page: page,
+)
+def test_commands_run(reader: Reader) -> None:
+    for block in blocks(reader.page):
+        chosen = [command for command in block if reason(command) is None]
+        if chosen:
+            reader.type(chosen)
+    if reader.page in AS_IT_IS:
+        verdict = re.compile(r"^│ (films|books|albums) .*│ (yes|no|cannot tell) +│$", re.MULTILINE)
+        shown = verdict.findall((ROOT / reader.page).read_text("utf-8"))
+        assert verdict.findall(reader.printed) == shown
+        assert len(shown) == 3

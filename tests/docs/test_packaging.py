@@ -1,0 +1,123 @@
+"""What is shipped: the wheel holds what the program needs, says what it is, and works where it is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import verfedgnn
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a repository of its own with the tag v7.8.9, without isolation or network."""
+    pytest.importorskip("build", reason="the extra dev is not installed")
+    pytest.importorskip("setuptools_scm", reason="the extra dev is not installed")
+    if shutil.which("git") is None:
+        pytest.skip("no git: the version comes from its tags")
+    source = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    who = [
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "commit.gpgsign=false",
+        "-c",
+        "tag.gpgsign=false",
+    ]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"], ["tag", "v7.8.9"]):
+        subprocess.run(["git", *who, *words], cwd=source, check=True)
+    out = tmp_path_factory.mktemp("dist")
+    words = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out)]
+    built = subprocess.run(words, cwd=source, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
+    (found,) = out.glob("*.whl")
+    return found
+
+
+def test_the_wheel_holds_everything_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = [
+        path for path in (ROOT / "src" / "verfedgnn").rglob("*") if path.is_file() and path.suffix != ".pyc"
+    ]
+    assert {str(path.relative_to(ROOT / "src")) for path in wanted} <= names
+    assert "verfedgnn/serving/page/page.html" in names
+    assert {name.split("/")[0] for name in names} == {"verfedgnn", "verfedgnn-7.8.9.dist-info"}
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    about = Parser().parsestr(archive.read("verfedgnn-7.8.9.dist-info/METADATA").decode())
+    assert about["Version"] == "7.8.9"
+    assert about["License-Expression"] == "Apache-2.0"
+    assert set(about.get_all("Provides-Extra", [])) >= {"federation", "psi", "track", "plot", "tune", "dev"}
+    assert (
+        "verfedgnn = verfedgnn.cli.main:main"
+        in archive.read("verfedgnn-7.8.9.dist-info/entry_points.txt").decode()
+    )
+
+
+def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    """Beside this environment's dependencies, found before this checkout."""
+    place = tmp_path / "place"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run([*pip, "--target", str(place), str(wheel)], check=True)
+    environment = {"PYTHONPATH": str(place), "PATH": "/usr/bin:/bin"}
+
+    def said(*words: str) -> str:
+        return subprocess.check_output([sys.executable, *words], cwd=tmp_path, env=environment, text=True)
+
+    assert said(str(place / "bin" / "verfedgnn"), "--version") == "verfedgnn 7.8.9\n"
+    assert said(
+        "-c", "import verfedgnn; print(verfedgnn.Config.preset('best').base, verfedgnn.__file__)"
+    ).split() == [
+        "best",
+        str(place / "verfedgnn" / "__init__.py"),
+    ]
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert re.match(r"\d+\.\d+", verfedgnn.__version__)
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
+    pinned = {
+        plain(line.split("==")[0])
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if "==" in line
+    }
+    names = {plain(re.split(r"[\[<>=!~ ]", one)[0]) for one in asked} - {"verfedgnn"}
+    assert not names - pinned
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,55 @@
+"""The tutorial notebook and the Python guide run from the first line to the last, and the notebook says what is stored in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: it is in the extra dev")
+nbformat = pytest.importorskip("nbformat")
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
+
+
+def printed(notebook) -> str:  # type: ignore[no-untyped-def]
+    return "".join(
+        out.get("text", "")
+        for cell in notebook.cells
+        for out in cell.get("outputs", [])
+        if out.get("name") == "stdout"
+    )
+
+
+def errors(text: str) -> list[float]:
+    """The RMSEs in what was printed."""
+    return [float(number) for number in re.findall(r"(?<![\d.])[01]\.\d{3}(?!\d)", text)]
+
+
+def test_the_tutorial_runs_and_its_results_are_those_stored(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    stored = printed(notebook)
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    found = printed(notebook)
+    assert "overall" in found
+    assert found.count("yes") == stored.count("yes") == 4
+    assert found.count("passed:") == stored.count("passed:")
+    assert errors(found) == pytest.approx(errors(stored), abs=0.02)
+    assert len(errors(found)) > 20
+    assert NOTEBOOK.stat().st_size < 100_000, "outputs are kept small"
+
+
+def test_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.S | re.M
+    )
+    names: dict[str, object] = {"__name__": "guide"}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert len(blocks) >= 6
+    assert (tmp_path / "runs" / "film" / "metrics.json").is_file()

@@ -1,0 +1,792 @@
+"""The services of a federation, joined by queues: one result with the local runtime, and the faults of docs/faults.md."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+import verfedgnn as vf
+from hub import SERVER, Killed, Trial
+from verfedgnn.federation.agreement import Timeouts
+from verfedgnn.protocol.wire.messages import (
+    Hello,
+    Refused,
+    RoundReply,
+    RoundStart,
+    Waiting,
+    Welcome,
+    decode,
+    encode,
+)
+from verfedgnn.training.local_runtime import party_secret
+
+Fault = Callable[[bytes], bytes | None]
+HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
+"""For federations in which one party does not come back for the result."""
+
+
+def settings(**values: Any) -> vf.Config:
+    """A short training whose noise can be repeated, so that results can be compared to the bit."""
+    chosen = {
+        "batch": 0,
+        "epochs": 9,
+        "evaluate_every": 3,
+        "masking": True,
+        "unprotected": ["noise"],
+    } | values
+    return vf.Config.preset("paper", **chosen)
+
+
+def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config | None = None, **values: Any) -> Trial:
+    return Trial(
+        folder, parties, config or settings(), **{"alignment": "none", "min_parties": len(parties)} | values
+    )
+
+
+def local(parties: list[vf.PartyData], config: vf.Config | None = None) -> vf.Run:
+    return vf.train(parties, config or settings(), stack=False)
+
+
+def assert_same(federated: Trial, run: vf.Run) -> None:
+    assert not federated.errors
+    for name, model in zip(federated.parties, run.models, strict=True):
+        assert torch.equal(federated.public(name), run.public)
+        for mine, theirs in zip(
+            vars(federated.runs[name].models[0]).values(), vars(model).values(), strict=True
+        ):
+            assert torch.equal(mine, theirs)
+
+
+def killed_at(send: int) -> Fault:
+    """Dies instead of sending its message number `send`, once."""
+    count = iter(range(1, 1_000_000))
+
+    def fault(data: bytes) -> bytes:
+        if next(count) == send:
+            raise Killed
+        return data
+
+    return fault
+
+
+def in_round(number: int, then: Callable[[RoundReply], bytes | None]) -> Fault:
+    """Does something to its reply in one round, once."""
+    done = threading.Event()
+
+    def fault(data: bytes) -> bytes | None:
+        message = decode(data)
+        if isinstance(message, RoundReply) and message.round == number and not done.is_set():
+            done.set()
+            return then(message)
+        return data
+
+    return fault
+
+
+# -- one result ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"masking": False},
+        {"participation": 0.7, "batch": 300},
+        {"refresh": 2, "epochs": 4},
+        {"model": "gat", "epochs": 4},
+        {"model": "ggnn", "epochs": 4},
+        {"mechanism": "laplace", "masking": False},
+        {"user_blocks": 3, "exchange.block": 20, "epochs": 3},
+    ],
+    ids=str,
+)
+def test_federation_equals_local_runtime_bit_for_bit(
+    tmp_path: Path, small_parties: list[vf.PartyData], values: dict[str, Any]
+) -> None:
+    config = settings(**values)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    run = local(small_parties, config)
+    assert_same(federated, run)
+    coordinator = federated.services[SERVER]
+    assert federated.runs[small_parties[0].name].metrics["public"] == run.metrics["public"]
+    here, there = (ledger.total(kind="RoundReply") for ledger in (coordinator.ledger, run.ledger))
+    assert here == pytest.approx(
+        there, rel=0.005
+    )  # a handful of residues without masks may need a bit less than with them
+
+
+def test_noise_is_a_partys_own_unless_agreed_otherwise(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, small_parties, settings(unprotected=[]))
+    federated.run()
+    assert not federated.errors
+    first = federated.services[small_parties[0].name]
+    assert first.party.secret != party_secret(0, 0)
+    assert not torch.equal(federated.public(small_parties[0].name), local(small_parties).public)
+    assert "never leaves it" in federated.runs[small_parties[0].name].metrics["privacy"]["randomness"]
+
+
+def test_after_training_each_side_keeps_its_own(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties)
+    federated.run()
+    for party in small_parties:
+        run = vf.Run.load(tmp_path / f"run-{party.name}")
+        assert [p.name for p in run.parties] == [party.name]
+        assert run.recommend(str(party.ratings.user_ids[0]), 3)
+        assert run.metrics["test"]["rmse"] > 0
+    coordinator = tmp_path / "run-server"
+    kept = sorted(str(path.relative_to(coordinator)) for path in coordinator.rglob("*") if path.is_file())
+    checkpoint = {
+        "checkpoint/round-00000009/_coordinator.safetensors",
+        "checkpoint/round-00000009/state.json",
+    }
+    files = {"config.toml", "federation.txt", "history.jsonl", "ledger.json", "metrics.json", "status.json"}
+    files.add("model/_public.safetensors")
+    assert set(kept) == files | checkpoint
+    with pytest.raises(vf.RunError, match="public parameters only"):
+        vf.Run.load(coordinator)
+
+
+# -- faults --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("send", range(1, 42, 2))
+def test_coordinator_killed_at_any_point(
+    tmp_path: Path, small_parties: list[vf.PartyData], send: int
+) -> None:
+    """Started again, it ends with the bits of a training without interruption."""
+    federated = trial(tmp_path, small_parties)
+    federated.run({SERVER: killed_at(send)})
+    assert_same(federated, local(small_parties))
+
+
+@pytest.mark.parametrize("send", range(16, 40, 4))
+def test_coordinator_killed_between_the_trips_of_a_round(
+    tmp_path: Path, small_parties: list[vf.PartyData], send: int
+) -> None:
+    config = settings(refresh=1, epochs=4)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run({SERVER: killed_at(send)})
+    assert_same(federated, local(small_parties, config))
+
+
+@pytest.mark.parametrize("send", range(1, 12))
+def test_party_killed_at_any_point_and_waited_for(
+    tmp_path: Path, small_parties: list[vf.PartyData], send: int
+) -> None:
+    federated = trial(tmp_path, small_parties)
+    federated.run({small_parties[1].name: killed_at(send)})
+    assert_same(federated, local(small_parties))
+
+
+BEST: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "dim": 4, "every": 2, "unprotected": ["noise"]}
+"""Preset best in small: messages, averages, exchanges every other round, a backward exchange, a gate."""
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "ggnn"])
+def test_preset_best_equals_the_local_runtime(
+    tmp_path: Path, small_parties: list[vf.PartyData], model: Any
+) -> None:
+    config = vf.Config.preset("best", model=model).with_values(BEST)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    run = local(small_parties, config)
+    assert_same(federated, run)
+    assert [federated.runs[p.name].metrics["parties"][0]["gate"] for p in small_parties] == [
+        row["gate"] for row in run.metrics["parties"]
+    ]
+
+
+@pytest.mark.parametrize("send", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("who", [SERVER, "party"])
+def test_preset_best_with_kills(
+    tmp_path: Path, small_parties: list[vf.PartyData], send: int, who: str
+) -> None:
+    """Averages, the last sum and the last release survive: the same bits as without a kill."""
+    config = vf.Config.preset("best").with_values(BEST | {"gate": False})
+    federated = trial(tmp_path, small_parties, config)
+    name = SERVER if who == SERVER else small_parties[1].name
+    federated.run({name: killed_at(3 * send if who == SERVER else send)})
+    assert_same(federated, local(small_parties, config))
+
+
+@pytest.mark.parametrize("send", [0, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("who", [SERVER, "party"])
+def test_rounds_about_some_users_with_kills(
+    tmp_path: Path, small_parties: list[vf.PartyData], send: int, who: str
+) -> None:
+    """Sums, releases and pulls of every part survive: the same bits as without a kill (0), and as on one machine."""
+    config = vf.Config.preset("best").with_values(
+        BEST | {"gate": False, "user_blocks": 3, "epochs": 4, "evaluate_every": 4}
+    )
+    federated = trial(tmp_path, small_parties, config)
+    name = SERVER if who == SERVER else small_parties[1].name
+    federated.run({name: killed_at(3 * send if who == SERVER else send)} if send else {})
+    assert_same(federated, local(small_parties, config))
+
+
+PRIVATE: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "unprotected": ["noise"]}
+
+
+def test_preset_private_equals_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Integers with noise, under masks that cancel: the same sums."""
+    config = vf.Config.preset("private").with_values(PRIVATE)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    assert_same(federated, local(small_parties, config))
+
+
+@pytest.mark.parametrize("who", [SERVER, "party"])
+def test_preset_private_with_kills(tmp_path: Path, small_parties: list[vf.PartyData], who: str) -> None:
+    """A trip begun anew has noise of its own, so the bits differ; the training ends all the same, with one model for all."""
+    config = vf.Config.preset("private").with_values(PRIVATE)
+    federated = trial(tmp_path, small_parties, config)
+    name = SERVER if who == SERVER else small_parties[1].name
+    federated.run({name: killed_at(15 if who == SERVER else 5)})
+    assert len({run.metrics["public"] for run in federated.runs.values()}) == 1
+    assert all(run.metrics["rounds"] == 9 for run in federated.runs.values())
+
+
+def test_both_killed(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties)
+    federated.run(
+        {SERVER: killed_at(12), small_parties[0].name: killed_at(4), small_parties[2].name: killed_at(6)}
+    )
+    assert_same(federated, local(small_parties))
+
+
+def test_training_goes_on_without_a_killed_party(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2)
+    gone, *rest = (party.name for party in small_parties)
+    for name in (SERVER, *rest):
+        federated.start(name)
+    federated.start(gone, killed_at(5), restart=False)
+    federated.join()
+    service = federated.services[SERVER]
+    assert not federated.errors
+    assert service.coordinator.round == 9
+    assert service.repeats >= 1
+    assert torch.equal(federated.public(rest[0]), federated.public(rest[1]))
+    # Later it comes back and takes the result home; its own items are those it had.
+    federated.threads.clear()
+    federated.stopping = False
+    federated.start(SERVER)
+    federated.start(gone)
+    federated.join()
+    assert torch.equal(federated.public(gone), federated.public(rest[0]))
+    assert vf.Run.load(tmp_path / f"run-{gone}").recommend(str(small_parties[0].ratings.user_ids[0]), 1)
+
+
+def test_fewer_than_the_minimum_wait(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties)
+    late = small_parties[2].name
+    for name in (SERVER, *(party.name for party in small_parties[:2])):
+        federated.start(name)
+    federated.start(late, killed_at(5), restart=False)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        service = federated.services.get(SERVER)
+        if service is not None and service.watch.status.get("state") == "waiting":
+            break
+        time.sleep(0.01)
+    stopped_at = service.coordinator.round
+    assert service.watch.status["parties"][late]["here"] is False
+    time.sleep(0.3)
+    assert service.coordinator.round == stopped_at < 9
+    federated.start(late)
+    federated.join()
+    assert_same(federated, local(small_parties))
+
+
+def test_a_slow_party_is_left_out_and_taken_back(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    def sleep(reply: RoundReply) -> bytes:
+        time.sleep(1.0)
+        return encode(reply)
+
+    timeouts = Timeouts(reply=0.3, hello=0.3, idle=30, finish=5)
+    federated = trial(
+        tmp_path, small_parties, settings(epochs=400, evaluate_every=100), min_parties=2, timeouts=timeouts
+    )
+    federated.run({small_parties[0].name: in_round(3, sleep)})
+    assert not federated.errors
+    service = federated.services[SERVER]
+    assert service.repeats == 1
+    assert small_parties[0].name in service.coordinator.members.present | service.finished
+    assert federated.services[small_parties[0].name].releases > 50, "it takes part again"
+    publics = [federated.public(party.name) for party in small_parties]
+    assert torch.equal(publics[0], publics[1])
+    assert torch.equal(publics[1], publics[2])
+
+
+def test_a_slow_party_that_cannot_be_spared_is_waited_for(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Its reply still fits the open trip, however late."""
+
+    def sleep(reply: RoundReply) -> bytes:
+        time.sleep(1.0)
+        return encode(reply)
+
+    timeouts = Timeouts(reply=0.2, hello=0.3, idle=30, finish=5)
+    federated = trial(tmp_path, small_parties, timeouts=timeouts)
+    federated.run({small_parties[0].name: in_round(3, sleep)}, seconds=15)
+    assert_same(federated, local(small_parties))
+    assert federated.services[SERVER].repeats == 0
+
+
+def test_a_coordinator_started_once_more_remembers_who_has_the_result(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, small_parties, timeouts=Timeouts(finish=60))
+    federated.run()
+    federated.threads.clear()
+    federated.stopping = False
+    federated.start(SERVER)
+    federated.join(5)
+    assert len(federated.services[SERVER].finished) == 3
+
+
+def test_a_hung_party_costs_one_timeout(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """It takes a message and never answers; the others finish, and it gets the result."""
+    timeouts = Timeouts(reply=0.3, hello=0.3, idle=30, finish=5)
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=timeouts)
+    federated.run({small_parties[0].name: in_round(3, lambda reply: None)})
+    assert not federated.errors
+    assert federated.services[SERVER].repeats == 1
+    assert torch.equal(federated.public(small_parties[0].name), federated.public(small_parties[1].name))
+
+
+def test_an_old_checkpoint_is_brought_up_to_date(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2)
+    name, folder = small_parties[0].name, tmp_path / f"run-{small_parties[0].name}"
+    killed = threading.Event()
+
+    def die(reply: RoundReply) -> bytes:
+        killed.set()
+        raise Killed
+
+    def keep(reply: RoundReply) -> bytes:
+        shutil.copytree(folder / "checkpoint", tmp_path / "old")
+        return encode(reply)
+
+    early, late = in_round(2, keep), in_round(6, die)
+    for other in (SERVER, *(party.name for party in small_parties[1:])):
+        federated.start(other)
+    federated.start(name, lambda data: late(early(data) or b""), restart=False).join()
+    assert killed.is_set()
+    shutil.rmtree(folder / "checkpoint")
+    shutil.copytree(tmp_path / "old", folder / "checkpoint")
+    federated.start(name)
+    federated.join()
+    assert not federated.errors
+    assert torch.equal(federated.public(name), federated.public(small_parties[1].name))
+
+
+# -- hostile input -------------------------------------------------------------------------------------------------------------
+
+
+def corrupt(change: Callable[[bytearray], bytes]) -> Callable[[RoundReply], bytes]:
+    return lambda reply: change(bytearray(encode(reply)))
+
+
+RUBBISH: dict[str, Callable[[RoundReply], bytes]] = {
+    "random": lambda reply: np.random.default_rng(0).bytes(5000),
+    "empty": lambda reply: b"",
+    "truncated": corrupt(lambda data: bytes(data[:-7])),
+    "longer": corrupt(lambda data: bytes(data) + b"\0" * 9),
+    "oversize announced": corrupt(lambda data: bytes(data[:12]) + b"\xff" * 8 + bytes(data[20:])),
+    "unknown kind": corrupt(lambda data: bytes(data[:6]) + b"\x63" + bytes(data[7:])),
+    "other version": corrupt(lambda data: bytes(data[:4]) + b"\x63\0" + bytes(data[6:])),
+    "wrong shape": lambda reply: encode(reply.model_copy(update={"gradient": np.zeros(3, np.int8)})),
+    "wrong type": lambda reply: encode(reply.model_copy(update={"gradient": np.zeros(3, np.float32)})),
+    "not a number": lambda reply: encode(reply.model_copy(update={"gradient": np.full(9, np.nan, np.float32)})),
+    "future round": lambda reply: encode(reply.model_copy(update={"round": 10**6})),
+    "future attempt": lambda reply: encode(reply.model_copy(update={"attempt": 60_000})),
+    "nothing asked for": lambda reply: encode(reply.model_copy(update={"gradient": None})),
+    "a message of the coordinator's": lambda reply: encode(
+        RoundStart(
+            round=1, trip=0, active=[0], train=True, exchange=True, evaluate=False, best_round=0, updates_from=0,
+            update_parties=[], neighbourhood_parties=[],
+        )
+    ),
+    "another's name": lambda reply: encode(
+        Hello(party="party-2", users=1, items=1, ratings=1, scale=(1.0, 5.0), config="x")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RUBBISH)
+def test_rubbish_is_refused_counted_and_named(
+    tmp_path: Path, small_parties: list[vf.PartyData], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "verfedgnn.federation")
+    logging.getLogger("verfedgnn.federation").propagate = True
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
+    bad = small_parties[0].name
+    federated.run({bad: in_round(4, RUBBISH[kind])})
+    service = federated.services[SERVER]
+    assert service.offences == {bad: 1}
+    refused = [record for record in caplog.records if record.getMessage() == "message refused"]
+    assert [getattr(record, "fields")["party"] for record in refused] == [bad]  # noqa: B009
+    assert isinstance(federated.errors[bad][0], vf.ProtocolError), "the sender hears why"
+    assert set(federated.errors) == {bad}, "nobody else is disturbed"
+    assert service.coordinator.round == 9
+    assert torch.equal(federated.public(small_parties[1].name), federated.public(small_parties[2].name))
+
+
+def test_replayed_and_overtaken_replies_change_nothing(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """A reply of an earlier round arrives again in every round, ahead of the right one."""
+    first: list[bytes] = []
+    federated = trial(tmp_path, small_parties)
+
+    def replay(data: bytes) -> bytes:
+        if isinstance(decode(data), RoundReply):
+            if first:
+                federated.hub.deliver(SERVER, type(event)("message", small_parties[0].name, first[0]), wire())
+            first.append(data)
+        return data
+
+    def wire() -> Any:
+        return federated.hub.wires[small_parties[0].name]
+
+    from verfedgnn.federation.transport.interface import Event
+
+    event = Event("message", "")
+    federated.run({small_parties[0].name: replay})
+    assert len(first) == 9
+    assert_same(federated, local(small_parties))
+
+
+def test_who_lies_under_a_mask_is_found(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Masked values that are no gradients name nobody; the sums without the liar do."""
+    parties = vf.split_items(
+        vf.data.synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=4, seed=5
+    )
+
+    def lie(data: bytes) -> bytes:
+        message = decode(data)
+        if isinstance(message, RoundReply) and message.round >= 4 and message.gradient is not None:
+            noise = np.random.default_rng(0).integers(-100, 100, message.gradient.shape)
+            return encode(message.model_copy(update={"gradient": noise.astype(message.gradient.dtype)}))
+        return data
+
+    federated = trial(tmp_path, parties, min_parties=2, timeouts=HASTY)
+    for name in (SERVER, *federated.parties):
+        federated.start(name, lie if name == parties[2].name else None)
+    federated.threads[0].join(20)
+    federated.stopping = True
+    federated.join()
+    service = federated.services[SERVER]
+    assert not federated.errors
+    assert service.offences == {parties[2].name: 1}
+    assert service.coordinator.round == 9
+    assert torch.equal(federated.public(parties[0].name), federated.public(parties[3].name))
+
+
+def test_too_few_to_find_a_liar_among(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """With all needed for a sum nobody can be left out: the coordinator stops and names those it may be."""
+
+    def lie(reply: RoundReply) -> bytes:
+        assert reply.gradient is not None
+        return encode(reply.model_copy(update={"gradient": np.full_like(reply.gradient, 77)}))
+
+    def always(data: bytes) -> bytes:
+        message = decode(data)
+        return lie(message) if isinstance(message, RoundReply) and message.round >= 4 else data
+
+    federated = trial(tmp_path, small_parties)
+    for name in (SERVER, *federated.parties):
+        federated.start(name, always if name == small_parties[0].name else None)
+    federated.threads[0].join(20)
+    federated.stopping = True
+    federated.join()
+    (error,) = federated.errors[SERVER]
+    assert "one of party-0, party-1, party-2 does" in str(error)
+
+
+def test_a_party_with_a_key_nobody_can_use_is_refused_itself(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Unsigned, of low order, or another's: the others never hear of it."""
+    for change in ({"mask_signature": "00"}, {"mask_key": "00" * 32}):
+        folder = tmp_path / next(iter(change))
+        federated = trial(folder, small_parties)
+
+        def forge(data: bytes, change: dict[str, Any] = change) -> bytes:
+            message = decode(data)
+            return encode(message.model_copy(update=change)) if isinstance(message, Hello) else data
+
+        federated.start(SERVER)
+        federated.start(small_parties[1].name)
+        federated.start(small_parties[0].name, forge).join(20)
+        federated.stopping = True
+        federated.join()
+        assert set(federated.errors) == {small_parties[0].name}
+        assert "mask key is not usable" in str(federated.errors[small_parties[0].name][0])
+
+
+NUMBERS = [
+    {"error": float("inf")}, {"error": 1e300}, {"count": 10**400}, {"error": float("nan")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("update", NUMBERS, ids=str)
+def test_numbers_beyond_all_bounds_are_refused(
+    tmp_path: Path, small_parties: list[vf.PartyData], update: dict[str, Any]
+) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
+    federated.run({small_parties[0].name: in_round(3, lambda reply: encode(reply.model_copy(update=update)))})
+    assert set(federated.errors) == {small_parties[0].name}
+    assert federated.services[SERVER].coordinator.round == 9
+
+
+def test_a_training_is_not_thrown_away_for_a_message(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, small_parties, alignment="keyed")
+    done = threading.Event()
+
+    def realign(data: bytes) -> bytes:
+        if isinstance(decode(data), RoundStart) and not done.is_set() and decode(data).round == 5:  # type: ignore[attr-defined]
+            done.set()
+            return encode(Waiting(missing=["somebody"], align=True))
+        return data
+
+    for name in (SERVER, *federated.parties):
+        federated.start(name, realign if name == SERVER else None)
+    done.wait(20)
+    time.sleep(0.5)
+    federated.stopping = True
+    federated.join()
+    assert any(
+        "nothing here is thrown away" in str(error)
+        for errors in federated.errors.values()
+        for error in errors
+    )
+    for name in federated.parties:
+        assert (tmp_path / f"run-{name}" / "checkpoint" / "party").is_dir()
+
+
+def test_a_party_that_goes_on_and_on_is_no_longer_heard(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
+
+    def flood(reply: RoundReply) -> bytes:
+        from verfedgnn.federation.transport.interface import Event
+
+        bad = federated.hub.wires[small_parties[0].name]
+        for _ in range(200):
+            federated.hub.deliver(SERVER, Event("message", bad.name, b"rubbish"), bad)
+        return encode(reply)
+
+    federated.run({small_parties[0].name: in_round(3, flood)})
+    service = federated.services[SERVER]
+    assert service.offences[small_parties[0].name] == 20
+    assert service.coordinator.round == 9
+
+
+# -- a coordinator that cannot be trusted ----------------------------------------------------------------------------------------
+
+
+def tampering(kind: type, change: Callable[[Any], Any]) -> Fault:
+    def fault(data: bytes) -> bytes:
+        message = decode(data)
+        return encode(change(message)) if isinstance(message, kind) else data
+
+    return fault
+
+
+EVIL: dict[str, tuple[type, Callable[[Any], Any], str]] = {
+    "keys of its own": (
+        Welcome,
+        lambda m: m.model_copy(
+            update={"mask_keys": [k if i == m.index else "ab" * 32 for i, k in enumerate(m.mask_keys)]}
+        ),
+        "did not sign",
+    ),
+    "a sum over one": (
+        RoundStart,
+        lambda m: m.model_copy(update={"active": m.active[:1]}),
+        "fewer than the agreed|without being",
+    ),
+    "parties that do not exist": (
+        RoundStart,
+        lambda m: m.model_copy(update={"active": [0, 1, 2, 9]}),
+        "do not exist",
+    ),
+    "other parameters": (
+        Welcome,
+        lambda m: m.model_copy(update={"parameters": m.parameters + 1}),
+        "not those the coordinator",
+    ),
+    "other item counts": (Welcome, lambda m: m.model_copy(update={"items": [5, 5, 5]}), "item counts"),
+    "another configuration": (
+        Welcome,
+        lambda m: m.model_copy(update={"config": "x"}),
+        "not the one agreed on",
+    ),
+    "updates of another shape": (
+        RoundStart,
+        lambda m: m if m.updates is None else m.model_copy(update={"updates": m.updates[:-1]}),
+        "updates of shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EVIL)
+def test_parties_refuse_a_coordinator_that_breaks_the_agreement(
+    tmp_path: Path, small_parties: list[vf.PartyData], kind: str
+) -> None:
+    message, change, reason = EVIL[kind]
+    federated = trial(tmp_path, small_parties)
+    for name in (SERVER, *federated.parties):
+        federated.start(name, tampering(message, change) if name == SERVER else None)
+    for thread in federated.threads[1:]:
+        thread.join(20)
+    federated.stopping = True
+    federated.join(20)
+    assert set(federated.errors) - {SERVER} == set(federated.parties)
+    for name in federated.parties:
+        (error,) = federated.errors[name]
+        assert isinstance(error, vf.ProtocolError)
+    import re
+
+    assert any(re.search(reason, str(federated.errors[name][0])) for name in federated.parties)
+
+
+def test_parties_told_different_things_do_not_add_up(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """A coordinator gives all but one party other parameters, to be left with that one's gradient: it gets noise."""
+    from verfedgnn.protocol.round.replica import parameters_digest
+
+    def zero(message: Welcome) -> Welcome:
+        if message.index == 0:
+            return message
+        nothing = torch.zeros(len(message.parameters))
+        return message.model_copy(
+            update={"parameters": nothing.numpy(), "digest": parameters_digest(nothing)}
+        )
+
+    federated = trial(tmp_path, small_parties)
+    for name in (SERVER, *federated.parties):
+        federated.start(name, tampering(Welcome, zero) if name == SERVER else None)
+    federated.threads[0].join(20)
+    federated.stopping = True
+    federated.join()
+    assert "do not add up" in str(federated.errors[SERVER][0])
+
+
+def test_a_round_is_answered_once(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Two answers under one mask would give away their difference."""
+    federated = trial(tmp_path, small_parties)
+    federated.run()
+    party = federated.services[small_parties[0].name].party
+    starts = [decode(data) for _, to, data in federated.hub.seen if to == small_parties[0].name]
+    again = [message for message in starts if isinstance(message, RoundStart)][-1]
+    with pytest.raises(vf.ProtocolError, match="a second time"):
+        party.handle(again)
+
+
+# -- what the coordinator gets to see --------------------------------------------------------------------------------------------
+
+
+def test_the_coordinator_receives_no_single_partys_values(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Of what each party sent: uniform bytes (chi-square, error rate 1e-6 in all), unrelated to what it masked."""
+    federated = trial(tmp_path, small_parties)
+    federated.run()
+    unmasked = trial(tmp_path / "plain", small_parties, settings(masking=False))
+    unmasked.run()
+    for party in small_parties:
+        masked, plain = (
+            [
+                m
+                for m in map(decode, (d for n, _, d in t.hub.seen if n == party.name))
+                if isinstance(m, RoundReply)
+            ]
+            for t in (federated, unmasked)
+        )
+        assert [m.round for m in masked] == [m.round for m in plain] == list(range(1, 10))
+        for use, values in (("gradient", 8), ("neighbourhoods", 256)):  # residues for sums of three; bytes
+            raw = np.concatenate([getattr(m, use).view(np.uint8).reshape(-1) for m in masked])
+            counts = np.bincount(raw, minlength=values)
+            assert len(counts) == values
+            chi = float(((counts - len(raw) / values) ** 2 / (len(raw) / values)).sum())
+            assert chi < chi2.isf(1e-7, values - 1)  # six statistics
+        for with_mask, without in zip(masked, plain, strict=True):
+            assert with_mask.neighbourhoods is not None
+            assert without.neighbourhoods is not None
+            assert (with_mask.neighbourhoods == without.neighbourhoods).mean() < 0.01
+
+
+PLANTED = "planted-7f3a"
+
+
+def test_nothing_private_in_logs_status_or_the_coordinators_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """User ids, item ids and titles that occur nowhere else are looked for in everything but a party's own folder."""
+    from dataclasses import replace
+
+    from verfedgnn.federation.status_server import exposition, page
+
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("verfedgnn.federation").propagate = True
+    parties = vf.split_items(
+        vf.data.synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5
+    )
+    marked = []
+    for party in parties:
+        table = party.ratings
+        users = np.array([f"{PLANTED}-user-{user}" for user in table.user_ids])
+        items = np.array([f"{PLANTED}-item-{item}" for item in table.item_ids])
+        marked.append(vf.PartyData(party.name, replace(table, user_ids=users, item_ids=items)))
+    federated = trial(tmp_path, marked, alignment="keyed", min_parties=2, timeouts=HASTY)
+    federated.run({parties[0].name: in_round(4, RUBBISH["truncated"])})
+    assert federated.services[SERVER].coordinator.round == 9
+    own = (tmp_path / f"run-{parties[1].name}").rglob("*.parquet")
+    assert any(PLANTED.encode() in path.read_bytes() for path in own), "the search finds what is there"
+    texts = [record.getMessage() + str(getattr(record, "fields", "")) for record in caplog.records]
+    status = federated.services[SERVER].watch.status
+    shown = [page(status), exposition(status)[1].decode(), str(status), *capfd.readouterr()]
+    files = [path.read_bytes() for path in (tmp_path / "run-server").rglob("*") if path.is_file()]
+    files += [(tmp_path / f"run-{party.name}" / "status.json").read_bytes() for party in parties]
+    assert len(texts) > 20
+    assert not any(PLANTED in text for text in texts + shown)
+    assert not any(PLANTED.encode() in data for data in files)
+    assert not any(PLANTED.encode() in data for _, _, data in federated.hub.seen)
+
+
+def test_refusals_reach_both_sides(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties)
+
+    def other_config(data: bytes) -> bytes:
+        message = decode(data)
+        return encode(message.model_copy(update={"config": "other"})) if isinstance(message, Hello) else data
+
+    federated.start(SERVER)
+    federated.start(small_parties[0].name, other_config).join(20)
+    federated.stopping = True
+    federated.join()
+    assert "configuration differs" in str(federated.errors[small_parties[0].name][0])
+    assert federated.services[SERVER].offences == {small_parties[0].name: 1}
+    assert any(
+        isinstance(decode(data), Refused) for _, to, data in federated.hub.seen if to == small_parties[0].name
+    )

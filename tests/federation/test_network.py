@@ -1,0 +1,313 @@
+"""The transport on real sockets: who is let in, what is bounded, what a stranger can and cannot disturb."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import verfedgnn as vf
+from hub import SERVER, agree
+from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.certificates import issue, key_pem, new_key, request, write_secret
+from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.transport.interface import Event, Transport
+
+pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+
+from verfedgnn.federation.connect import connect
+from verfedgnn.federation.transport.tls_driver import FRAME_MARGIN, tls_context
+
+LARGEST = 1 << 20
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> tuple[Agreement, dict[str, Identity]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = vf.Config.preset("paper", masking=True)
+    return agree(tmp_path, ["film", "book"], config, address=f"127.0.0.1:{port}", max_message=LARGEST)
+
+
+class Net:
+    """A listening coordinator and whoever dials in; everything is closed in the end."""
+
+    def __init__(self, agreement: Agreement, identities: dict[str, Identity]) -> None:
+        self.agreement, self.identities = agreement, identities
+        self.address = (agreement.host, agreement.port)
+        self.refused: list[str] = []
+        self.open: list[Transport] = []
+        self.sockets: list[socket.socket] = []
+        self.server = self.join(SERVER)
+
+    def join(self, name: str) -> Transport:
+        listen = self.address if name == SERVER else None
+        self.open.append(connect(self.identities[name], self.refused.append, listen))
+        return self.open[-1]
+
+    def raw(self, certificate: str, key: Path, authority: str) -> ssl.SSLSocket:
+        """A bare TLS connection, for speaking out of turn."""
+        context = tls_context(server=False, authority=authority, certificate=certificate, key=key)
+        context.verify_mode = ssl.CERT_NONE
+        return self.shake(context)
+
+    def shake(self, context: ssl.SSLContext) -> ssl.SSLSocket:
+        raw = self.plain()
+        self.sockets.append(context.wrap_socket(raw))
+        return self.sockets[-1]  # type: ignore[return-value]
+
+    def plain(self) -> socket.socket:
+        self.sockets.append(socket.create_connection(self.address, timeout=15))
+        return self.sockets[-1]
+
+    def close(self) -> None:
+        for end in (*self.sockets, *self.open):
+            end.close()
+
+
+@pytest.fixture
+def net(federation: tuple[Agreement, dict[str, Identity]]) -> Iterator[Net]:
+    net = Net(*federation)
+    wait_for_port(net.address)
+    yield net
+    net.close()
+
+
+def wait_for_port(address: tuple[str, int]) -> None:
+    for _ in range(100):
+        try:
+            socket.create_connection(address, timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def until(transport: Transport, kind: str, peer: str, seconds: float = 15) -> Event:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        event = transport.next(0.2)
+        if event is not None and (event.kind, event.peer) == (kind, peer):
+            return event
+    raise AssertionError(f"no {kind} of {peer} within {seconds} s")
+
+
+def test_bytes_go_both_ways_in_order(net: Net) -> None:
+    film = net.join("film")
+    until(net.server, "joined", "film")
+    until(film, "joined", SERVER)
+    messages = [bytes([n]) * (1 + 5000 * n) for n in range(50)]
+    for message in messages:
+        film.send(SERVER, message)
+        net.server.send("film", message)
+    assert [until(net.server, "message", "film").data for _ in messages] == messages
+    assert [until(film, "message", SERVER).data for _ in messages] == messages
+
+
+def test_who_leaves_is_noticed_and_may_come_back(net: Net) -> None:
+    film = net.join("film")
+    until(net.server, "joined", "film")
+    film.close()
+    until(net.server, "left", "film")
+    again = net.join("film")
+    until(net.server, "joined", "film")
+    until(again, "joined", SERVER)
+    again.send(SERVER, b"hello")
+    assert until(net.server, "message", "film").data == b"hello"
+
+
+def test_a_restarted_coordinator_is_found_again(net: Net) -> None:
+    film = net.join("film")
+    until(film, "joined", SERVER)
+    net.server.close()
+    until(film, "left", SERVER)
+    server = net.join(SERVER)
+    until(film, "joined", SERVER)
+    film.send(SERVER, b"again")
+    assert until(server, "message", "film").data == b"again"
+
+
+def is_turned_away(connection: Callable[[], ssl.SSLSocket]) -> bool:
+    """With TLS 1.3 the refusal comes with the first read."""
+    try:
+        return connection().recv(1) == b""
+    except (ssl.SSLError, ConnectionError):
+        return True
+
+
+def test_only_the_roster_is_let_in(net: Net, tmp_path: Path) -> None:
+    """Another authority, the same authority but not in the roster, no certificate, no TLS at all."""
+    stranger = tmp_path / "elsewhere"
+    stranger.mkdir()
+    other, identities = agree(stranger, ["film"], net.agreement.config)
+    outsider = other.member("film").certificate
+    assert is_turned_away(lambda: net.raw(outsider, identities["film"].key_file, net.agreement.authority))
+    bare = ssl.create_default_context()
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    assert is_turned_away(lambda: net.shake(bare))
+    plain = net.plain()
+    plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        while plain.recv(100):
+            pass
+    assert len(net.refused) >= 3
+    until_reachable(net)
+
+
+def test_a_certificate_of_the_authority_is_not_enough(
+    tmp_path: Path, federation: tuple[Agreement, dict[str, Identity]]
+) -> None:
+    agreement, identities = federation
+    # The authority signs a third party that nobody put into the roster.
+    from verfedgnn.federation.certificates import new_authority
+
+    authority_key, authority = new_authority("trial2")
+    key, file = new_key(), tmp_path / "spy.pem"
+    write_secret(file, key_pem(key))
+    spy = issue(authority_key, authority, request(key, "spy"))
+    members = {"authority": authority}
+    renewed = {}
+    for name in (SERVER, "film", "book"):
+        own = identities[name]._key
+        pem = issue(authority_key, authority, request(own, name), server=name == SERVER)
+        renewed[name] = {"name": name, "certificate": pem}
+    changed = agreement.with_values(
+        **members, coordinator=renewed[SERVER], parties=[renewed["film"], renewed["book"]]
+    )
+    ids = {name: Identity(changed, identities[name].key_file) for name in renewed}
+    net = Net(changed, ids)
+    try:
+        wait_for_port(net.address)
+        connection = net.raw(spy, file, authority)
+        assert is_turned_away(lambda: connection)
+        assert any("not in the roster" in reason for reason in net.refused)
+    finally:
+        net.close()
+
+
+def test_a_party_speaks_to_its_coordinator_only(
+    tmp_path: Path, federation: tuple[Agreement, dict[str, Identity]]
+) -> None:
+    """Somebody else of the same roster listens at the coordinator's address: not accepted."""
+    agreement, identities = federation
+    context = tls_context(
+        server=True,
+        authority=agreement.authority,
+        certificate=agreement.member("book").certificate,
+        key=identities["book"].key_file,
+    )
+    refused: list[str] = []
+    with socket.create_server((agreement.host, agreement.port)) as listener:
+        listener.settimeout(10)
+        film = connect(identities["film"], refused.append)
+        accepted, _ = listener.accept()
+        with (
+            accepted,
+            pytest.raises(OSError, match=r".*"),
+            context.wrap_socket(accepted, server_side=True) as shaken,
+        ):
+            shaken.recv(1)
+        assert film.next(0.5) is None
+        film.close()
+    assert refused
+
+
+def until_reachable(net: Net) -> None:
+    book = net.join("book")
+    until(net.server, "joined", "book", seconds=8)
+    until(book, "joined", SERVER)
+    book.send(SERVER, b"still here")
+    assert until(net.server, "message", "book").data == b"still here"
+
+
+def test_silent_strangers_keep_nobody_out(net: Net) -> None:
+    """FLARE's own driver shakes hands in the accepting thread: one silent connection stops everybody else."""
+    for _ in range(40):
+        net.plain()
+    until_reachable(net)
+
+
+def test_oversize_and_garbled_frames_end_their_own_connection_only(net: Net) -> None:
+    agreement, identity = net.agreement, net.identities["film"]
+    book = net.join("book")
+    until(book, "joined", SERVER)
+    data_frame = 1
+    frames = [
+        struct.pack(">IHBBHHHH", LARGEST + FRAME_MARGIN + 1, 0, data_frame, 0, 0, 1, 1, 1),
+        struct.pack(">IHBBHHHH", 2**32 - 1, 0, data_frame, 0, 0, 1, 1, 1),
+        struct.pack(">IHBBHHHH", 3, 0, data_frame, 0, 0, 1, 1, 1),
+        struct.pack(">IHBBHHHH", 100, 60_000, data_frame, 0, 0, 1, 1, 1),
+        struct.pack(">IHBBHHHH", FRAME_MARGIN + 1, 0, 2, 0, 0, 1, 1, 1),
+        b"\xff" * 64,
+    ]
+    for frame in frames:
+        connection = net.raw(agreement.member("film").certificate, identity.key_file, agreement.authority)
+        connection.sendall(frame)
+        connection.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(100):
+                pass
+    book.send(SERVER, b"undisturbed")
+    assert until(net.server, "message", "book").data == b"undisturbed"
+
+
+def test_nothing_is_decoded_or_forwarded(net: Net) -> None:
+    """A message with FLARE's own headers (object encoding, another destination) is bytes from its sender, nothing more."""
+    from nvflare.fuel.f3.message import Message
+
+    film, book = net.join("film"), net.join("book")
+    until(film, "joined", SERVER)
+    until(book, "joined", SERVER)
+    communicator = film.communicator  # type: ignore[attr-defined]
+    headers = {
+        "cn__payload_encoding": "fobs",
+        "cn__destination": "book",
+        "cn__origin": "book",
+        "cn__msg_type": "req",
+    }
+    communicator.send(communicator.find_endpoint(SERVER), 1, Message(headers, b"\x80\x04pickle?"))
+    assert until(net.server, "message", "film").data == b"\x80\x04pickle?"
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        event = book.next(0.1)
+        assert event is None or event.kind == "joined"
+
+
+def test_a_flood_stalls_its_sender_only(net: Net) -> None:
+    """Nobody takes film's messages; only a few are held in memory, and book gets through as soon as somebody does."""
+    film, book = net.join("film"), net.join("book")
+    until(film, "joined", SERVER)
+    until(book, "joined", SERVER)
+    for _ in range(60):
+        film.send(SERVER, bytes(LARGEST // 2))
+    time.sleep(1.0)
+    queued = net.server._events.qsize()  # type: ignore[attr-defined]
+    assert queued <= 8
+    book.send(SERVER, b"through")
+    assert until(net.server, "message", "book").data == b"through"
+
+
+def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, Identity]]) -> None:
+    agreement, identities = federation
+    with (
+        socket.create_server((agreement.host, agreement.port)),
+        pytest.raises(vf.ConfigError, match=r"cannot listen on .*use another --listen"),
+    ):
+        connect(identities[SERVER], [].append, (agreement.host, agreement.port))
+
+
+def test_a_party_says_why_it_does_not_get_through(federation: tuple[Agreement, dict[str, Identity]]) -> None:
+    _, identities = federation
+    reasons: list[str] = []
+    film = connect(identities["film"], reasons.append)
+    deadline = time.monotonic() + 10
+    while not reasons and time.monotonic() < deadline:
+        time.sleep(0.05)
+    film.close()
+    assert "cannot reach 127.0.0.1" in reasons[0]

@@ -1,0 +1,41 @@
+"""One small message of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verfedgnn.protocol.wire import alignment_messages as align
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Finished,
+    Hello,
+    Refused,
+    RoundReply,
+    RoundStart,
+    Waiting,
+    Welcome,
+)
+
+HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab")
+WELCOME = Welcome(
+    index=0, items=[3, 4], stay="s", training="t", config="ab", ratings=2, round=0,
+    parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32), digest="cd",
+)  # fmt: skip
+START = RoundStart(
+    round=2, trip=0, active=[0, 1], train=True, exchange=True, evaluate=False, best_round=1, updates_from=1,
+    update_parties=[[0, 1]], updates=np.ones((1, 3), np.uint8),
+    neighbourhood_parties=[0, 1], neighbourhoods=np.ones((2, 3, 1), np.int32),
+)  # fmt: skip
+REPLY = RoundReply(
+    round=2, trip=0, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32)
+)
+FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32))
+ALL = [
+    HELLO, WELCOME, START, REPLY, FINISH, Finished(digest="ab"), Refused(reason="no"), Waiting(missing=["film"]),
+    align.AlignHello(party="film", agreement="ab", seal_key="0" * 64, seal_signature="00"),
+    align.AlignStart(session="ab" * 16, index=0, seal_keys=["0" * 64], seal_signatures=["00"]),
+    align.Sealed(session="ab" * 16, peer=1, data=np.ones(4, np.uint8)),
+    align.Pseudonyms(session="ab" * 16, values=np.ones((2, 16), np.uint8)),
+    align.Common(session="ab" * 16, count=2, members=np.ones(1, np.uint8)),
+    align.Aligned(session="ab" * 16, users=2),
+]  # fmt: skip

@@ -1,0 +1,203 @@
+"""Gradient mechanisms and the participation estimator."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verfedgnn import Config, ConfigError
+from verfedgnn.config.sections import GradientConfig
+from verfedgnn.privacy.accounting import privacy_report
+from verfedgnn.privacy.gradient_protection import Rescale, clip, laplace, protect, ternary, worth
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.round.optimizer import average, step
+from verfedgnn.protocol.round.replica import participation_scale
+
+SIGMAS = 5.0
+"""Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_ternary_follows_its_distribution_and_is_unbiased() -> None:
+    x = torch.tensor([0.5, -0.5, 0.1, 0.0, -0.3, 3.0])
+    draws = ternary(x.expand(200_000, 6), 3.0, generator()).double()
+    assert set(draws.unique().tolist()) == {-1.0, 0.0, 1.0}
+    assert (draws * x.sign() >= 0).all(), "a sign is never reversed"
+    p = x.abs().double() / 3
+    standard_error = (p * (1 - p) / len(draws)).sqrt()
+    assert ((draws.mean(0) * 3 - x).abs() <= SIGMAS * 3 * standard_error + 1e-12).all()
+
+
+def released(x: float, r: float) -> dict[int, float]:
+    """The distribution of one coordinate's release, read off the mechanism itself over an even grid of uniform draws."""
+    grid = (torch.arange(2000) + 0.5) / 2000
+    with mock.patch.object(torch, "rand", return_value=grid):
+        draws = ternary(torch.full((2000,), x), r, generator())
+    return {sign: float((draws == sign).double().mean()) for sign in (-1, 0, 1)}
+
+
+vectors = st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3)
+
+
+@given(x=vectors, y=vectors, r=st.floats(0.5, 10))
+def test_total_variation_of_a_release(x: list[float], y: list[float], r: float) -> None:
+    """Over all 27 outcomes: TV(Q(x), Q(y)) <= |x - y|_1 / r, up to the grid."""
+    p, q = [released(v, r) for v in x], [released(v, r) for v in y]
+    outcomes = list(itertools.product((-1, 0, 1), repeat=3))
+    chance = [
+        [math.prod(d[o] for d, o in zip(side, outcome, strict=True)) for outcome in outcomes]
+        for side in (p, q)
+    ]
+    assert sum(chance[0]) == pytest.approx(1)
+    variation = sum(abs(a - b) for a, b in zip(*chance, strict=True)) / 2
+    assert variation <= sum(abs(a - b) for a, b in zip(x, y, strict=True)) / r + 3 * 2 / 2000
+
+
+def test_laplace_noise_has_its_scale() -> None:
+    noise = laplace(torch.zeros(200_000), 0.5, generator()).double()
+    assert abs(noise.mean()) < SIGMAS * noise.std() / math.sqrt(len(noise))
+    magnitude = noise.abs()
+    assert abs(magnitude.mean() - 2.0) < SIGMAS * magnitude.std() / math.sqrt(len(noise))
+
+
+def recovered(total: torch.Tensor, config: GradientConfig, factors: Rescale) -> torch.Tensor:
+    """The gradient behind a sum of protected ones, the first two coordinates of users."""
+    found = worth(config, factors, 1.0)
+    return total.float() * torch.tensor([found.users] * 2 + [found.weights] * (len(total) - 2))
+
+
+@given(s=st.floats(0.01, 100), values=st.lists(st.floats(-50, 50), min_size=4, max_size=4))
+def test_rescaling_is_public_and_undone(s: float, values: list[float]) -> None:
+    """Without noise, what a protected gradient is worth is the gradient clipped at clip/s: the guarantee does not depend on s."""
+    config, factors = Config.preset("paper", mechanism="none").gradients, Rescale(s, 2 * s)
+    gradient = torch.tensor(values)
+    out = recovered(protect(gradient, config, factors, 2, generator()), config, factors)
+    expected = torch.cat([clip(gradient[:2], 0.5 / s), clip(gradient[2:], 0.25 / s)])
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_protected_ternary_recovers_the_mean() -> None:
+    config, factors = Config.preset("paper").gradients, Rescale(0.1, 0.5)
+    gradient = torch.tensor([1.0, -4.0, 0.3, 0.8])
+    draws = torch.stack([protect(gradient, config, factors, 2, generator(i)) for i in range(20_000)])
+    mean = recovered(draws.sum(0, dtype=torch.int32), config, factors) / len(draws)
+    error = draws.double().std(0) / math.sqrt(len(draws)) * 3 / torch.tensor([0.1, 0.1, 0.5, 0.5])
+    assert ((mean - gradient).abs() < SIGMAS * error).all()
+
+
+def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"clip = 0.7.*unprotected"):
+        Config.preset("paper", **{"gradients.clip": 0.7})
+    assert Config.preset("paper", unprotected=["clip"], **{"gradients.clip": 0.7}).gradients.clip == 0.7
+    with pytest.raises(ConfigError, match="not be a probability"):
+        Config.preset("paper", r=0.3)
+    with pytest.raises(ConfigError, match="no bound holds"):
+        Config.preset("paper", **{"gradients.clip": None})
+
+
+REST: dict[str, Any] = {"validations": 2, "randomness": ""}
+
+
+def test_report_composes() -> None:
+    ternary_report = privacy_report(
+        Config.preset("paper", r=50), releases=10, exchanges=10, users=9, rows=1, protected=True, **REST
+    )["gradients"]
+    assert ternary_report["per_round"] == {"epsilon": 0.0, "delta": 0.02}
+    assert ternary_report["composed"]["delta"] == pytest.approx(1 - 0.98**10)
+    many = privacy_report(
+        Config.preset("paper"), releases=6000, exchanges=6000, users=9, rows=1, protected=True, **REST
+    )["gradients"]
+    assert many["composed"]["delta"] == 1.0
+    assert "no guarantee over the whole run" in many["guarantee"]
+    noisy = privacy_report(
+        Config.preset("paper", mechanism="laplace"),
+        releases=4,
+        exchanges=4,
+        users=9,
+        rows=1,
+        protected=True,
+        validations=2,
+        randomness="",
+    )
+    assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
+    bare = privacy_report(
+        Config.preset("paper", mode="exact"),
+        releases=4,
+        exchanges=4,
+        users=9,
+        rows=9,
+        protected=False,
+        validations=2,
+        randomness="",
+    )
+    assert bare["neighbourhoods"]["guarantee"].startswith("none")
+
+
+def test_participation_estimator_is_unbiased_over_all_subsets() -> None:
+    """With parties of equal size, the mean of the estimate over all subsets is the whole sum, for any contributions."""
+    contributions, items = [3.0, -1.0, 4.0, 1.5, 9.0], [7] * 5
+    for size in range(1, 6):
+        subsets = list(itertools.combinations(range(5), size))
+        estimates = [participation_scale(items, s) * sum(contributions[i] for i in s) for s in subsets]
+        assert np.mean(estimates) == pytest.approx(sum(contributions))
+
+
+def test_estimate_of_the_others_is_unbiased_where_somebody_else_is_active() -> None:
+    """A party's estimate of the others' sum, over all draws that hold another party; alone active, it knows nothing: 0."""
+    contributions, items = [3.0, -1.0, 4.0, 1.5], [7] * 4
+    for size in range(1, 5):
+        draws = [s for s in itertools.combinations(range(4), size) if set(s) - {0}]
+        estimates = [
+            participation_scale(items, s, without=0) * sum(contributions[i] for i in s if i) for s in draws
+        ]
+        assert np.mean(estimates) == pytest.approx(sum(contributions[1:]))
+
+
+def test_drawn_parties_are_uniform() -> None:
+    """Each of 10 parties takes part in a fraction 0.3 of 20,000 rounds; the estimator is then unbiased as drawn."""
+    coordinator = Coordinator(Config.preset("paper", participation=0.3), [str(i) for i in range(10)])
+    rounds = 20_000
+    counts = np.zeros(10)
+    for round in range(1, rounds + 1):
+        active = coordinator.active(round, range(10))
+        assert len(active) == 3
+        counts[active] += 1
+    assert (np.abs(counts / rounds - 0.3) < SIGMAS * math.sqrt(0.3 * 0.7 / rounds)).all()
+
+
+def test_participation_scale_without_oneself() -> None:
+    items = [10, 20, 30]
+    assert participation_scale(items, [0, 1, 2]) == 1
+    assert participation_scale(items, [1]) == 3
+    assert participation_scale(items, [0, 1], without=0) == 50 / 20
+    assert participation_scale(items, [0], without=0) == 0
+
+
+@pytest.mark.parametrize("shape", [(70_000, 7), (3,), (2, 20, 20)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_step_in_pieces_is_a_step(
+    shape: tuple[int, ...], optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: replicas on machines of any size must agree."""
+    start = [torch.randn(shape, generator=generator(seed)) for seed in range(4)]
+    found = []
+    for piece in (1 << 10, 1 << 18, 1 << 30):
+        monkeypatch.setattr("verfedgnn.protocol.round.optimizer.PIECE", piece)
+        parameters, sums, gradient, mean = (value.clone() for value in start)
+        sums.square_()
+        step(parameters, sums, gradient, optimizer, 0.1)
+        average(mean, parameters, 0.98, 7)
+        found.append(torch.stack([parameters, sums, mean]))
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])

@@ -1,0 +1,152 @@
+"""With protection and estimators off and a synchronous exchange, the federation is the pooled model, for any number of parties.
+
+What comes from other parties is a constant to the recipient (the paper cuts gradients there); the reference does the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dense
+from verfedgnn import Config, split_items
+from verfedgnn.core.graph import party_graph
+from verfedgnn.data import synthetic_ratings
+from verfedgnn.gnn.gcn import GCN
+from verfedgnn.gnn.operator import inverse_sqrt
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.round.optimizer import step
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.training.local_runtime import LocalRuntime, party_secret
+
+
+def open_config(gnn: str, layers: int = 2) -> Config:
+    return Config.preset("paper", model=gnn, seed=3).with_values(
+        {
+            "unprotected": "degrees",
+            "optimizer": "sgd",  # Adagrad's first step knows only signs
+            "lr": 1e-3,
+            "exchange.mode": "exact",
+            "exchange.refresh": layers,
+            "layers": layers,
+            "estimators": False,
+            "mechanism": "none",
+            "gradients.clip": None,
+            "batch": 0,
+            "init_std": 0.3,
+            "epochs": 3,
+            "evaluate_every": 1,
+        }
+    )
+
+
+def federation(config: Config, count: int) -> tuple[LocalRuntime, list[Party]]:
+    table = synthetic_ratings(users=40, items=30, ratings=500, seed=2)
+    prepared = prepare(split_items(table, parties=count, seed=1), config, torch.device("cpu"))
+    parties = [Party(p.input, config, party_secret(3, i)) for i, p in enumerate(prepared)]
+    return LocalRuntime(Coordinator(config, [p.data.name for p in parties]), parties), parties
+
+
+@pytest.mark.parametrize("gnn", ["gcn", "gat", "ggnn"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_predictions_and_one_step(gnn: str, count: int) -> None:
+    config = open_config(gnn)
+    runtime, parties = federation(config, count)
+    model = parties[0].model
+    public = runtime.coordinator.replica.parameters.clone()
+    items = torch.cat([party.private.parameters["items"].clone() for party in parties])
+    owner = torch.cat(
+        [torch.full((len(party.private.parameters["items"]),), p) for p, party in enumerate(parties)]
+    )
+    adjacency, rating = torch.zeros(40, len(items)), torch.full((40, len(items)), torch.nan)
+    start = 0
+    for party in parties:
+        pairs = party.data.train
+        user, item = pairs.user.long(), pairs.item.long() + start
+        rating[user, item] = pairs.rating
+        adjacency[user, item] = (pairs.rating >= party.threshold).float()
+        start += len(party.private.parameters["items"])
+
+    runtime.round()
+
+    public_gradient, item_gradient = torch.zeros_like(public), torch.zeros_like(items)
+    for p, party in enumerate(parties):
+        own = owner == p
+        flat, rows = public.clone().requires_grad_(), items.clone().requires_grad_()
+        ratings = dense.predict(gnn, 2, model.views(flat), rows, adjacency, own)
+        assert party.candidate is not None
+        h = party.candidate[1]
+        torch.testing.assert_close(h["users"] @ h["items"].T, ratings[:, own].detach(), atol=1e-5, rtol=1e-5)
+        known = ~rating.isnan() & own
+        loss = (ratings - rating)[known].square().sum()
+        to_public, to_items = torch.autograd.grad(loss, [flat, rows])
+        public_gradient += to_public
+        item_gradient[own] = to_items[own]
+    public_gradient[: model.user_size] += 2 / 40 * public[: model.user_size]
+    item_gradient += 2 / len(items) * items
+    step(public, torch.zeros_like(public), public_gradient, "sgd", 1e-3)
+    step(items, torch.zeros_like(items), item_gradient, "sgd", 1e-3)
+    assert public_gradient.abs().max() > 1
+    torch.testing.assert_close(runtime.coordinator.replica.parameters, public, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([party.private.parameters["items"] for party in parties]), items, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_more_layers_and_more_rounds() -> None:
+    """Three layers, four parties: after three rounds of training every party still predicts what the pooled model would."""
+    config = open_config("gcn", layers=3).with_values({"lr": 1e-5})
+    runtime, parties = federation(config, 4)
+    for _ in range(3):
+        runtime.round()
+    public, items = (
+        runtime.coordinator.replica.parameters.clone(),
+        torch.cat([party.private.parameters["items"] for party in parties]),
+    )
+    adjacency = torch.zeros(40, len(items))
+    start = 0
+    for party in parties:
+        liked = party.data.train.rating >= party.threshold
+        adjacency[party.data.train.user[liked].long(), party.data.train.item[liked].long() + start] = 1
+        start += len(party.private.parameters["items"])
+    predicted = dense.predict(
+        "gcn", 3, parties[0].model.views(public), items, adjacency, torch.ones(len(items), dtype=torch.bool)
+    )
+    runtime.coordinator.rounds += 1
+    runtime.round()
+    start = 0
+    for party in parties:
+        assert party.candidate is not None
+        h = party.candidate[1]
+        torch.testing.assert_close(
+            h["users"] @ h["items"].T,
+            predicted[:, start : start + len(party.private.parameters["items"])],
+            atol=1e-5,
+            rtol=1e-5,
+        )
+        start += len(party.private.parameters["items"])
+
+
+def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:
+    """With one trip a round and parameters that stand still, neighbourhoods are exact after K rounds."""
+    config = open_config("gcn").with_values({"lr": 1e-30})
+    synchronous, exact = federation(config, 3)
+    lagged, late = federation(config.with_values({"refresh": 0}), 3)
+    synchronous.round()
+    for _ in range(3):
+        lagged.round()
+    for a, b in zip(exact, late, strict=True):
+        assert a.candidate is not None
+        assert b.candidate is not None
+        torch.testing.assert_close(a.candidate[1]["users"], b.candidate[1]["users"], atol=1e-6, rtol=1e-6)
+
+
+def test_estimators_are_exact_when_every_party_has_its_share() -> None:
+    """E_p(N_u) = N_u when each of three equal parties holds a third of a user's items."""
+    graph = party_graph(np.array([0, 0, 1]), np.array([0, 1, 0]), users=2, items=2, ratio=3.0)
+    operator = GCN(dim=1, layers=1)
+    near = operator.gather(torch.ones(1, 2, 1), graph.user_degree, None, graph, inverse_sqrt)
+    assert near.scale.flatten().tolist() == pytest.approx([6**-0.5, 3**-0.5])
+    assert near.own.flatten().tolist() == pytest.approx([6**-0.5, 3**-0.5])

@@ -1,0 +1,63 @@
+"""`verfedgnn attack`: three attackers of one run, and runs that cannot be attacked so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import verfedgnn as vf
+from verfedgnn.cli.attack_command import attack
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("attacked") / "run"
+    parties = vf.split_items(vf.data.synthetic_ratings(users=120, items=60, ratings=3000, seed=2), parties=3)
+    vf.train(
+        parties, vf.Config.preset("best").with_values({"epochs": 12, "gate": False, "dim": 8}), out=folder
+    )
+    return folder
+
+
+@pytest.mark.parametrize("who", ["outsider", "coordinator", "party:party-0"])
+def test_what_each_attacker_finds_is_written(run: Path, who: str, capsys: pytest.CaptureFixture[str]) -> None:
+    attack(run, who, None, "", 11, 40, 1)
+    found = json.loads((run / "attacks" / f"{who.split(':')[0]}.json").read_text())
+    if who == "outsider":
+        assert 0.4 < found["validation"]["auc"] < 0.6
+    elif who == "coordinator":
+        assert list(found["rounds"]) == ["1", "10", "11"]
+    else:
+        assert all(0 <= row["f1"] <= 1 and "guess" in row for row in found.values())
+    assert "written:" in capsys.readouterr().out
+
+
+def test_attackers_that_do_not_exist(run: Path) -> None:
+    with pytest.raises(vf.ConfigError, match="there is no party 'nobody' in this run; there are: party-0"):
+        attack(run, "party:nobody", None, "", 5, 40, 1)
+    with pytest.raises(vf.ConfigError, match="its own users' items"):
+        attack(run, "party:1", "party-1", "", 5, 40, 1)
+
+
+def test_without_an_exchange_a_party_sees_nothing(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    vf.train(
+        small_parties,
+        vf.Config.preset("paper").with_values({"mode": "none", "epochs": 1}),
+        out=tmp_path / "run",
+    )
+    with pytest.raises(vf.ConfigError, match="nothing is exchanged"):
+        attack(tmp_path / "run", "party:party-0", None, "", 5, 40, 1)
+
+
+def test_only_the_attacks_asked_for(run: Path) -> None:
+    attack(run, "party:0", "2", "fakes", 7, 20, 1)
+    assert set(json.loads((run / "attacks" / "party.json").read_text())) == {
+        "colluders, fakes, all exchanges",
+        "party, fakes, all exchanges",
+    }
+    with pytest.raises(
+        vf.ConfigError, match="no attack here is called 'magic'; there are: colluders, insider, nnls"
+    ):
+        attack(run, "party:0", "2", "magic", 7, 20, 1)

@@ -1,0 +1,295 @@
+"""The methods of the comparison: what they declare, what they send, and the mathematics that is theirs alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import verfedgnn as vf
+from helpers import federation
+from verfedgnn.core.graph import party_graph
+from verfedgnn.data import PartyData, pool_parties
+from verfedgnn.gnn.neighbourhood_generator import Generator
+from verfedgnn.protocol.wire.messages import RoundReply
+from verfedgnn.research.baselines import METHODS, Where, in_all, method
+from verfedgnn.research.baselines.central_gnn import cut, pooled
+from verfedgnn.research.baselines.fedpergnn import PseudoParty, like
+from verfedgnn.runs.prepared_data import prepare, split
+from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.training.alone import solo_config
+from verfedgnn.training.user_item_means import bias_errors
+
+CPU = torch.device("cpu")
+SHORT = {"training.batch": 400, "training.epochs": 4}
+
+
+def configured(name: str, gnn: str = "gcn", **values: object) -> vf.Config:
+    chosen = method(name)
+    short = {"training.epochs": 24} if name == "private" else SHORT
+    return chosen.configure(vf.Config.preset(chosen.preset, model=gnn)).with_values({**short, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_declarations_are_what_the_settings_say(name: str) -> None:
+    chosen, config = method(name), configured(name)
+    declared = chosen.declares
+    local = declared.storage == "local" and name != "alone"
+    if local:
+        assert declared.gradient_protection == (config.gradients.mechanism != "none")
+        assert declared.cross_graph == (config.exchange.mode != "none")
+    else:
+        assert config.exchange.mode == "none"
+        assert not declared.cross_graph
+    if name not in ("bias", "best", "private"):
+        assert declared.high_order == (config.model.form == "propagation")
+
+
+def test_unknown_methods_are_named() -> None:
+    assert in_all("all")[: len(METHODS)] == list(METHODS)
+    assert in_all("mf, fedsage,mf") == ["mf", "fedsage"]
+    with pytest.raises(vf.ConfigError, match="no method 'sage'; there are: bias, mf"):
+        in_all("sage")
+
+
+# -- central methods -------------------------------------------------------------------------------------------------------
+
+
+def test_central_methods_cost_their_ratings_once(small_parties: list[vf.PartyData]) -> None:
+    trained = method("central").train(small_parties, configured("central"), Where(CPU))
+    assert trained.ledger.total() == 12 * sum(len(p.ratings) for p in small_parties)
+    assert trained.ledger.total(kind="RoundReply") == 0
+
+
+def test_a_pooled_model_is_cut_into_the_parties_items(small_parties: list[vf.PartyData]) -> None:
+    """Row i of a party's part is the item of that id in the pooled table, in whatever order the parties come."""
+    table = pool_parties(small_parties)
+    from verfedgnn.runs.party_model import PartyModel
+
+    rows = torch.arange(table.n_items, dtype=torch.float32).unsqueeze(1)
+    for model, party in zip(
+        cut(PartyModel(rows, rows, rows), table, small_parties), small_parties, strict=True
+    ):
+        named = table.item_ids[model.items[:, 0].long().numpy()]
+        assert named.tolist() == party.ratings.item_ids.tolist()
+
+
+def test_the_bias_method_is_the_bias_baseline(small_parties: list[vf.PartyData]) -> None:
+    config = configured("bias")
+    trained = method("bias").train(small_parties, config, Where(CPU))
+    judged = evaluate(prepare(small_parties, config, CPU), [(m.users, m.items) for m in trained.models])
+    table = pool_parties(small_parties)
+    parts = np.concatenate([split(p.ratings, config.split, config.seed) for p in small_parties])
+    assert judged["test"]["rmse"] == pytest.approx(bias_errors(table, parts).rmse, abs=1e-5)
+
+
+def test_factors_find_a_matrix_of_rank_one() -> None:
+    """r_uv = a_u b_v with every pair rated: what is left out of training is predicted from the rest."""
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(1, 2, 40), rng.uniform(1, 2, 30)
+    user, item = np.divmod(np.arange(1200), 30)
+    ratings = vf.data.make_ratings(
+        user.astype(str), item.astype(str), (a[user] * b[item]).astype(np.float32), name="rank one"
+    )
+    parties = vf.split_items(ratings, parties=2)
+    config = configured(
+        "mf", **{"training.epochs": 400, "training.batch": 0, "training.l2": 0.0, "model.dim": 1}
+    )
+    trained = pooled(parties, config, Where(CPU))
+    judged = evaluate(prepare(parties, config, CPU), [(m.users, m.items) for m in trained.models])
+    assert judged["test"]["rmse"] < 0.05 < float(np.std(a[user] * b[item]))
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_factors_along_edges_are_factors_by_pairs(small_parties: list[vf.PartyData], biases: bool) -> None:
+    """Whole rounds take the products of the graph's edges, smaller ones those of pairs: the same gradients."""
+    settings = {
+        "model.form": "factors",
+        "model.biases": biases,
+        "exchange.mode": "none",
+        "optimizer": "sgd",
+        "lr": 1e-3,
+    }
+    runs = [
+        vf.train(
+            small_parties,
+            vf.Config.preset("paper").with_values(
+                {**settings, "mechanism": "none", "batch": 0, "epochs": 3, "threshold": t}
+            ),
+        )
+        for t in ("all", 1.0001)
+    ]
+    torch.testing.assert_close(runs[0].public, runs[1].public, atol=1e-5, rtol=1e-4)
+
+
+# -- FedSage, FedSage+ -----------------------------------------------------------------------------------------------------
+
+
+def test_fedsage_sends_gradients_and_nothing_else(small_parties: list[vf.PartyData]) -> None:
+    runtime = federation(small_parties, configured("fedsage"))
+    seen: list[RoundReply] = []
+    receive = runtime.coordinator.receive
+    runtime.coordinator.receive = lambda name, reply: (seen.append(reply), receive(name, reply))[1]  # type: ignore[method-assign]
+    runtime.round()
+    assert all(reply.neighbourhoods is None and reply.gradient is not None for reply in seen)
+    assert {reply.gradient.dtype for reply in seen if reply.gradient is not None} == {np.dtype(np.float32)}
+
+
+def test_fedsage_of_one_party_is_central(small_parties: list[vf.PartyData]) -> None:
+    """Own degrees are exact where there is nobody else."""
+    whole = [PartyData("all", replace(pool_parties(small_parties), name="all"))]
+    alone = vf.train(whole, configured("fedsage"))
+    central = vf.train(whole, configured("central"))
+    torch.testing.assert_close(alone.public, central.public, atol=1e-5, rtol=1e-4)
+
+
+def test_a_generated_neighbourhood_by_hand() -> None:
+    """Without inner weights the generator is its bias times how often the own share is missing; L is the squared distance."""
+    generator, graph = (
+        Generator(2, 1),
+        party_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0),
+    )
+    weights = {name: torch.zeros(1, *shape) for name, shape in generator.weights().items()}
+    weights["imagine_bias"][:] = torch.tensor([1.0, -2.0])
+    penalties: list[torch.Tensor] = []
+    others = torch.tensor([[[3.0, -6.0], [0.0, 0.0]]])
+    imagined = generator.bind(0, weights, torch.rand(1, 2, 2), graph, others, penalties)(torch.rand(1, 2, 2))
+    torch.testing.assert_close(imagined, torch.tensor([[[3.0, -6.0], [3.0, -6.0]]]))
+    assert penalties[0].item() == pytest.approx(45.0)
+
+
+def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyData]) -> None:
+    """After training, generated neighbourhoods are nearer to the others' than none at all."""
+    chosen = configured("fedsage+", **{"training.epochs": 40, "exchange.every": 1})
+    runtime = federation(small_parties, chosen)
+    for _ in range(60):
+        runtime.round()
+    party = next(iter(runtime.parties.values()))
+    assert party.memory.received[0].others is not None
+    assert party.graph is not None
+    views = {name: value.unsqueeze(0) for name, value in party.model.views(party.replica.parameters).items()}
+    items = {name: value.unsqueeze(0) for name, value in party.private.parameters.items()}
+    others = party.memory.received[0].others.unsqueeze(1)
+    distance = party.model.propagate(views, items, party.graph, list(others)).penalty
+    assert distance is not None
+    assert distance < 0.6 * others.square().sum()
+
+
+def test_generated_neighbourhoods_need_an_exchange() -> None:
+    with pytest.raises(vf.ConfigError, match="learns from exchanged neighbourhoods"):
+        vf.Config.preset("paper", generator=True, mode="none")
+    with pytest.raises(vf.ConfigError, match=r"needs model.form = propagation"):
+        vf.Config.preset("best", generator=True)
+    with pytest.raises(vf.ConfigError, match="no neighbourhoods to exchange"):
+        vf.Config.preset("paper", form="factors")
+
+
+# -- FedPerGNN -------------------------------------------------------------------------------------------------------------
+
+
+def test_pseudo_rows_have_the_mean_and_covariance_of_true_ones() -> None:
+    """20,000 rows: every moment within five standard errors, which by chance fails once in some 100,000 runs."""
+    torch.manual_seed(0)
+    rows = torch.randn(300, 3) @ torch.tensor(
+        [[1.0, 0.5, 0.0], [0.0, 1.0, -0.7], [0.0, 0.0, 0.3]]
+    ) + torch.tensor([1.0, 0.0, -2.0])
+    drawn = like(rows, 20_000, torch.Generator().manual_seed(1))
+    deviation = rows.std(0)
+    assert ((drawn.mean(0) - rows.mean(0)).abs() < 5 * deviation / 20_000**0.5).all()
+    bound = 5 * deviation[:, None] * deviation[None, :] * (2 / 20_000) ** 0.5
+    assert ((drawn.T.cov() - rows.T.cov()).abs() < bound).all()
+
+
+def test_pseudo_interactions_change_rows_of_others_only(
+    small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = configured("fedpergnn")
+    runtime = federation(small_parties, chosen)
+    starts = runtime.coordinator.open()
+    plain = next(iter(runtime.parties.values()))
+    party = PseudoParty(plain.data, chosen, 7)
+    party.replica, party.model = plain.replica, plain.model
+    seen: list[torch.Tensor] = []
+
+    def noisy(self: object, gradient: torch.Tensor, message: object, scope: object) -> np.ndarray:
+        seen.append(gradient)
+        return gradient.numpy() + 100
+
+    monkeypatch.setattr("verfedgnn.protocol.party.party.Party.protected", noisy)
+    gradient, size = torch.randn(party.model.size), party.model.user_size
+    before = gradient.clone()
+    released = party.protected(
+        gradient, starts[plain.data.name], plain.scope(plain.replica.rotation.everybody, rated=True)
+    )
+    assert torch.equal(gradient, before)
+    real = torch.zeros(party.data.users, dtype=torch.bool)
+    real[party.batch(1).pairs.user.long().unique()] = True
+    changed = (seen[0] != before)[:size].view(party.data.users, -1).any(1)
+    assert not (changed & real).any()
+    assert changed.any()
+    assert torch.equal(seen[0][size:], before[size:])
+    sent = torch.from_numpy(released[:size]).view(party.data.users, -1).any(1)
+    assert torch.equal(sent, changed | real), "noise is on what is sent, and nothing else is"
+    assert (released[size:] > 50).all()
+    assert party.rows[party.data.name] == int(sent.sum())
+
+
+def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyData]) -> None:
+    """Its ledger is that of the same training without an exchange, plus item embeddings every round and edges once."""
+    config = configured("fedpergnn")
+    trained = method("fedpergnn").train(small_parties, config, Where(CPU))
+    without = vf.train(small_parties, config.with_values({"exchange.mode": "none"}), party=PseudoParty)
+    rounds, items = trained.rounds, [p.ratings.n_items for p in small_parties]
+    for party, own in zip(small_parties, items, strict=True):
+        for kind, way, many in (
+            ("RoundReply", "up", rounds * own),
+            ("RoundStart", "down", (rounds - 1) * (sum(items) - own)),
+        ):
+            found = trained.ledger.total(way, kind=kind, party=party.name)  # type: ignore[arg-type]
+            plain = without.ledger.total(way, kind=kind, party=party.name)  # type: ignore[arg-type]
+            if kind == "RoundReply":  # some rows of gradients in the place of all
+                users = small_parties[0].ratings.n_users
+                assert (
+                    plain + 24 * many - (24 * users + 600) * rounds
+                    < found
+                    <= plain + 24 * many + 4 * users * rounds
+                )
+            else:
+                assert found == pytest.approx(plain + 24 * many, rel=0.1)
+        assert trained.ledger.total("up", kind="GraphExpansion", party=party.name) % 16 == 0
+    assert trained.ledger.total("up", kind="GraphExpansion") > 0
+
+
+def test_fedpergnn_counts_full_participation_only(small_parties: list[vf.PartyData]) -> None:
+    with pytest.raises(vf.ConfigError, match="all parties in every round"):
+        method("fedpergnn").train(
+            small_parties, configured("fedpergnn", **{"training.participation": 0.5}), Where(CPU)
+        )
+
+
+@pytest.mark.parametrize("name", ["fedsage+", "fedpergnn", "best"])
+def test_a_party_can_train_any_method_alone(name: str) -> None:
+    """What lift and the gate do: the same settings, without whatever needs others."""
+    assert solo_config(configured(name, "gat"), 0.5).exchange.mode == "none"
+
+
+def test_fedpergnn_sums_of_attention_fit_the_wire(small_parties: list[vf.PartyData]) -> None:
+    """With noise on its weights attention grows far beyond what 32 bits hold beside their fraction."""
+    from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed
+
+    config = configured("fedpergnn", "gat")
+    assert config.exchange.bits == 64
+    assert method("fedpergnn").train(small_parties, config, Where(CPU)).rounds == 24
+    large = torch.tensor([1e6, -3.25, 1e-6])
+    torch.testing.assert_close(from_fixed(3 * to_fixed(large, 10, 64), 64), 3 * large, rtol=1e-3, atol=0)
+    with pytest.raises(vf.VerFedGNNError, match=r"exchange\.bits = 64"):
+        to_fixed(large, 10, 32)
+    with pytest.raises(vf.ConfigError, match=r"belongs to exchange\.mode = exact"):
+        vf.Config.preset("paper", bits=64)
+
+
+def test_a_variant_of_a_party_leaves_no_run_folder(small_parties: list[vf.PartyData], tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(vf.ConfigError, match="variant"):
+        vf.train(small_parties, configured("fedpergnn"), party=PseudoParty, out=tmp_path / "run")

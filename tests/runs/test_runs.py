@@ -1,0 +1,198 @@
+"""What a training leaves on disk: stop and resume, a kill, a full disk, and that nothing is lost or mixed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import verfedgnn as vf
+from helpers import config, same
+from verfedgnn.core import files
+from verfedgnn.data import check_parties
+from verfedgnn.core.errors import Interrupted
+from verfedgnn.runs.run import begin_folder
+from verfedgnn.runs.party_tables import safe_names
+
+
+@pytest.mark.parametrize("values", [{}, {"participation": 0.5}, {"model": "gat", "refresh": 1}, {"mechanism": "laplace"}])
+def test_stopped_and_resumed_is_as_if_never_stopped(
+    small_parties: list[vf.PartyData], tmp_path: Path, values: dict[str, Any]
+) -> None:
+    chosen = config(checkpoint_every=2, **values)
+    whole = vf.train(small_parties, chosen, out=tmp_path / "whole")
+    countdown = iter(range(100))
+    with pytest.raises(Interrupted, match=r"stopped after round 8 of 24.*--resume"):
+        vf.train(small_parties, chosen, out=tmp_path / "cut", stop=lambda: next(countdown) == 7)
+    resumed = vf.resume(tmp_path / "cut")
+    same(whole, resumed)
+    same(vf.Run.load(tmp_path / "whole"), vf.Run.load(tmp_path / "cut"))
+    same(vf.resume(tmp_path / "cut"), resumed)
+
+
+def test_killed_at_any_time_loses_nothing_but_the_rounds_since(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    """SIGKILL while a checkpoint is written every round, several times over; the end is the same."""
+    code = """
+import sys, verfedgnn as vf
+from verfedgnn.data import synthetic_ratings
+parties = vf.split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5)
+config = vf.Config.preset("paper", batch=400, epochs=12, checkpoint_every=1)
+print("ready", flush=True)
+watch = lambda p: print(p.round, flush=True)
+vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" else vf.resume(sys.argv[1], watch=watch)
+"""
+    out = tmp_path / "run"
+    mode = "new"
+    for pause in (0.13, 0.29):
+        process = subprocess.Popen([sys.executable, "-c", code, str(out), mode], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip().isdigit():
+                break
+        time.sleep(pause)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert (out / "metrics.json").exists() or any((out / "checkpoint").glob("round-*"))
+        mode = "resume"
+    killed = vf.resume(out)
+    whole = vf.train(small_parties, vf.Config.preset("paper", batch=400, epochs=12, checkpoint_every=1))
+    same(whole, killed)
+
+
+def test_stopped_before_the_first_validation(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config(), out=tmp_path / "run", stop=lambda: True)
+    same(vf.resume(tmp_path / "run"), vf.train(small_parties, config()))
+
+
+def test_killed_between_the_last_round_and_the_figures(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, values in {"all rounds": {}, "patience": {"patience": 1, "epochs": 50, "lr": 1.0}}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(vf.Run, "complete_folder", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                vf.train(small_parties, config(**values), out=tmp_path / name)
+        same(vf.resume(tmp_path / name), vf.train(small_parties, config(**values)))
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    chosen = config(checkpoint_every=2)
+    real, calls = files.write_through, iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_through", lambda path, data: (real if next(calls) < 6 else full)(path, data))
+        with pytest.raises(vf.RunError, match=r"No space left on device.*make room"):
+            vf.train(small_parties, chosen, out=tmp_path / "run")
+    same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
+
+
+def test_overwrite_waits_until_it_can_write(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    vf.train(small_parties, config(), out=tmp_path / "run")
+    with pytest.raises(vf.ConfigError, match="--device cpu"):
+        vf.train(small_parties, config(), out=tmp_path / "run", overwrite=True, device="meta")
+    assert vf.Run.load(tmp_path / "run")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "config.toml").write_text('title = "my pages"')
+    with pytest.raises(vf.RunError, match="not a run folder"):
+        vf.train(small_parties, config(), out=tmp_path / "site", overwrite=True)
+
+
+def test_an_unfinished_checkpoint_leaves_the_last_good_one(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config(checkpoint_every=3)
+    real, calls = files.write_through, iter(range(1000))
+
+    def dies(path: Path, data: bytes) -> None:
+        if next(calls) == 10:
+            path.write_bytes(data[: len(data) // 2])
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(files, "write_through", dies)
+    with pytest.raises(KeyboardInterrupt):
+        vf.train(small_parties, chosen, out=tmp_path / "run")
+    monkeypatch.undo()
+    assert [p.name for p in sorted((tmp_path / "run" / "checkpoint").glob("round-*"))] == ["round-00000003"]
+    same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
+
+
+def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    """A split of one's own is used by every later step: resume, evaluate, lift."""
+    parts = [np.arange(len(p.ratings)).astype(np.int8) % 3 for p in small_parties]
+    whole = vf.train(small_parties, config(), parts=parts)
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config(), parts=parts, out=tmp_path / "run", stop=lambda: True)
+    run = vf.resume(tmp_path / "run")
+    same(whole, run)
+    assert vf.Run.load(tmp_path / "run").evaluate()["test"] == pytest.approx(whole.metrics["test"])
+    assert vf.lift(run)["overall"]["federated"] == pytest.approx(whole.metrics["test"]["rmse"])
+    with pytest.raises(vf.DataError, match="every rating of every party"):
+        vf.train(small_parties, config(), parts=parts[:2])
+
+
+def test_a_run_is_saved_only_as_a_new_folder(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    run = vf.train(small_parties, config(epochs=1))
+    run.save(tmp_path / "run")
+    same(run, vf.Run.load(tmp_path / "run"))
+    with pytest.raises(vf.RunError, match="exists already"):
+        run.save(tmp_path / "run")
+
+
+def test_file_names_of_parties_never_collide() -> None:
+    table = vf.read_ratings("synthetic")
+    names = ["a-2", "a!", "a", "A", "é", "ü", "x" * 100]
+    files = safe_names([vf.PartyData(name, table) for name in names])
+    assert len({name.lower() for name in files}) == len(names)
+    with pytest.raises(vf.DataError, match="printable"):
+        check_parties([vf.PartyData("x" * 101, table)])
+
+
+def test_metrics_file_keeps_its_contract(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    vf.train(small_parties, config(), out=tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    for path in ("test.rmse", "valid.rmse", "rounds", "seconds", "bytes.up", "bytes.down", "bytes.per_party_per_round"):
+        value: Any = metrics
+        for key in path.split("."):
+            value = value[key]
+        assert value > 0
+    assert {"gradients", "neighbourhoods"} <= set(metrics["privacy"])
+    assert [p["name"] for p in metrics["parties"]] == ["party-0", "party-1", "party-2"]
+    assert all(p["test"]["rmse"] > 0 for p in metrics["parties"])
+    assert sorted(os.listdir(tmp_path / "run")) == sorted(
+        ["checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model", "parties"]
+    )
+
+
+def test_a_full_disk_leaves_no_half_run(
+    small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = vf.Config.preset("paper", epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("verfedgnn.runs.run.write_parties", full)
+        with pytest.raises(vf.RunError, match="make room, then repeat the command"):
+            vf.train(small_parties, config, out=tmp_path / "run")
+    vf.train(small_parties, config, out=tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.json").is_file()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.txt").write_text("not ours")
+    monkeypatch.setattr("verfedgnn.runs.run.write_parties", full)
+    with pytest.raises(vf.RunError):
+        begin_folder(tmp_path / "theirs", config, small_parties, [])
+    assert [file.name for file in (tmp_path / "theirs").iterdir()] == ["notes.txt"]

@@ -1,0 +1,565 @@
+"""Serving: the same answers as `Run.recommend`, newcomers, reasons that add up, keys, limits, errors, tables."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import verfedgnn as vf
+from verfedgnn.cli.main import main
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.data import TEST, TRAIN, synthetic_ratings
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import split
+from verfedgnn.serving.approximate_index import IndexedShelf
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue, Ids
+from verfedgnn.serving.explain import reasons, similar
+from verfedgnn.serving.fold_in import Rated, fold_in
+from verfedgnn.serving.ranker import Shelf, Wish
+from verfedgnn.serving.recommendation_table import write_table
+from verfedgnn.serving.user_prior import tastes
+
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from served import serving  # noqa: E402
+from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.http.request_guard import LARGEST_BODY, is_loopback, read_key  # noqa: E402
+
+KEY = "a-key-that-is-long-enough"
+
+
+@pytest.fixture(scope="module")
+def run() -> vf.Run:
+    parties = vf.split_items(synthetic_ratings(users=200, items=120, ratings=8000, seed=3), by="category")
+    return vf.train(parties, vf.Config.preset("best", epochs=60))
+
+
+@pytest.fixture(scope="module")
+def ranking_run() -> vf.Run:
+    parties = vf.split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=3, seed=5)
+    return vf.train(parties, vf.Config.preset("ranking", epochs=40))
+
+
+@pytest.fixture(scope="module")
+def catalogue(run: vf.Run) -> Catalogue:
+    return Catalogue(run, "first")
+
+
+@pytest.fixture(scope="module")
+def client(catalogue: Catalogue) -> Iterator[Any]:
+    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def known(run: vf.Run) -> str:
+    """A user of the run."""
+    return users(run)[0]
+
+
+def users(run: vf.Run) -> list[str]:
+    return [str(user) for user in run.parties[0].ratings.user_ids]
+
+
+def same_items(found: list[dict[str, Any]], wanted: list[vf.Recommendation]) -> bool:
+    close = all(abs(a["score"] - b.score) < 1e-4 for a, b in zip(found, wanted, strict=True))
+    return close and [(a["party"], a["item"]) for a in found] == [(b.party, b.item) for b in wanted]
+
+
+def test_many_at_once_get_what_recommend_gives(run: vf.Run, client: Any) -> None:
+    asked = users(run)[:60]
+
+    def ask(user: str) -> list[dict[str, Any]]:
+        return client.get("/v1/recommendations", params={"user": user, "k": 7}).json()["recommendations"]
+
+    with ThreadPoolExecutor(16) as pool:
+        for user, found in zip(asked, pool.map(ask, asked), strict=True):
+            assert same_items(found, run.recommend(user, 7))
+
+
+def test_a_ranking_is_served_in_shares(ranking_run: vf.Run) -> None:
+    with (
+        serving(make_app(Catalogue(ranking_run, "ranking"))) as address,
+        httpx.Client(base_url=address) as client,
+    ):
+        for user in users(ranking_run)[:5]:
+            found = client.get("/v1/recommendations", params={"user": user, "k": 5, "why": 2}).json()[
+                "recommendations"
+            ]
+            assert same_items(found, ranking_run.recommend(user, 5))
+        pair = client.get(
+            "/v1/rating", params={"user": user, "item": found[0]["item"], "party": found[0]["party"]}
+        ).json()
+        assert pair["score"] == pytest.approx(found[0]["score"], rel=1e-4)
+
+
+def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
+    catalogue = Catalogue(ranking_run, "ranking")
+    places = catalogue.places[FEDERATED]
+    liked = [
+        Rated(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
+        Rated(2, np.array([1]), np.array([5], np.float32)),
+    ]
+    fold = fold_in(places, liked, ranks=True)
+    assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
+
+    def likely(z: np.ndarray) -> float:
+        scores = [ranking_run.models[own.party].items @ places[own.party].vector(z) for own in liked]
+        return (
+            sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True))
+            - float(z @ z) / 2
+        )
+
+    around = np.random.default_rng(0).normal(0, 0.1, (20, len(fold.z)))
+    assert all(likely(fold.z) >= likely(fold.z + step) for step in around)
+    assert likely(fold.z) > likely(np.zeros_like(fold.z))
+    with serving(make_app(catalogue)) as address:
+        ratings = [{"item": str(ranking_run.parties[0].ratings.item_ids[i]), "rating": 5} for i in (0, 3, 5)]
+        found = httpx.post(
+            f"{address}/v1/recommendations", json={"ratings": ratings, "k": 3, "why": 2}
+        ).json()
+    assert len(found["recommendations"]) == 3
+
+
+def test_a_mistake_of_ours_is_told_without_its_insides(
+    catalogue: Catalogue, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("insides")
+
+    monkeypatch.setattr(Shelf, "best", broken)
+    with serving(make_app(catalogue)) as address:
+        answer = httpx.get(f"{address}/v1/recommendations", params={"user": known})
+        assert httpx.get(f"{address}/health").status_code == 200
+    assert answer.status_code == 500
+    assert "insides" not in answer.text
+    assert "content-security-policy" in answer.headers
+
+
+def test_large_catalogues_are_sorted_exactly() -> None:
+    generator = torch.Generator().manual_seed(0)
+    items, people = torch.randn(5000, 8, generator=generator), torch.randn(9, 8, generator=generator)
+    shelf = Shelf(PartyModel(people, items, items), ranks=False)
+    even = torch.arange(5000) % 2 == 0
+    wishes = [
+        Wish(person, 5 + place, np.arange(place * 100), even if place % 2 else None)
+        for place, person in enumerate(people)
+    ]
+    for place, (wish, found) in enumerate(zip(wishes, shelf.best(wishes), strict=True)):
+        scores = items @ people[place]
+        scores[: place * 100] = -torch.inf
+        if wish.only is not None:
+            scores[~wish.only] = -torch.inf
+        assert found.rows == scores.topk(5 + place).indices.tolist()
+
+
+def test_an_index_finds_nearly_all_and_leaves_out_the_known() -> None:
+    pytest.importorskip("faiss", reason="the extra index is not installed")
+    rng = np.random.default_rng(0)
+    centres = rng.normal(0, 1, (50, 16))
+    made = [centres[rng.integers(0, 50, n)] + rng.normal(0, 0.5, (n, 16)) for n in (5000, 40)]
+    items, people = (torch.from_numpy(values.astype(np.float32)) for values in made)
+    model = PartyModel(people, items, items)
+    exact, indexed = Shelf(model, ranks=False), IndexedShelf(model, ranks=False)
+    wishes = [Wish(person, 10, (items @ person).topk(5).indices.numpy()) for person in people]
+    pairs = list(zip(exact.best(wishes), indexed.best(wishes), strict=True))
+    assert np.mean([len(set(a.rows) & set(b.rows)) / 10 for a, b in pairs]) > 0.9
+    assert all(
+        not set(found.rows) & set(wish.leave_out.tolist())
+        for (_, found), wish in zip(pairs, wishes, strict=True)
+    )
+    narrow = [Wish(people[0], 10, np.empty(0, np.int64), torch.arange(5000) < 100)]
+    assert indexed.best(narrow) == exact.best(narrow)
+
+
+def test_party_and_column_narrow_the_answer(run: vf.Run, client: Any) -> None:
+    user, party = users(run)[0], run.parties[1].name
+    column, values = next(iter(run.parties[1].ratings.columns.items()))
+    found = client.get("/v1/recommendations", params={"user": user, "party": party}).json()["recommendations"]
+    assert {item["party"] for item in found} == {party}
+    narrow = client.get("/v1/recommendations", params={"user": user, column: str(values[0])}).json()[
+        "recommendations"
+    ]
+    assert narrow
+    assert {item["columns"][column] for item in narrow} == {str(values[0])}
+    none = client.get("/v1/recommendations", params={"user": user, column: "no such value"})
+    assert (none.status_code, none.json()) == (200, {"recommendations": []})
+
+
+@pytest.mark.parametrize("path", ["/v1/rating?user=x&item=x", "/v1/users?", "/v1/history?user=x", "/health?"])
+def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> None:
+    answer = client.get(f"{path}&category=book")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["cause"] == "there is no such parameter"
+
+
+def test_filters_that_nobody_keeps_count_of_take_no_memory(catalogue: Catalogue) -> None:
+    party = catalogue.parties[0]
+    value = str(party.table.columns["category"][0])
+    assert int(party.mask({"category": value}).sum()) > 0
+    for length in range(1, 400):
+        assert not party.mask({"category": value + "\0" * length}).any()
+    assert party._mask.cache_info().currsize <= 256
+
+
+def test_a_catalogue_can_run_out(run: vf.Run, client: Any) -> None:
+    user, table = users(run)[0], run.parties[0].ratings
+    found = client.get(
+        "/v1/recommendations", params={"user": user, "k": 1000, "party": run.parties[0].name}
+    ).json()
+    assert len(found["recommendations"]) == table.n_items - int((table.user == 0).sum())
+
+
+def test_alone_is_another_model(run: vf.Run, client: Any) -> None:
+    user, party = users(run)[3], run.parties[0].name
+    assert run.alone is not None
+    found = client.get(
+        "/v1/recommendations", params={"user": user, "party": party, "model": "alone", "k": 5}
+    ).json()
+    assert same_items(
+        found["recommendations"], replace(run, models=run.alone).recommend(user, 5, party=party)
+    )
+    with serving(make_app(Catalogue(replace(run, alone=None), "x"))) as address:
+        refused = httpx.get(f"{address}/v1/recommendations", params={"user": user, "model": "alone"})
+    assert refused.status_code == 404
+    assert "preset best" in refused.json()["error"]["remedy"]
+
+
+def test_a_partys_own_run_is_served(run: vf.Run, known: str) -> None:
+    assert run.alone is not None
+    own = replace(
+        run, parties=run.parties[1:2], parts=run.parts[1:2], models=run.models[1:2], alone=run.alone[1:2]
+    )
+    with serving(make_app(Catalogue(own, "own"))) as address, httpx.Client(base_url=address) as client:
+        about = client.get("/v1/run").json()
+        assert [party["name"] for party in about["parties"]] == [run.parties[1].name]
+        assert about["parties"][0]["alone"] > 0
+        found = client.get("/v1/recommendations", params={"user": known, "k": 5}).json()["recommendations"]
+        assert same_items(found, own.recommend(known, 5))
+
+
+def test_a_pair_and_what_was_given(run: vf.Run, client: Any) -> None:
+    table = run.parties[2].ratings
+    user, item, rating = int(table.user[0]), int(table.item[0]), float(table.rating[0])
+    asked = {
+        "user": str(table.user_ids[user]),
+        "item": str(table.item_ids[item]),
+        "party": run.parties[2].name,
+    }
+    pair = client.get("/v1/rating", params=asked).json()
+    assert pair["rated"] == rating
+    wanted = float(run.models[2].users[user] @ run.models[2].items[item])
+    assert pair["score"] == pytest.approx(min(max(wanted, table.scale[0]), table.scale[1]), abs=1e-4)
+
+
+def test_newcomers_come_near_the_trained() -> None:
+    parties = vf.split_items(
+        synthetic_ratings(users=400, items=120, ratings=16000, seed=7), parties=3, seed=7
+    )
+    config = vf.Config.preset("best", epochs=150, gate=False)
+    parts = [split(party.ratings, config.split, 0) for party in parties]
+    new = np.arange(400) % 5 == 0
+    kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
+    others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]
+    everybody, without = vf.train(parties, config, parts=parts), vf.train(others, config, parts=kept)
+    places = tastes(without.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)])
+    errors: dict[str, list[float]] = {"folded": [], "trained": [], "average": []}
+    for user in np.flatnonzero(new):
+        tables = [(p, party.ratings, parts[p]) for p, party in enumerate(parties)]
+        own = [(p, t, (t.user == user) & (part == TRAIN)) for p, t, part in tables]
+        rated = [Rated(p, t.item[mine].astype(np.int64), t.rating[mine]) for p, t, mine in own if mine.any()]
+        z = fold_in(places, rated, ranks=False).z
+        for p, table, part in tables:
+            judged = (table.user == user) & (part == TEST)
+            items, truth = table.item[judged], table.rating[judged]
+            errors["folded"] += (
+                (without.models[p].items[items] @ places[p].vector(z)).numpy() - truth
+            ).tolist()
+            errors["trained"] += (
+                (everybody.models[p].items[items] @ everybody.models[p].users[user]).numpy() - truth
+            ).tolist()
+            errors["average"] += (places[p].level[items] - truth).tolist()
+    rmse = {way: float(np.sqrt(np.mean(np.square(e)))) for way, e in errors.items()}
+    assert rmse["folded"] < 0.95 * rmse["average"]
+    assert rmse["folded"] < 1.04 * rmse["trained"]
+
+
+def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
+    table, party = run.parties[0].ratings, run.parties[0].name
+    ratings = [
+        {"item": str(table.item_ids[i]), "party": party, "rating": 5 if i % 2 else 1} for i in range(10)
+    ]
+    answer = client.post("/v1/recommendations", json={"ratings": ratings, "k": 20, "why": 3})
+    found = answer.json()["recommendations"]
+    assert len(found) == 20
+    assert not {(party, r["item"]) for r in ratings} & {(item["party"], item["item"]) for item in found}
+    for item in found:
+        why = item["why"]
+        assert why["rest"] == pytest.approx(0, abs=1e-3)
+        assert all(reason["adds"] > 0 for reason in why["because"])
+    nobody = client.post("/v1/recommendations", json={"ratings": [], "k": 3}).json()["recommendations"]
+    opposite = [r | {"rating": 6 - r["rating"]} for r in ratings]
+    other = client.post("/v1/recommendations", json={"ratings": opposite, "k": 20}).json()["recommendations"]
+    assert len(nobody) == 3
+    assert [i["item"] for i in other] != [i["item"] for i in found]
+
+
+@pytest.mark.parametrize(
+    ("rating", "status", "cause"),
+    [
+        ({"item": "no such item", "rating": 3}, 404, "ratings.0: there is no such item"),
+        ({"item": "0", "rating": 99}, 400, "ratings.0: the rating is outside the scale"),
+        ({"item": "0"}, 400, "ratings.0.rating: field required"),
+        ({"item": "0", "rating": 3, "more": 1}, 400, "ratings.0.more"),
+    ],
+)
+def test_bad_ratings_are_named(
+    run: vf.Run, client: Any, rating: dict[str, Any], status: int, cause: str
+) -> None:
+    if rating["item"] == "0":
+        rating = rating | {"item": str(run.parties[0].ratings.item_ids[0]), "party": run.parties[0].name}
+    answer = client.post("/v1/recommendations", json={"ratings": [rating]})
+    assert answer.status_code == status
+    assert answer.json()["error"]["cause"].startswith(cause)
+
+
+def test_reasons_add_up_and_change_with_the_rating(catalogue: Catalogue) -> None:
+    items = np.arange(6, dtype=np.int64)
+    places = catalogue.places[FEDERATED]
+    high = Rated(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
+    z = fold_in(places, [high], ranks=False).z
+    score = float(catalogue.run.models[0].items[20] @ places[0].vector(z))
+    why = reasons(catalogue, FEDERATED, [high], [(0, 20, score)], 6)[0]
+    assert why["rest"] == pytest.approx(0, abs=1e-4)
+    # What one rating adds is what is missing when it had been what the average user would give.
+    level = places[0].level[0]
+    neutral = Rated(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
+    less = float(
+        catalogue.run.models[0].items[20] @ places[0].vector(fold_in(places, [neutral], ranks=False).z)
+    )
+    fold = fold_in(places, [high], ranks=False)
+    whole = float(fold.contributions(places[0].directions(np.array([20])))[0][0, 0])
+    assert score - less == pytest.approx(whole, abs=1e-4)
+
+
+def test_similar_items_move_together(catalogue: Catalogue) -> None:
+    run, found = catalogue.run, similar(catalogue, 0, 0, [0], 5)
+    predicted = (run.models[0].users @ run.models[0].items.T).numpy()
+    shared = (np.ptp(run.models[0].items.numpy(), axis=0) == 0).astype(np.float32)
+    level = (run.models[0].users * torch.from_numpy(shared)) @ run.models[0].items[0]
+    taste = predicted - level.numpy()[:, None]
+    wanted = np.corrcoef(taste.T)[0]
+    rows = [catalogue.parties[0].ids.row(item["item"]) for item in found]
+    assert [item["similarity"] for item in found] == pytest.approx(
+        [wanted[row] for row in rows if row is not None], abs=1e-3
+    )
+    assert found[0]["similarity"] == pytest.approx(np.sort(wanted)[-2], abs=1e-3)
+
+
+def test_similar_items_of_a_kind(run: vf.Run, client: Any) -> None:
+    column, values = next(iter(run.parties[1].ratings.columns.items()))
+    kind = str(values[0])
+    asked = {"item": str(run.parties[0].ratings.item_ids[0]), "party": run.parties[0].name, "k": 1000}
+    every = client.get("/v1/similar", params=asked).json()["similar"]
+    found = client.get("/v1/similar", params=asked | {column: kind}).json()["similar"]
+    assert 0 < len(found) < len(every)
+    assert found == [one for one in every if one["columns"].get(column) == kind]
+    assert client.get("/v1/similar", params=asked | {"colour": "red"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "word"),
+    [
+        ("/v1/recommendations?user=nobody", 404, "POST their ratings"),
+        ("/v1/recommendations", 400, "correct it"),
+        ("/v1/recommendations?user=1&k=1001", 400, "correct it"),
+        ("/v1/recommendations?user=1&party=nobody", 404, "use one of"),
+        ("/v1/recommendations?user=1&colour=red", 400, "columns: "),
+        ("/v1/similar?item=nothing", 404, "as in the data"),
+        ("/v1/rating?user=1&item=nothing", 404, "as in the data"),
+        ("/nowhere", 404, "openapi.json"),
+    ],
+)
+def test_errors_have_a_cause_and_a_remedy(client: Any, known: str, path: str, status: int, word: str) -> None:
+    answer = client.get(path.replace("user=1", f"user={known}"))
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert word in error["remedy"]
+    assert error["cause"]
+    assert "Traceback" not in answer.text
+
+
+def test_with_a_key_nothing_but_health_and_the_empty_page_is_open(catalogue: Catalogue, known: str) -> None:
+    with serving(make_app(catalogue, key=KEY)) as address, httpx.Client(base_url=address) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/").status_code == 200
+        private = [
+            "/metrics",
+            "/v1/run",
+            f"/v1/recommendations?user={known}",
+            "/v1/users",
+            "/openapi.json",
+            "/nowhere",
+        ]
+        for path in private:
+            for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
+                assert client.get(path, headers=wrong).status_code == 401, path
+        right = {"Authorization": f"Bearer {KEY}"}
+        assert [client.get(path, headers=right).status_code for path in private] == [200] * 5 + [404]
+
+
+def test_another_name_for_this_machine_is_refused_without_a_key(client: Any, catalogue: Catalogue) -> None:
+    assert client.get("/v1/run", headers={"Host": "evil.example"}).status_code == 403
+    assert client.get("/v1/run", headers={"Host": "localhost:1"}).status_code == 200
+    assert [
+        is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")
+    ] == [True] * 3 + [False] * 3
+
+
+def test_large_requests_are_refused(client: Any) -> None:
+    many = {"ratings": [{"item": "0", "rating": 1}] * 10_001}
+    assert client.post("/v1/recommendations", json=many).status_code == 400
+    assert client.post("/v1/recommendations", content=b" " * (LARGEST_BODY + 1)).status_code == 413
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 100_000
+
+    assert client.post("/v1/recommendations", content=pieces()).status_code == 413
+
+
+def test_keys_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERFEDGNN_API_KEY", raising=False)
+    assert read_key(None) is None
+    file = tmp_path / "key"
+    file.write_text(KEY + "\n")
+    assert read_key(file) == KEY.strip()
+    monkeypatch.setenv("VERFEDGNN_API_KEY", "short")
+    with pytest.raises(ConfigError, match="16 or more"):
+        read_key(None)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_key(tmp_path / "absent")
+
+
+def test_metrics_count_routes_and_name_nobody(client: Any, known: str) -> None:
+    client.get("/v1/recommendations", params={"user": known})
+    client.get("/v1/recommendations", params={"user": "somebody-secret"})
+    text = client.get("/metrics").text
+    assert 'verfedgnn_requests_total{route="/v1/recommendations",status="200"}' in text
+    assert "somebody-secret" not in text
+
+
+def test_headers_keep_the_page_to_itself(client: Any) -> None:
+    for path in ("/", "/v1/run", "/nowhere"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_openapi_describes_what_there_is(client: Any) -> None:
+    described = client.get("/openapi.json").json()
+    assert {"/v1/recommendations", "/v1/similar", "/v1/rating", "/health", "/metrics"} <= set(
+        described["paths"]
+    )
+    example = described["components"]["schemas"]["Newcomer"]["examples"][0]
+    assert example["ratings"]
+
+
+def test_ids_are_found_by_text_and_by_their_start() -> None:
+    ids = Ids(np.array(["2", "10", "1", "21", "x y"]))
+    assert [ids.row(text) for text in ("10", "x y", "3", "", "100")] == [1, 4, None, None, None]
+    assert ids.starting_with("1", 8) == [2, 1]
+    assert ids.starting_with("2", 1) == [0]
+
+
+def test_everybody_as_a_table(run: vf.Run, catalogue: Catalogue, tmp_path: Path) -> None:
+    path = tmp_path / "all.parquet"
+    assert write_table(catalogue, path, 4) == 4 * run.parties[0].ratings.n_users
+    rows = pq.read_table(path).to_pylist()
+    for user in users(run)[::50]:
+        mine = [row for row in rows if row["user"] == user]
+        assert [row["place"] for row in mine] == [1, 2, 3, 4]
+        assert same_items(mine, run.recommend(user, 4))
+
+
+def test_commands(
+    run: vf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "run", tmp_path / "all.parquet"
+    run.save(folder)
+
+    def verfedgnn(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["verfedgnn", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    _, printed, _ = verfedgnn("recommend", str(folder), "--all", "--out", str(out), "--top", "2", "--json")
+    assert json.loads(printed)["rows"] == 2 * run.parties[0].ratings.n_users
+    for words in (
+        [],
+        ["--all"],
+        ["--user", "1", "--out", "x.parquet"],
+        ["--user", "1", "--all", "--out", "x.parquet"],
+    ):
+        code, _, error = verfedgnn("recommend", str(folder), *words)
+        assert code == 2
+        assert "--all --out FILE.parquet" in error
+    assert "is Parquet" in verfedgnn("recommend", str(folder), "--all", "--out", str(tmp_path / "all.csv"))[2]
+    assert "exists already" in verfedgnn("recommend", str(folder), "--all", "--out", str(out))[2]
+    code, _, error = verfedgnn("serve", str(folder), "--host", "0.0.0.0")
+    assert code == 2
+    assert "--api-key-file" in error
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "choose another" in verfedgnn("serve", str(folder), "--port", str(taken.getsockname()[1]))[2]
+
+
+def test_the_command_serves(run: vf.Run, known: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run.save(folder)
+    command = [
+        sys.executable,
+        "-m",
+        "verfedgnn",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--party",
+        run.parties[0].name,
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(60, server.kill)
+    watchdog.start()
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split(" at ")[1].split()[0]
+        with httpx.Client(base_url=address, timeout=30) as client:
+            found = client.get("/v1/recommendations", params={"user": known, "k": 3}).json()[
+                "recommendations"
+            ]
+            assert same_items(found, run.recommend(known, 3, party=run.parties[0].name))
+            client.get("/v1/recommendations", params={"user": "somebody-secret"})
+    finally:
+        server.terminate()
+        written = "".join(server.communicate(timeout=20))
+        watchdog.cancel()
+    assert "somebody-secret" not in written

@@ -1,0 +1,258 @@
+"""Serving many: plain questions answered like all others, many users in one request, workers, clients that hang up, the stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verfedgnn as vf
+from verfedgnn.data import synthetic_ratings
+from verfedgnn.serving.catalogue import Catalogue
+
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from served import serving  # noqa: E402
+from verfedgnn.serving.http import batching  # noqa: E402
+from verfedgnn.serving.http.app import make_app  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def run() -> vf.Run:
+    parties = vf.split_items(synthetic_ratings(users=150, items=90, ratings=5000, seed=3), parties=3, seed=0)
+    return vf.train(parties, vf.Config.preset("best", epochs=5))
+
+
+@pytest.fixture(scope="module")
+def address(run: vf.Run) -> Iterator[str]:
+    with serving(make_app(Catalogue(run, "first"))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[Any]:
+    with httpx.Client(base_url=address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def people(run: vf.Run) -> list[str]:
+    return [str(user) for user in run.parties[0].ratings.user_ids]
+
+
+@pytest.fixture(scope="module")
+def folder(run: vf.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "run"
+    run.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("user=USER", 200),
+        ("user=USER&k=1000", 200),
+        ("k=003&user=USER&party=PARTY&model=alone", 200),
+        ("user=USER&k=%2B3", 200),
+        ("user=USER&user=nobody", 404),
+        ("user=nobody", 404),
+        ("user=USER&party=nobody", 404),
+        ("user=USER&party=", 404),
+        ("user=USER&k=0", 400),
+        ("user=USER&k=1001", 400),
+        ("user=USER&k=", 400),
+        ("user=USER&k=%C2%B3", 400),
+        ("user=USER&model=none", 400),
+        ("user=USER&colour=red", 400),
+        ("user=", 400),
+        ("", 400),
+    ],
+)
+def test_plain_questions_are_answered_like_those_that_go_the_long_way(
+    run: vf.Run, client: Any, people: list[str], query: str, status: int
+) -> None:
+    asked = "/v1/recommendations?" + query.replace("USER", people[3]).replace("PARTY", run.parties[1].name)
+    short, long = client.get(asked), client.get(asked + "&why=0")
+    assert short.status_code == status
+    assert (short.status_code, short.content) == (long.status_code, long.content)
+    for answer in (short, long):
+        del answer.headers["date"]
+    assert dict(short.headers) == dict(long.headers)
+
+
+def test_many_users_in_one_request(client: Any, people: list[str]) -> None:
+    asked = [people[5], "nobody", *people[:80], people[5]]
+    answers = client.post("/v1/recommendations/batch", json={"users": asked, "k": 4}).json()["answers"]
+    assert [answer["user"] for answer in answers] == asked
+    assert answers[0] == answers[-1]
+    assert "POST their ratings" in answers[1]["error"]["remedy"]
+    for answer in answers[2:20]:
+        one = client.get("/v1/recommendations", params={"user": answer["user"], "k": 4}).json()
+        assert [item["item"] for item in answer["recommendations"]] == [
+            item["item"] for item in one["recommendations"]
+        ]
+    assert (
+        "error" in client.post("/v1/recommendations/batch", json={"users": ["nobody"]}).json()["answers"][0]
+    )
+
+
+def test_many_users_of_one_party_and_alone(run: vf.Run, client: Any, people: list[str]) -> None:
+    party = run.parties[1].name
+    body = {"users": people[:3], "k": 5, "party": party, "model": "alone"}
+    for answer in client.post("/v1/recommendations/batch", json=body).json()["answers"]:
+        one = client.get(
+            "/v1/recommendations", params={"user": answer["user"], "k": 5, "party": party, "model": "alone"}
+        ).json()
+        assert [item["item"] for item in answer["recommendations"]] == [
+            item["item"] for item in one["recommendations"]
+        ]
+
+
+def test_many_users_and_one_kind_of_item(run: vf.Run, client: Any, people: list[str]) -> None:
+    column, values = next(iter(run.parties[1].ratings.columns.items()))
+    kind = {column: str(values[0])}
+    for answer in client.post("/v1/recommendations/batch", json={"users": people[:3], "where": kind}).json()[
+        "answers"
+    ]:
+        one = client.get("/v1/recommendations", params={"user": answer["user"], **kind}).json()
+        assert answer["recommendations"]
+        assert [item["item"] for item in answer["recommendations"]] == [
+            item["item"] for item in one["recommendations"]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "cause"),
+    [
+        ({"users": []}, 400, "users: "),
+        ({"users": ["1"] * 1001}, 400, "users: "),
+        ({"users": ["1"] * 100, "k": 501}, 400, "users times k is more than 50,000"),
+        ({"users": ["1"], "party": "nobody"}, 404, "there is no such party"),
+        ({"users": ["1"], "model": "none"}, 400, "model: "),
+        ({"users": ["1"], "where": {"colour": "red"}}, 400, "there is no such parameter or item column"),
+    ],
+)
+def test_many_is_bounded(client: Any, body: dict[str, Any], status: int, cause: str) -> None:
+    answer = client.post("/v1/recommendations/batch", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["cause"].startswith(cause)
+
+
+def test_clients_that_hang_up_cost_nobody_an_answer(address: str, people: list[str]) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    where = (host, int(port))
+
+    def request(user: str) -> bytes:
+        return f"GET /v1/recommendations?user={user}&k=3 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+
+    def ask(number: int) -> bytes:
+        asked = request(people[number % len(people)])
+        with socket.create_connection(where, timeout=30) as line:
+            if number % 3 == 0:  # in the middle of the question
+                line.sendall(asked[:20])
+                return b""
+            line.sendall(asked)
+            if number % 3 == 1:  # before the answer
+                return b""
+            return b"".join(iter(lambda: line.recv(65536), b""))
+
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(ask, range(600)))
+    stayed = answers[2::3]
+    assert all(answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"]}") for answer in stayed)
+
+
+def test_more_than_can_wait_is_turned_away(
+    run: vf.Run, people: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "LONGEST_QUEUE", 0)
+    with serving(make_app(Catalogue(run, "full"))) as address:
+        answer = httpx.get(f"{address}/v1/recommendations", params={"user": people[0]})
+        many = httpx.post(f"{address}/v1/recommendations/batch", json={"users": people[:2]})
+    assert (answer.status_code, many.status_code) == (503, 503)
+    assert "ask again" in answer.json()["error"]["remedy"]
+
+
+@contextmanager
+def command(folder: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The running command and its address."""
+    words = [
+        sys.executable,
+        "-m",
+        "verfedgnn",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--workers",
+        str(workers),
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        watchdog = threading.Timer(60, server.kill)
+        watchdog.start()
+        try:
+            assert server.stdout is not None
+            yield server, server.stdout.readline().split(" at ")[1].split()[0]
+        finally:
+            watchdog.cancel()
+            server.kill()
+
+
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGINT), (1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_stop_is_a_normal_end(
+    folder: Path, people: list[str], workers: int, number: signal.Signals
+) -> None:
+    with command(folder, workers) as (server, address):
+        for user in people[:20]:  # each on a connection of its own, so that both workers get some
+            assert httpx.get(f"{address}/v1/recommendations", params={"user": user}).status_code == 200
+        metrics = httpx.get(f"{address}/metrics").text
+        server.send_signal(number)
+        written = server.communicate(timeout=30)
+    assert 'verfedgnn_requests_total{route="/v1/recommendations",status="200"} 20.0' in metrics
+    assert (server.returncode, written) == (0, ("", ""))
+
+
+def test_a_worker_that_dies_stops_all(folder: Path) -> None:
+    with command(folder, 2) as (server, address):
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        if not children.exists():
+            pytest.skip("this system does not tell a process's children")
+        *_, last = (
+            int(child) for child in children.read_text().split()
+        )  # the first is multiprocessing's own
+        os.kill(last, signal.SIGKILL)
+        _, error = server.communicate(timeout=30)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}/health")
+    assert server.returncode == 2
+    assert "worker 2 of 2 was ended by signal 9" in error
+    assert "Traceback" not in error
+
+
+def test_workers_tell_what_is_wrong_with_a_run(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "verfedgnn",
+        "serve",
+        str(tmp_path / "absent"),
+        "--port",
+        "0",
+        "--workers",
+        "2",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("does not exist") == 1
+    assert "Traceback" not in done.stderr

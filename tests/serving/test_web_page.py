@@ -1,0 +1,202 @@
+"""The page in headless Chromium: by keyboard only, with and without a key, on a phone, asking nobody else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import verfedgnn as vf
+from verfedgnn.data import synthetic_ratings
+from verfedgnn.serving.catalogue import Catalogue
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium here", allow_module_level=True)
+
+from served import serving  # noqa: E402
+from verfedgnn.serving.http.app import make_app  # noqa: E402
+
+KEY = "a-key-that-is-long-enough"
+
+
+@pytest.fixture(scope="module")
+def run() -> vf.Run:
+    parties = vf.split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), by="category")
+    return vf.train(parties, vf.Config.preset("best", epochs=40))
+
+
+@pytest.fixture(scope="module")
+def address(run: vf.Run) -> Iterator[str]:
+    with serving(make_app(Catalogue(run, "trial"))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page and everything that went wrong on it."""
+
+    def __init__(self, chromium: Any, address: str, width: int = 1100) -> None:
+        self.context = chromium.new_context(viewport={"width": width, "height": 800})
+        self.page, self.troubles, self.asked = self.context.new_page(), [], []
+        self.page.set_default_timeout(10_000)
+        self.page.on(
+            "console",
+            lambda line: self.troubles.append(line.text) if line.type in ("error", "warning") else None,
+        )
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address)
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_inner_texts()
+
+    def tab_to(self, id: str) -> None:
+        """Tab until the element has the focus."""
+        for _ in range(40):
+            if self.page.evaluate("document.activeElement.id") == id:
+                return
+            self.page.keyboard.press("Tab")
+        raise AssertionError(f"#{id} cannot be reached by Tab")
+
+
+def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
+    user, party = str(run.parties[0].ratings.user_ids[0]), run.parties[0].name
+    with Visit(chromium, address) as visit:
+        page = visit.page
+        page.wait_for_selector("#pick:not([hidden])")
+        visit.tab_to("user")
+        page.keyboard.type(user[:-1])
+        page.wait_for_selector("#users li")
+        page.keyboard.press("ArrowDown")
+        chosen = page.locator("#users li[aria-selected=true] span").inner_text()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#best li")
+        assert page.locator("#users").is_hidden()
+        wanted = [item.title or item.item for item in run.recommend(chosen, 10, party=party)]
+        assert visit.texts("#best .title") == wanted
+        assert visit.texts("#liked .title")
+        assert f"recommendations for user {chosen}, federated" in page.locator("#status").inner_text()
+        visit.tab_to("model-federated")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("#best.alone")
+        assert run.alone is not None
+        alone = replace(run, models=run.alone).recommend(chosen, 10, party=party)
+        assert visit.texts("#best .title") == [item.title or item.item for item in alone]
+        came = {item.title or item.item for item in run.recommend(chosen, 10, party=party)} - {
+            i.title or i.item for i in alone
+        }
+        assert set(visit.texts("#came .title")) == came
+        assert not visit.troubles
+        assert all(url.startswith(address) for url in visit.asked)
+
+
+def test_on_a_phone_nothing_is_cut_off(chromium: Any, address: str) -> None:
+    with Visit(chromium, address, width=360) as visit:
+        page = visit.page
+        page.wait_for_selector("#examples button")
+        page.locator("#examples button").nth(1).click()
+        page.wait_for_selector("#best li")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.locator("#curve svg").is_visible()
+        assert page.locator("#privacy").inner_text()
+        assert not visit.troubles
+
+
+def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, address: str) -> None:
+    with Visit(chromium, address) as visit:
+        page = visit.page
+        page.wait_for_selector("#examples button")
+        page.locator("#examples button").first.click()
+        page.wait_for_selector("#best li")
+        page.select_option("#party", run.parties[1].name)
+        expect(page.locator("#liked-note")).to_contain_text(run.parties[1].name)
+        page.select_option("#party", "")
+        expect(page.locator("#liked-note")).to_contain_text("all organisations")
+        assert page.locator("#worth h3").count() == len(run.parties)
+        page.fill("#user", "no such user")
+        page.keyboard.press("Enter")
+        expect(page.locator("#status")).to_contain_text("was not in training")
+
+
+def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) -> None:
+    user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[1].name
+    with Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
+        visit.page.wait_for_selector("#best li")
+        expect(visit.page.locator("#liked-title")).to_contain_text(f"user {user} ")
+        assert visit.page.locator("#party").input_value() == party
+        visit.page.locator("#examples button").last.click()
+        other = visit.page.locator("#examples button").last.get_attribute("data-user")
+        expect(visit.page.locator("#liked-title")).to_contain_text(f"user {other} ")
+        link = visit.page.url
+        assert "#" not in "".join(visit.asked)
+        assert not visit.troubles
+    with Visit(chromium, link) as visit:
+        visit.page.wait_for_selector("#best li")
+        expect(visit.page.locator("#liked-title")).to_contain_text(f"user {other} ")
+
+
+def test_with_a_key(run: vf.Run, chromium: Any) -> None:
+    with serving(make_app(Catalogue(run, "trial"), key=KEY)) as address, Visit(chromium, address) as visit:
+        page = visit.page
+        page.wait_for_selector("#key-form:not([hidden])")
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-error")).to_contain_text("not the right one")
+        page.keyboard.type(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#examples button")
+        assert page.locator("#key-form").is_hidden()
+        page.reload()
+        page.wait_for_selector("#examples button")
+        assert not any(KEY in url for url in visit.asked)
+
+
+def test_without_models_alone_the_switch_says_why(run: vf.Run, chromium: Any) -> None:
+    with (
+        serving(make_app(Catalogue(replace(run, alone=None), "trial"))) as address,
+        Visit(chromium, address) as visit,
+    ):
+        page = visit.page
+        page.wait_for_selector("#examples button")
+        page.locator("#examples button").first.click()
+        page.wait_for_selector("#best li")
+        assert page.locator("#model-alone").is_disabled()
+        assert "--set gate=true" in page.locator("#no-alone").inner_text()
+        assert page.locator("#changed").is_hidden()
+        assert not visit.troubles
+
+
+def test_ids_that_look_like_markup_are_text(run: vf.Run, chromium: Any) -> None:
+    table = run.parties[0].ratings
+    evil = replace(table, titles=table.item_ids.astype("U80"))
+    evil.titles[:] = "<img src=x onerror=alert(1)>"
+    first = vf.PartyData(run.parties[0].name, evil)
+    catalogue = Catalogue(replace(run, parties=[first, *run.parties[1:]]), "<b>trial")
+    with serving(make_app(catalogue)) as address, Visit(chromium, address) as visit:
+        visit.page.wait_for_selector("#examples button")
+        visit.page.locator("#examples button").first.click()
+        visit.page.wait_for_selector("#best li")
+        assert visit.texts("#best .title")[0] == "<img src=x onerror=alert(1)>"
+        assert not visit.troubles

@@ -1,0 +1,103 @@
+"""Whole trainings on real data, judged by a band that a defect in model, training or protection would leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import verfedgnn as vf
+from verfedgnn.research.baselines import Where
+from verfedgnn.research.experiments.training_cell import Cell
+
+
+@pytest.mark.parametrize(
+    ("gnn", "band"), [("gcn", (0.935, 0.975)), ("gat", (0.935, 0.98)), ("ggnn", (0.94, 0.985))]
+)
+def test_movielens_100k(real_data: Path, gnn: str, band: tuple[float, float]) -> None:
+    """Preset paper, ten parties. Predicting the training mean gives 1.125."""
+    parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
+    run = vf.train(parties, vf.Config.preset("paper", model=gnn, epochs=15))
+    assert band[0] < run.metrics["test"]["rmse"] < band[1]
+
+
+@pytest.mark.parametrize(
+    ("gnn", "settings", "band"),
+    [
+        ("gcn", {}, (0.923, 0.931)),
+        ("gat", {}, (0.923, 0.931)),
+        ("ggnn", {}, (0.913, 0.9212)),
+        ("gcn", {"exchange.mode": "none"}, (0.930, 0.938)),
+    ],
+)
+def test_preset_best_keeps_its_accuracy(
+    real_data: Path, gnn: str, settings: dict[str, str], band: tuple[float, float]
+) -> None:
+    """The regression check of results/best.md: ML-100K, ten parties, 300 rounds, within 0.004 of what was measured."""
+    parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
+    run = vf.train(
+        parties, vf.Config.preset("best", model=gnn).with_values({"epochs": 300, "gate": False} | settings)
+    )
+    assert band[0] < run.metrics["test"]["rmse"] < band[1]
+
+
+def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
+    """The same for the ranking: NDCG@20 on each party's catalogue."""
+    parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
+    run = vf.train(parties, vf.Config.preset("ranking", epochs=200))
+    assert 0.554 < run.metrics["test"]["ndcg@20"] < 0.575
+
+
+@pytest.mark.parametrize(
+    ("method", "gnn", "epochs", "measured"),
+    [
+        ("bias", "gcn", None, 0.9535),
+        ("mf", "gcn", 12, 0.9617),
+        ("biased-mf", "gcn", 100, 0.9392),
+        ("central", "gcn", 12, 0.9545),
+        ("alone", "gcn", 12, 0.9954),
+        ("fedpergnn", "gcn", 12, 0.9624),
+        ("fedpergnn", "gat", 12, 0.9615),
+        ("fedsage", "ggnn", 12, 0.9880),
+        ("fedsage+", "ggnn", 12, 0.9618),
+        ("fedsage", "gcn", 12, 0.9545),
+        ("fedsage+", "gcn", 12, 0.9563),
+        ("verfedgnn", "gcn", 12, 0.9589),
+        ("best", "gcn", 100, 0.9271),
+        ("private", "gcn", None, 0.9661),
+    ],
+)
+def test_one_cell_of_every_method(
+    real_data: Path, method: str, gnn: str, epochs: int | None, measured: float
+) -> None:
+    """ML-100K, ten parties, seed 0, few epochs: as measured, to the third digit."""
+    settings = () if epochs is None else (("training.epochs", epochs),)
+    record = Cell((str(real_data / "ml-100k"),), method, gnn, 0, 10, settings).run(Where(torch.device("cpu")))
+    assert record["test"]["rmse"] == pytest.approx(measured, abs=0.001)
+
+
+def test_two_shops_with_the_same_customers(real_data: Path) -> None:
+    """Data that is per party already: users are aligned and the count of what was dropped is kept."""
+    parties = vf.read_parties(str(real_data / "amazon-books-movies-dense"))
+    assert [p.ratings.n_items for p in parties] == [723, 1338]
+    assert {p.ratings.n_users for p in parties} == {1329}
+    assert any("kept 1,329 of 1,426 users" in note for note in parties[0].ratings.notes)
+    run = vf.train(parties, vf.Config.preset("paper", epochs=10))
+    assert 0.8 < run.metrics["test"]["rmse"] < 1.0
+    assert any("6,645 rows" in note for note in run.metrics["data"][0]["notes"])
+
+
+def test_movielens_1m_round_trip(real_data: Path, tmp_path: Path) -> None:
+    """Real size: a few rounds, saved, loaded, judged anew, recommended from."""
+    parties = vf.read_parties(str(real_data / "ml-1m"), parties=10, seed=0)
+    run = vf.train(parties, vf.Config.preset("paper", batch=100_000, epochs=3), out=tmp_path / "run")
+    loaded = vf.Run.load(tmp_path / "run")
+    assert loaded.evaluate()["test"] == pytest.approx(run.metrics["test"])
+    best = loaded.recommend("1", k=5)
+    assert len(best) == 5
+    assert all(item.title for item in best)
+    # measured bytes up: K q C neighbourhoods of 20 bits behind the point and at most 4 before it, and few signs
+    values, signs = 2 * 1208 * 6, 6040 * 6
+    up = run.ledger.total("up", kind="RoundReply") / 10 / run.metrics["rounds"]
+    assert values * 16 / 8 < up < values * 24 / 8 + signs * 1 / 8

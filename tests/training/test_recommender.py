@@ -1,0 +1,282 @@
+"""The estimator, predictions by id, and exported vectors."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import verfedgnn as vf
+from verfedgnn.cli.main import app
+from verfedgnn.data import TEST, pool_parties, synthetic_ratings
+from verfedgnn.data.data_frames import as_ratings
+
+SHORT: dict[str, Any] = {"epochs": 20, "dim": 8}
+
+
+class Frame:
+    """A data frame of whatever library: all that is known of it is that it speaks Arrow."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def arrow(party: vf.PartyData) -> Any:
+    table = party.ratings
+    return pa.table(
+        {"userId": table.user_ids[table.user], "itemId": table.item_ids[table.item], "stars": table.rating}
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted(small_parties: list[vf.PartyData]) -> vf.VerFedRecommender:
+    return vf.VerFedRecommender(**SHORT).fit(small_parties)
+
+
+def test_tables_of_every_kind_are_the_same_parties(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    """A file, an Arrow table, a data frame and arrays give what the parties themselves give, to the bit."""
+    film, books, music = small_parties
+    pq.write_table(arrow(film), tmp_path / "film.parquet")
+    columns = arrow(music)
+    sources = {
+        film.name: tmp_path / "film.parquet",
+        books.name: Frame(arrow(books)),
+        music.name: (
+            columns["userId"].to_pylist(),
+            columns["itemId"].to_numpy(),
+            columns["stars"].to_numpy(),
+        ),
+    }
+    one = vf.VerFedRecommender(**SHORT).fit(sources)
+    other = vf.VerFedRecommender(**SHORT).fit({party.name: arrow(party) for party in small_parties})
+    assert one.parties_ == [party.name for party in small_parties]
+    assert one.score() == other.score()
+    assert len(one.run_.parties[0].ratings) == len(film.ratings)
+
+
+def test_one_table_is_cut() -> None:
+    table = synthetic_ratings(users=80, items=60, ratings=2000, seed=1)
+    estimator = vf.VerFedRecommender(**SHORT, gate=False).fit(table, by="category")
+    assert set(estimator.parties_) == set(table.columns["category"])
+    frame = pa.table(
+        {
+            "user": table.user,
+            "item": table.item,
+            "rating": table.rating,
+            "shelf": table.columns["category"][table.item],
+        }
+    )
+    assert (
+        vf.VerFedRecommender(**SHORT, gate=False).fit(Frame(frame), by="shelf").parties_ == estimator.parties_
+    )
+    assert len(vf.VerFedRecommender(**SHORT, gate=False).fit(table, parties=4).parties_) == 4
+    with pytest.raises(vf.ConfigError, match="cut one table"):
+        vf.VerFedRecommender().fit({"a": table}, parties=2)
+
+
+def test_what_is_no_table_is_named() -> None:
+    with pytest.raises(
+        vf.DataError, match=r"film: a dict is no table of ratings: give a path, an Arrow table"
+    ):
+        vf.VerFedRecommender().fit({"film": {}})
+    with pytest.raises(
+        vf.DataError,
+        match=r"no column for rating; its columns are: user, item, colour; rename yours to user, item and rating$",
+    ):
+        as_ratings(pa.table({"user": [1], "item": [2], "colour": ["red"]}))
+
+
+def test_columns_of_a_frame_are_those_of_a_file(tmp_path: Path) -> None:
+    frame = pa.table(
+        {"uid": [1], "item": [2], "rating": [3.0], "event": ["view"], "Genre": ["War"], "shelf": ["a"]}
+    )
+    pq.write_table(frame, tmp_path / "film.parquet")
+    for source in (frame, tmp_path / "film.parquet"):
+        found = as_ratings(source, keep=("shelf", "Genre"))
+        assert {name: values.tolist() for name, values in found.columns.items()} == {
+            "genre": ["War"],
+            "shelf": ["a"],
+            "Genre": ["War"],
+        }
+
+
+def test_predictions_are_judged_as_the_test_part_is(fitted: vf.VerFedRecommender) -> None:
+    run = fitted.run_
+    assert fitted.metrics_ is run.metrics
+    assert fitted.score() == pytest.approx(-run.metrics["test"]["rmse"])
+    tests = {p.name: p.ratings.take(part == TEST) for p, part in zip(run.parties, run.parts, strict=True)}
+    assert fitted.score(tests) == pytest.approx(fitted.score(), abs=0.02), (
+        "predictions are kept within the scale"
+    )
+    table = pool_parties(run.parties).take(np.concatenate(run.parts) == TEST)
+    assert fitted.score(table) == pytest.approx(fitted.score(tests))
+
+
+def test_predict_by_ids(fitted: vf.VerFedRecommender) -> None:
+    first = fitted.run_.parties[1]
+    user, item = first.ratings.user_ids[3], first.ratings.item_ids[2]
+    (predicted,) = fitted.predict([user], [item])
+    model = fitted.run_.models[1]
+    assert predicted == pytest.approx(float((model.users[3] * model.items[2]).sum().clip(1, 5)), abs=1e-6)
+    assert fitted.predict(user, str(item), party=first.name) == [predicted]
+    with pytest.raises(vf.RunError, match=r"1 item not in the catalogue of 'party-0', first"):
+        fitted.predict([user], [item], party="party-0")
+    with pytest.raises(vf.RunError, match="1 user not in training, first 'nobody': those at every party"):
+        fitted.predict(["nobody"], [item])
+    with pytest.raises(vf.RunError, match="2 users and 1 items are no pairs"):
+        fitted.predict([user, user], [item])
+
+
+def test_recommend_one_or_many(fitted: vf.VerFedRecommender) -> None:
+    users = fitted.run_.parties[0].ratings.user_ids[:3].tolist()
+    lists = fitted.recommend(users, k=4)
+    assert [len(each) for each in lists] == [4, 4, 4]
+    assert fitted.recommend(users[1], k=4) == lists[1]
+    assert {item.party for item in fitted.recommend(users[0], k=5, party="party-2")} == {"party-2"}
+
+
+def test_before_fit_errors_say_what_to_do() -> None:
+    estimator = vf.VerFedRecommender()
+    assert not hasattr(estimator, "run_")
+    for call in (
+        lambda: estimator.predict(["a"], ["b"]),
+        lambda: estimator.recommend("a"),
+        lambda: estimator.score(),
+    ):
+        with pytest.raises(vf.RunError, match="not trained yet; call fit"):
+            call()
+    with pytest.raises(vf.ConfigError, match=r"no setting 'epoch'; did you mean training.epochs"):
+        vf.VerFedRecommender(epoch=3).fit("synthetic")
+
+
+def test_parameters_are_scikit_learns() -> None:
+    """What sklearn.base.clone does: construct anew from get_params, and compare parameters by identity."""
+    fractions = (0.8, 0.1, 0.1)
+    estimator = vf.VerFedRecommender("paper", model="gat", fractions=fractions)
+    params = {name: copy.deepcopy(value) for name, value in estimator.get_params(deep=False).items()}
+    clone = type(estimator)(**params)
+    assert all(clone.get_params()[name] is value for name, value in params.items())
+    assert clone.get_params() == estimator.get_params() == {
+        "preset": "paper", "model": "gat", "seed": 0, "device": "cpu", "fractions": fractions
+    }  # fmt: skip
+    assert estimator.set_params(model="gcn", dim=4) is estimator
+    assert repr(estimator) == (
+        "VerFedRecommender(preset='paper', model='gcn', seed=0, device='cpu', fractions=(0.8, 0.1, 0.1), dim=4)"
+    )
+    assert "dim" not in clone.get_params()
+    assert not [
+        name
+        for name in inspect.signature(vf.VerFedRecommender).parameters.values()
+        if name.kind == name.VAR_POSITIONAL
+    ]
+
+
+def test_scikit_learn_clones_it() -> None:
+    base = pytest.importorskip("sklearn.base", reason="scikit-learn is not installed")
+    assert base.clone(vf.VerFedRecommender(dim=4)).get_params()["dim"] == 4
+
+
+def test_a_ranking_is_scored_by_ndcg(small_parties: list[vf.PartyData]) -> None:
+    estimator = vf.VerFedRecommender("ranking", epochs=4).fit(small_parties)
+    assert estimator.score() == pytest.approx(estimator.metrics_["test"]["ndcg@20"])
+    with pytest.raises(vf.ConfigError, match="predicts no ratings"):
+        estimator.score(small_parties[0].ratings)
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------------
+
+
+def scores(run: vf.Run, party: vf.PartyData, users: Any, items: Any) -> None:
+    """Products of vectors are what the run predicts, but for the bounds of the scale."""
+    low, high = party.ratings.scale
+    ids = party.ratings.user_ids, party.ratings.item_ids
+    rows, columns = np.divmod(np.arange(60), len(ids[1]))
+    predicted = run.predict(ids[0][rows], ids[1][columns])
+    np.testing.assert_allclose((users @ items.T).clip(low, high)[rows, columns], predicted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "parts"),
+    [
+        ("best", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
+        ("paper", {}, {"factors": 8}),
+        ("ranking", {}, {"factors": 8}),
+        ("private", {}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
+    ],
+)
+def test_parts_of_a_vector(
+    small_parties: list[vf.PartyData], preset: str, settings: Any, parts: dict[str, int]
+) -> None:
+    run = vf.train(small_parties, vf.Config.preset(preset, **{"dim": 8, "epochs": 24, "batch": 0} | settings))
+    found = run.embeddings("party-1")
+    wanted = parts | ({"user bias": 1, "item bias": 1} if run.config.model.biases else {})
+    assert {name: part.stop - part.start for name, part in found.parts.items()} == wanted
+    users, items = found.arrays()
+    if run.config.model.biases:
+        assert (items[:, found.parts["user bias"]] == items[0, found.parts["user bias"]]).all()
+        assert (users[:, found.parts["item bias"]] == 1).all()
+        assert np.unique(items[:, found.parts["item bias"]]).size > 1
+    if "mean" in parts:
+        mean = run.parties[1].ratings.rating.mean()
+        assert items[0, found.parts["mean"]] == pytest.approx(mean, abs=0.5 if preset == "private" else 0.1)
+
+
+def test_products_of_vectors_are_predictions(fitted: vf.VerFedRecommender) -> None:
+    run = fitted.run_
+    assert [
+        gate for gate in (p.get("gate") for p in run.metrics["parties"]) if gate is not None and 0 < gate < 1
+    ]
+    for party, found in zip(run.parties, run.embeddings().values(), strict=True):
+        scores(run, party, *found.arrays())
+        assert sum(part.stop - part.start for part in found.parts.values()) == found.arrays()[0].shape[1]
+    mixed = [each for each in run.embeddings().values() if "alone factors" in each.parts]
+    assert mixed
+
+
+def test_export_writes_what_others_read(fitted: vf.VerFedRecommender, tmp_path: Path) -> None:
+    run = fitted.run_
+    run.save(tmp_path / "run")
+    for kind in ("parquet", "npy"):
+        words = ["export", str(tmp_path / "run"), "--out", str(tmp_path / kind), "--format", kind]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        about = json.loads((tmp_path / kind / "embeddings.json").read_text())
+        assert [party["name"] for party in about["parties"]] == fitted.parties_
+        for party in run.parties:
+            place = tmp_path / kind / party.name
+            if kind == "npy":
+                users, items = np.load(place / "users.npy"), np.load(place / "items.npy")
+                ids, titles = np.load(place / "item_ids.npy"), np.load(place / "titles.npy")
+            else:
+                table = pq.read_table(place / "items.parquet")
+                assert pa.types.is_fixed_size_list(table.schema.field("vector").type)
+                users, items = (
+                    np.stack(pq.read_table(place / f"{name}.parquet")["vector"].to_numpy())
+                    for name in ("users", "items")
+                )
+                ids, titles = table["item"].to_numpy(), table["title"].to_numpy()
+            scores(run, party, users, items)
+            assert ids.tolist() == party.ratings.item_ids.tolist()
+            assert titles.tolist() == party.ratings.titles.tolist()
+    again = CliRunner().invoke(app, words)
+    assert isinstance(again.exception, vf.RunError)
+    other = CliRunner().invoke(
+        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--format", "csv"]
+    )
+    assert "there is no format 'csv'; there are: parquet, npy" in str(other.exception)
+    one = CliRunner().invoke(
+        app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "one"), "--party", "party-1"]
+    )
+    assert one.exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["embeddings.json", "party-1"]
