@@ -17,13 +17,15 @@ import pytest
 import verfedgnn as vf
 from helpers import config, same
 from verfedgnn.core import files
-from verfedgnn.data import check_parties
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.runs.run import begin_folder
+from verfedgnn.data import check_parties
 from verfedgnn.runs.party_tables import safe_names
+from verfedgnn.runs.run import begin_folder
 
 
-@pytest.mark.parametrize("values", [{}, {"participation": 0.5}, {"model": "gat", "refresh": 1}, {"mechanism": "laplace"}])
+@pytest.mark.parametrize(
+    "values", [{}, {"participation": 0.5}, {"model": "gat", "refresh": 1}, {"mechanism": "laplace"}]
+)
 def test_stopped_and_resumed_is_as_if_never_stopped(
     small_parties: list[vf.PartyData], tmp_path: Path, values: dict[str, Any]
 ) -> None:
@@ -38,7 +40,9 @@ def test_stopped_and_resumed_is_as_if_never_stopped(
     same(vf.resume(tmp_path / "cut"), resumed)
 
 
-def test_killed_at_any_time_loses_nothing_but_the_rounds_since(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+def test_killed_at_any_time_loses_nothing_but_the_rounds_since(
+    small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
     """SIGKILL while a checkpoint is written every round, several times over; the end is the same."""
     code = """
 import sys, verfedgnn as vf
@@ -52,7 +56,9 @@ vf.train(parties, config, out=sys.argv[1], watch=watch) if sys.argv[2] == "new" 
     out = tmp_path / "run"
     mode = "new"
     for pause in (0.13, 0.29):
-        process = subprocess.Popen([sys.executable, "-c", code, str(out), mode], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(out), mode], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         for line in process.stdout:
             if line.strip().isdigit():
@@ -93,7 +99,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     chosen = config(checkpoint_every=2)
     real, calls = files.write_through, iter(range(1000))
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_through", lambda path, data: (real if next(calls) < 6 else full)(path, data))
+        patch.setattr(
+            files, "write_through", lambda path, data: (real if next(calls) < 6 else full)(path, data)
+        )
         with pytest.raises(vf.RunError, match=r"No space left on device.*make room"):
             vf.train(small_parties, chosen, out=tmp_path / "run")
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
@@ -164,7 +172,15 @@ def test_file_names_of_parties_never_collide() -> None:
 def test_metrics_file_keeps_its_contract(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
     vf.train(small_parties, config(), out=tmp_path / "run")
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    for path in ("test.rmse", "valid.rmse", "rounds", "seconds", "bytes.up", "bytes.down", "bytes.per_party_per_round"):
+    for path in (
+        "test.rmse",
+        "valid.rmse",
+        "rounds",
+        "seconds",
+        "bytes.up",
+        "bytes.down",
+        "bytes.per_party_per_round",
+    ):
         value: Any = metrics
         for key in path.split("."):
             value = value[key]

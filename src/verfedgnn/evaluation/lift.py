@@ -85,11 +85,9 @@ class _Judged:
 
 
 def _predicted(model: PartyModel, data: PartyData) -> Floats:
-    user, item = (
-        torch.from_numpy(rows.astype(np.int64)).to(model.users.device)
-        for rows in (data.ratings.user, data.ratings.item)
-    )
-    return (model.users[user] * model.items[item]).sum(-1).double().cpu().numpy()
+    user = torch.from_numpy(data.ratings.user).to(model.users.device)
+    item = torch.from_numpy(data.ratings.item).to(model.users.device)
+    return np.asarray(model.predict_rows(user, item).cpu().numpy(), np.float64)
 
 
 def _row(

@@ -20,13 +20,17 @@ _NAME = re.compile(r"round-(\d{8})~?")
 """A checkpoint; with ~ one that is being replaced by another of the same round."""
 
 
-def write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]
+) -> None:
     """All states of `round` as `folder`/round-N, then remove the older ones."""
     with files.writing(folder):
         _write_checkpoint(folder, round, states, values)
 
 
-def _write_checkpoint(folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]) -> None:
+def _write_checkpoint(
+    folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     final, part = folder / f"round-{round:08d}", folder / f".round-{round:08d}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -49,7 +53,11 @@ def _write_checkpoint(folder: Path, round: int, states: Mapping[str, State], val
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | None:
     """The newest complete checkpoint and its plain values, or None if there is none."""
-    found = sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    found = (
+        sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name))
+        if folder.is_dir()
+        else []
+    )
     if not found:
         return None
     complete = [path for path in found if (path / "state.json").is_file()] or found
@@ -61,5 +69,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | N
             for name, values in plain.pop("states").items()
         }
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise RunError(f"the checkpoint {newest} cannot be read ({error}); without it the run must be trained again") from None
+        raise RunError(
+            f"the checkpoint {newest} cannot be read ({error}); without it the run must be trained again"
+        ) from None
     return states, plain

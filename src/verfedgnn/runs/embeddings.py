@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.data import PartyData
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 
@@ -53,7 +53,9 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
     """What a party serves, with its ids and titles."""
     table, parts = party.ratings, _parts(config, model.users.shape[1])
     about = {"party": party.name, "parts": {name: [part.start, part.stop] for name, part in parts.items()}}
-    extra = {name: values for name, values in table.columns.items() if name not in ("item", "title", "vector")}
+    extra = {
+        name: values for name, values in table.columns.items() if name not in ("item", "title", "vector")
+    }
     titles = np.full(table.n_items, "") if table.titles is None else table.titles
     items = {"item": table.item_ids, "title": titles, **extra}
     vectors = _table({"user": table.user_ids}, model.users, about), _table(items, model.items, about)
@@ -78,7 +80,9 @@ def _parts(config: Config, width: int) -> dict[str, slice]:
 def _table(columns: Mapping[str, Any], vectors: Tensor, about: Mapping[str, Any]) -> pa.Table:
     values = vectors.cpu().numpy().astype(np.float32)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    whole = pa.table({name: pa.array(column.tolist()) for name, column in columns.items()} | {"vector": lists})
+    whole = pa.table(
+        {name: pa.array(column.tolist()) for name, column in columns.items()} | {"vector": lists}
+    )
     return whole.replace_schema_metadata({b"verfedgnn": json.dumps(about).encode()})
 
 
@@ -110,7 +114,12 @@ def export(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Pa
 
 def _about(embeddings: Embeddings) -> dict[str, Any]:
     parts = {name: [part.start, part.stop] for name, part in embeddings.parts.items()}
-    return {"users": len(embeddings.users), "items": len(embeddings.items), "scale": list(embeddings.scale), "parts": parts}
+    return {
+        "users": len(embeddings.users),
+        "items": len(embeddings.items),
+        "scale": list(embeddings.scale),
+        "parts": parts,
+    }
 
 
 def _write_parquet(embeddings: Embeddings, place: Path) -> list[Path]:
@@ -121,7 +130,11 @@ def _write_parquet(embeddings: Embeddings, place: Path) -> list[Path]:
 
 def _write_npy(embeddings: Embeddings, place: Path) -> list[Path]:
     users, items = embeddings.arrays()
-    named = {"user_ids": embeddings.users["user"], "item_ids": embeddings.items["item"], "titles": embeddings.items["title"]}
+    named = {
+        "user_ids": embeddings.users["user"],
+        "item_ids": embeddings.items["item"],
+        "titles": embeddings.items["title"],
+    }
     arrays: dict[str, NDArray[Any]] = {"users": users, "items": items}
     arrays |= {name: np.array(column.to_pylist()) for name, column in named.items()}
     for name, array in arrays.items():

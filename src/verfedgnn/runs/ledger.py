@@ -21,10 +21,14 @@ class Ledger:
         self.messages[kind, direction, party] += 1
         self.bytes[kind, direction, party] += size
 
-    def total(self, direction: Direction | None = None, *, kind: str | None = None, party: str | None = None) -> int:
+    def total(
+        self, direction: Direction | None = None, *, kind: str | None = None, party: str | None = None
+    ) -> int:
         """Bytes of the messages that match."""
         return sum(
-            size for (k, d, p), size in self.bytes.items() if direction in (None, d) and kind in (None, k) and party in (None, p)
+            size
+            for (k, d, p), size in self.bytes.items()
+            if direction in (None, d) and kind in (None, k) and party in (None, p)
         )
 
     def to_dict(self) -> dict[str, Any]:

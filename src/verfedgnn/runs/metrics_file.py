@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
+from verfedgnn.runs.run_evaluation import evaluate
 
 
 def figures(

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from verfedgnn.data import PartyData, Ratings
 from verfedgnn.core.errors import RunError
+from verfedgnn.data import PartyData, Ratings
 
 _KEY = b"verfedgnn"
 

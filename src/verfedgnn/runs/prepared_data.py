@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
+from verfedgnn.config.sections import SplitConfig
+from verfedgnn.core.errors import DataError
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
 from verfedgnn.data.ratings import counted
-from verfedgnn.core.errors import DataError
-from verfedgnn.core.pairs import Pairs
-from verfedgnn.core.pairs import PartyInput
-from verfedgnn.config.sections import SplitConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,10 @@ class Prepared:
 
 
 def prepare(
-    parties: Sequence[PartyData], config: Config, device: torch.device, parts: Sequence[NDArray[np.int8]] | None = None
+    parties: Sequence[PartyData],
+    config: Config,
+    device: torch.device,
+    parts: Sequence[NDArray[np.int8]] | None = None,
 ) -> list[Prepared]:
     """Split each party's ratings as configured (or as given by `parts`) and move them to `device`; each by itself."""
     if parts is None:

@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn import plugins
-from verfedgnn.plugins import origin
 from verfedgnn.config import Config, load_config
+from verfedgnn.core.errors import PluginWarning, RunError
+from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.data import PartyData
-from verfedgnn.runs.embeddings import Embeddings, party_embeddings
-from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.data.ids import as_text, positions, to_numpy
 from verfedgnn.data.ratings import counted
-from verfedgnn.core.errors import PluginWarning, RunError
-from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.core.files import write_bytes, writing
-from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.plugins import origin
+from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_parties, safe_names, write_parties
+from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.runs.run_evaluation import evaluate
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,18 @@ class Run:
         chosen = self._chosen(party)
         found = np.flatnonzero(self.parties[0].ratings.user_ids == str(user))
         if not len(found):
-            raise RunError(f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'")
+            raise RunError(
+                f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'"
+            )
         row = int(found[0])
         candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
             table, model = self.parties[p].ratings, self.models[p]
             scores, ranks = model.items @ model.users[row], self.config.training.ranks
             if ranks:
-                scores = scores.softmax(0)  # shares of the party's catalogue: those of different parties can be compared
+                scores = scores.softmax(
+                    0
+                )  # shares of the party's catalogue: those of different parties can be compared
             scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
             top = scores.topk(min(k, len(scores)))
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
@@ -119,7 +123,9 @@ class Run:
         missing = np.flatnonzero(np.isnan(predicted))
         if len(missing):
             where = "this run" if party is None else f"the catalogue of '{party}'"
-            raise RunError(f"{counted(len(missing), 'item')} not in {where}, first '{item[missing[0]]}'; leave them out")
+            raise RunError(
+                f"{counted(len(missing), 'item')} not in {where}, first '{item[missing[0]]}'; leave them out"
+            )
         return predicted
 
     @overload
@@ -130,7 +136,10 @@ class Run:
 
     def embeddings(self, party: str | None = None) -> Embeddings | dict[str, Embeddings]:
         """What a party serves, as Arrow tables of ids, titles and vectors whose products are ratings; unset: all, by name."""
-        made = {self.parties[p].name: party_embeddings(self.parties[p], self.models[p], self.config) for p in self._chosen(party)}
+        made = {
+            self.parties[p].name: party_embeddings(self.parties[p], self.models[p], self.config)
+            for p in self._chosen(party)
+        }
         return made if party is None else made[party]
 
     def _chosen(self, party: str | None) -> list[int]:
@@ -177,7 +186,9 @@ class Run:
         if not (folder / "metrics.json").is_file():
             raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
         if not (folder / "parties").is_dir():
-            raise RunError(f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder")
+            raise RunError(
+                f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder"
+            )
         parties, parts = read_parties(folder / "parties")
         try:
             models = _read_models(folder / "model", parties)
@@ -189,7 +200,9 @@ class Run:
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise RunError(f"the run {folder} cannot be read ({error})") from None
-        return cls(config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone)
+        return cls(
+            config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone
+        )
 
 
 def run_config(folder: Path) -> Config:
@@ -229,7 +242,9 @@ def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]
     return models
 
 
-def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
+def begin_folder(
+    folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]
+) -> None:
     """What a run folder holds before the first round."""
     try:
         with writing(folder):
@@ -249,7 +264,9 @@ def begin_folder(folder: Path, config: Config, parties: Sequence[PartyData], par
 def write_public(folder: Path, public: Tensor) -> None:
     """The public parameters of the kept model, flat."""
     (folder / "model").mkdir(exist_ok=True)
-    write_bytes(folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()}))
+    write_bytes(
+        folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()})
+    )
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import Pairs
@@ -56,8 +55,8 @@ def gated_models(
 
 def choose(federated: PartyModel, alone: PartyModel, valid: Pairs) -> float:
     """g from the validation part."""
-    base = _predicted(alone, valid)
-    change = _predicted(federated, valid) - base
+    base = alone.predict(valid)
+    change = federated.predict(valid) - base
     energy = float(change.square().sum())
     wanted = float((change * (valid.rating.double() - base)).sum())
     return min(1.0, max(0.0, wanted / energy)) if energy > 0 else 1.0
@@ -69,7 +68,3 @@ def blend(federated: PartyModel, alone: PartyModel, gate: float) -> PartyModel:
         return federated
     users = torch.cat([gate * federated.users, (1 - gate) * alone.users], 1)
     return PartyModel(users, torch.cat([federated.items, alone.items], 1), federated.embeddings)
-
-
-def _predicted(model: PartyModel, pairs: Pairs) -> Tensor:
-    return (model.users[pairs.user] * model.items[pairs.item]).sum(-1).double()

@@ -1,0 +1,1 @@
+"""What a training leaves behind: the run folder, checkpoints, tables, embeddings and figures."""

@@ -1,0 +1,32 @@
+"""Count how often a party released gradients and neighbourhoods; privacy accounting composes these counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from verfedgnn.protocol.wire.messages import RoundReply
+
+
+@dataclass
+class ReleaseCounts:
+    """The number of releases of one party so far."""
+
+    gradients: int = 0
+    neighbourhoods: int = 0
+
+    def count(self, reply: RoundReply, *, refreshes: int = 0) -> None:
+        """Count one reply of a round, and the `refreshes` exchange-only trips that preceded it."""
+        trained = reply.gradient is not None
+        self.gradients += trained
+        self.neighbourhoods += (reply.neighbourhoods is not None) + refreshes * trained
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the counts for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def most(cls, counts: Iterable[ReleaseCounts]) -> ReleaseCounts:
+        """Return the largest count of each kind over several parties."""
+        counts = list(counts)
+        return cls(max(c.gradients for c in counts), max(c.neighbourhoods for c in counts))
