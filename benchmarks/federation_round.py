@@ -23,10 +23,8 @@ from pathlib import Path
 import torch
 
 import verfedgnn as vf
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.training.local_runtime import LocalRuntime, party_secret
+from verfedgnn.training.local_runtime import local_federation
 
 COMMAND = [sys.executable, "-m", "verfedgnn"]
 
@@ -55,8 +53,7 @@ def write_tables(folder: Path, parties: list[vf.PartyData]) -> None:
 def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int, *, stack: bool) -> float:
     """Median seconds of a round in the local runtime."""
     prepared = prepare(parties, config, torch.device("cpu"))
-    members = [Party(p.input, config, party_secret(0, i)) for i, p in enumerate(prepared)]
-    runtime = LocalRuntime(Coordinator(config, [p.party.name for p in prepared]), members, stack=stack)
+    runtime = local_federation([p.input for p in prepared], config, stack=stack)
     times = []
     for _ in range(rounds):
         began = time.perf_counter()

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 import verfedgnn as vf
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import LOCAL, Policy
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.training.local_runtime import LocalRuntime, party_secret
+from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 
 
 def config(**values: Any) -> vf.Config:
@@ -35,5 +33,4 @@ def federation(
     parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True, terms: Policy = LOCAL
 ) -> LocalRuntime:
     prepared = prepare(parties, chosen, torch.device("cpu"))
-    members = [Party(p.input, chosen, party_secret(0, i), terms=terms) for i, p in enumerate(prepared)]
-    return LocalRuntime(Coordinator(chosen, [p.party.name for p in prepared]), members, stack=stack)
+    return local_federation([p.input for p in prepared], chosen, stack=stack, policy=terms)
