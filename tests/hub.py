@@ -15,14 +15,14 @@ import verfedgnn as vf
 from verfedgnn.core.errors import Interrupted, VerFedGNNError
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
 from verfedgnn.federation.certificates import issue, key_pem, new_authority, new_key, request, write_secret
-from verfedgnn.federation.coordinator_link import Link
+from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.party_alignment import align
 from verfedgnn.federation.party_service import PartyService, Realign
-from verfedgnn.federation.party_store import PartyFolder
-from verfedgnn.federation.status_server import Watch
-from verfedgnn.federation.transport.interface import Event
+from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.runs.prepared_data import prepare
 
 SERVER = "server"
@@ -38,16 +38,16 @@ class Wire:
 
     def __init__(self, hub: Hub, name: str, fault: Callable[[bytes], bytes | None] | None = None) -> None:
         self.hub, self.name, self.fault = hub, name, fault
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.events: queue.Queue[TransportEvent] = queue.Queue()
         self.alive = True
         hub.attach(self)
 
     def send(self, to: str, data: bytes) -> None:
         passed = data if self.fault is None else self.fault(data)
         if passed is not None and self.alive:
-            self.hub.deliver(to, Event("message", self.name, passed), self)
+            self.hub.deliver(to, TransportEvent("message", self.name, passed), self)
 
-    def next(self, timeout: float) -> Event | None:
+    def next(self, timeout: float) -> TransportEvent | None:
         try:
             return self.events.get(timeout=min(timeout, 0.02))
         except queue.Empty:
@@ -71,17 +71,17 @@ class Hub:
         with self.lock:
             self.wires[wire.name] = wire
             for other in self._peers(wire.name):
-                other.events.put(Event("joined", wire.name))
-                wire.events.put(Event("joined", other.name))
+                other.events.put(TransportEvent("joined", wire.name))
+                wire.events.put(TransportEvent("joined", other.name))
 
     def detach(self, wire: Wire) -> None:
         with self.lock:
             if self.wires.get(wire.name) is wire:
                 del self.wires[wire.name]
                 for other in self._peers(wire.name):
-                    other.events.put(Event("left", wire.name))
+                    other.events.put(TransportEvent("left", wire.name))
 
-    def deliver(self, to: str, event: Event, sender: Wire) -> None:
+    def deliver(self, to: str, event: TransportEvent, sender: Wire) -> None:
         with self.lock:
             if self.wires.get(sender.name) is sender and to in self.wires:
                 self.seen.append((event.peer, to, event.data))
@@ -94,7 +94,7 @@ class Hub:
 
 def agree(
     folder: Path, names: list[str], config: vf.Config, **values: Any
-) -> tuple[Agreement, dict[str, Identity]]:
+) -> tuple[Agreement, dict[str, MemberIdentity]]:
     """A federation file and everybody's identity."""
     authority_key, authority = new_authority("trial")
     members, files = {}, {}
@@ -115,7 +115,7 @@ def agree(
     agreement = build_agreement(
         {**fields, "coordinator": members[SERVER], "parties": [members[name] for name in names]}
     )
-    return agreement, {name: Identity(agreement, file) for name, file in files.items()}
+    return agreement, {name: MemberIdentity(agreement, file) for name, file in files.items()}
 
 
 class Trial:
@@ -181,18 +181,18 @@ class Trial:
     def _once(self, name: str, wire: Wire) -> None:
         folder, identity = self.folder / f"run-{name}", self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(self.agreement, wire, folder, Watch(folder))
+            service = CoordinatorService(self.agreement, wire, folder, StatusPublisher(folder))
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
-        store, link = PartyFolder(folder, identity), Link(identity, wire, lambda: self.stopping)
+        store, link = PartyStore(folder, identity), CoordinatorLink(identity, wire, lambda: self.stopping)
         while True:
-            if not store.begun:
+            if not store.is_aligned:
                 data, alignment = align(self.parties[name].ratings, identity, link)
                 (prepared,) = prepare([data], self.agreement.config, torch.device("cpu"))
-                store.begin(prepared, alignment)
+                store.save_alignment(prepared, alignment)
             try:
-                self.services[name] = PartyService(identity, store, link, Watch(folder))
+                self.services[name] = PartyService(identity, store, link, StatusPublisher(folder))
                 self.runs[name] = self.services[name].run()
                 return
             except Realign:

@@ -463,9 +463,9 @@ def test_replayed_and_overtaken_replies_change_nothing(
     def wire() -> Any:
         return federated.hub.wires[small_parties[0].name]
 
-    from verfedgnn.federation.transport.interface import Event
+    from verfedgnn.federation.transport.interface import TransportEvent
 
-    event = Event("message", "")
+    event = TransportEvent("message", "")
     federated.run({small_parties[0].name: replay})
     assert len(first) == 9
     assert_same(federated, local(small_parties))
@@ -587,11 +587,11 @@ def test_a_party_that_goes_on_and_on_is_no_longer_heard(
     federated = trial(tmp_path, small_parties, min_parties=2, timeouts=HASTY)
 
     def flood(reply: RoundReply) -> bytes:
-        from verfedgnn.federation.transport.interface import Event
+        from verfedgnn.federation.transport.interface import TransportEvent
 
         bad = federated.hub.wires[small_parties[0].name]
         for _ in range(200):
-            federated.hub.deliver(SERVER, Event("message", bad.name, b"rubbish"), bad)
+            federated.hub.deliver(SERVER, TransportEvent("message", bad.name, b"rubbish"), bad)
         return encode(reply)
 
     federated.run({small_parties[0].name: in_round(3, flood)})

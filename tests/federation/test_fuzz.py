@@ -20,8 +20,8 @@ from helpers import config
 from hub import SERVER, Wire
 from message_samples import ALL
 from verfedgnn.federation.coordinator_service import CoordinatorService
-from verfedgnn.federation.status_server import Watch
-from verfedgnn.federation.transport.interface import Event
+from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.aggregation import fixed_type
@@ -80,7 +80,7 @@ def federation_at_work(
     """A coordinator in the middle of a round, its parties, and the honest replies that are due."""
     setting = trial(folder, parties, config(masking=False, epochs=400), min_parties=2)
     service = CoordinatorService(
-        setting.agreement, Wire(setting.hub, SERVER), folder / "run", Watch(folder / "run")
+        setting.agreement, Wire(setting.hub, SERVER), folder / "run", StatusPublisher(folder / "run")
     )
     prepared = prepare(parties, setting.agreement.config, parties_device())
     members = [Party(p.input, setting.agreement.config, i) for i, p in enumerate(prepared)]
@@ -95,7 +95,7 @@ def parties_device() -> Any:
 
 def join(service: CoordinatorService, party: Party) -> None:
     hello = party.hello().model_copy(update={"agreement": service.coordinator.agreement, "alignment": "a"})
-    service._handle(Event("message", party.data.name, encode(hello)))
+    service._handle(TransportEvent("message", party.data.name, encode(hello)))
 
 
 def test_the_coordinator_survives_anything(
@@ -125,9 +125,9 @@ def test_the_coordinator_survives_anything(
             join(service, members[0])
             while coordinator.broken and service._step():
                 pass
-        service._handle(Event("message", bad, data))
+        service._handle(TransportEvent("message", bad, data))
         if again:
-            service._handle(Event("message", bad, data))
+            service._handle(TransportEvent("message", bad, data))
         refused += service.offences[bad]
         assert set(service.offences) <= {bad}, "nobody else is blamed"
         assert others <= coordinator.members.present, "nobody else is lost"

@@ -16,8 +16,8 @@ import verfedgnn as vf
 from hub import SERVER, agree
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import issue, key_pem, new_key, request, write_secret
-from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.transport.interface import Event, Transport
+from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.transport.interface import Transport, TransportEvent
 
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
 
@@ -28,7 +28,7 @@ LARGEST = 1 << 20
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> tuple[Agreement, dict[str, Identity]]:
+def federation(tmp_path: Path) -> tuple[Agreement, dict[str, MemberIdentity]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -39,7 +39,7 @@ def federation(tmp_path: Path) -> tuple[Agreement, dict[str, Identity]]:
 class Net:
     """A listening coordinator and whoever dials in; everything is closed in the end."""
 
-    def __init__(self, agreement: Agreement, identities: dict[str, Identity]) -> None:
+    def __init__(self, agreement: Agreement, identities: dict[str, MemberIdentity]) -> None:
         self.agreement, self.identities = agreement, identities
         self.address = (agreement.host, agreement.port)
         self.refused: list[str] = []
@@ -73,7 +73,7 @@ class Net:
 
 
 @pytest.fixture
-def net(federation: tuple[Agreement, dict[str, Identity]]) -> Iterator[Net]:
+def net(federation: tuple[Agreement, dict[str, MemberIdentity]]) -> Iterator[Net]:
     net = Net(*federation)
     wait_for_port(net.address)
     yield net
@@ -89,7 +89,7 @@ def wait_for_port(address: tuple[str, int]) -> None:
             time.sleep(0.05)
 
 
-def until(transport: Transport, kind: str, peer: str, seconds: float = 15) -> Event:
+def until(transport: Transport, kind: str, peer: str, seconds: float = 15) -> TransportEvent:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         event = transport.next(0.2)
@@ -161,7 +161,7 @@ def test_only_the_roster_is_let_in(net: Net, tmp_path: Path) -> None:
 
 
 def test_a_certificate_of_the_authority_is_not_enough(
-    tmp_path: Path, federation: tuple[Agreement, dict[str, Identity]]
+    tmp_path: Path, federation: tuple[Agreement, dict[str, MemberIdentity]]
 ) -> None:
     agreement, identities = federation
     # The authority signs a third party that nobody put into the roster.
@@ -180,7 +180,7 @@ def test_a_certificate_of_the_authority_is_not_enough(
     changed = agreement.with_values(
         **members, coordinator=renewed[SERVER], parties=[renewed["film"], renewed["book"]]
     )
-    ids = {name: Identity(changed, identities[name].key_file) for name in renewed}
+    ids = {name: MemberIdentity(changed, identities[name].key_file) for name in renewed}
     net = Net(changed, ids)
     try:
         wait_for_port(net.address)
@@ -192,7 +192,7 @@ def test_a_certificate_of_the_authority_is_not_enough(
 
 
 def test_a_party_speaks_to_its_coordinator_only(
-    tmp_path: Path, federation: tuple[Agreement, dict[str, Identity]]
+    tmp_path: Path, federation: tuple[Agreement, dict[str, MemberIdentity]]
 ) -> None:
     """Somebody else of the same roster listens at the coordinator's address: not accepted."""
     agreement, identities = federation
@@ -293,7 +293,7 @@ def test_a_flood_stalls_its_sender_only(net: Net) -> None:
     assert until(net.server, "message", "book").data == b"through"
 
 
-def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, Identity]]) -> None:
+def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, MemberIdentity]]) -> None:
     agreement, identities = federation
     with (
         socket.create_server((agreement.host, agreement.port)),
@@ -302,7 +302,9 @@ def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, Id
         connect(identities[SERVER], [].append, (agreement.host, agreement.port))
 
 
-def test_a_party_says_why_it_does_not_get_through(federation: tuple[Agreement, dict[str, Identity]]) -> None:
+def test_a_party_says_why_it_does_not_get_through(
+    federation: tuple[Agreement, dict[str, MemberIdentity]],
+) -> None:
     _, identities = federation
     reasons: list[str] = []
     film = connect(identities["film"], reasons.append)

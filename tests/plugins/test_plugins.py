@@ -20,7 +20,7 @@ from hub import Trial, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted, PluginWarning, RunError
 from verfedgnn.federation.agreement import load_agreement
-from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.gnn.model import Model
 from verfedgnn.plugins import origin
 from verfedgnn.plugins import registry as plugins
@@ -218,7 +218,7 @@ def test_members_with_one_source_train_together(small_parties: list[vf.PartyData
     trial = Trial(tmp_path / "trial", small_parties, config, alignment="none")
     use(tmp_path / "elsewhere" / "graphsage.py")
     trial.identities = {
-        name: Identity(trial.agreement, each.key_file) for name, each in trial.identities.items()
+        name: MemberIdentity(trial.agreement, each.key_file) for name, each in trial.identities.items()
     }
     trial.run()
     assert not trial.errors
@@ -264,7 +264,7 @@ def test_a_member_with_another_source_is_refused_before_it_connects(tmp_path: Pa
     assert "sage.py (SHA-256 " in done.stderr
     assert "get the agreed version" in done.stderr
     with pytest.raises(vf.ConfigError, match="the coordinator has other code"):
-        Identity(agreed, tmp_path / "hub" / "coordinator.key")
+        MemberIdentity(agreed, tmp_path / "hub" / "coordinator.key")
 
 
 def test_a_federation_is_not_begun_with_code_that_nobody_can_compare(

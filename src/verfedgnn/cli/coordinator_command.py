@@ -49,8 +49,8 @@ def coordinator(
     from verfedgnn.core.files import holding
     from verfedgnn.federation.agreement import FILE, load_agreement
     from verfedgnn.federation.coordinator_service import CoordinatorService
-    from verfedgnn.federation.event_log import tell
-    from verfedgnn.federation.identity import Identity
+    from verfedgnn.federation.event_log import log_event
+    from verfedgnn.federation.identity import MemberIdentity
 
     begin(log, quiet, threads)
     agreement = load_agreement(folder / FILE)
@@ -59,7 +59,7 @@ def coordinator(
         raise ConfigError(
             f"{folder} holds no {COORDINATOR_KEY}; give the folder that `verfedgnn federation init` made"
         )
-    identity = Identity(agreement, key)
+    identity = MemberIdentity(agreement, key)
     if not identity.is_coordinator:
         raise ConfigError(
             f"{key} is not the coordinator's key of {FILE}; make a new one with `verfedgnn federation renew`"
@@ -74,7 +74,7 @@ def coordinator(
         service = CoordinatorService(
             agreement, transport, run, watch, checkpoint_every=checkpoint_every, device=device
         )
-        tell("listening", address=f"{here[0]}:{here[1]}")
+        log_event("listening", address=f"{here[0]}:{here[1]}")
         service.run(halt.asked)
         watch.close()
     metrics = json.loads((run / "metrics.json").read_text("utf-8"))

@@ -30,9 +30,9 @@ from verfedgnn.core.errors import ConfigError
 if TYPE_CHECKING:
     from verfedgnn.data import Ratings
     from verfedgnn.data.read_options import Reading
-    from verfedgnn.federation.coordinator_link import Link
-    from verfedgnn.federation.identity import Identity
-    from verfedgnn.federation.party_store import PartyFolder
+    from verfedgnn.federation.coordinator_link import CoordinatorLink
+    from verfedgnn.federation.identity import MemberIdentity
+    from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.privacy.id_matching import Each
     from verfedgnn.runs.run import Run
 
@@ -75,36 +75,36 @@ def party(
     After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
     """
     from verfedgnn.core.files import holding, writable
-    from verfedgnn.federation.coordinator_link import Link
-    from verfedgnn.federation.event_log import tell, warn
+    from verfedgnn.federation.coordinator_link import CoordinatorLink
+    from verfedgnn.federation.event_log import log_event, log_warning
     from verfedgnn.federation.party_service import PartyService, Realign, choose_gate
-    from verfedgnn.federation.party_store import PartyFolder
+    from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.privacy.id_matching import workers
     from verfedgnn.runs.run import Run
 
     begin(log, quiet, threads)
     output = Output(quiet=quiet, as_json=as_json)
     identity = member(federation, key)
-    store = PartyFolder(out or identity.key_file.parent / "run", identity)
-    if store.finished:
-        tell("this run is finished already", run=str(store.folder))
-        if store.ungated:
+    store = PartyStore(out or identity.key_file.parent / "run", identity)
+    if store.is_finished:
+        log_event("this run is finished already", run=str(store.folder))
+        if store.needs_gate:
             choose_gate(store.folder)
         _show(Run.load(store.folder), store.folder, output)
         return
     writable(store.folder)
-    table = None if store.begun else ratings_of_party(ratings, reading)
-    if store.begun and ratings is not None:
-        tell(
+    table = None if store.is_aligned else ratings_of_party(ratings, reading)
+    if store.is_aligned and ratings is not None:
+        log_event(
             "going on with the ratings stored when users were aligned; --ratings is not read again",
             run=str(store.folder),
         )
     each_of = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
         watch = make_watch(store.folder, status)
-        link = Link(identity, transport, halt.asked)
+        link = CoordinatorLink(identity, transport, halt.asked)
         while True:
-            if not store.begun:
+            if not store.is_aligned:
                 table = table or ratings_of_party(ratings, reading)
                 _align(identity, store, link, table, each)
             try:
@@ -114,7 +114,7 @@ def party(
                 run = service.run()
                 break
             except Realign:
-                warn("another party came without aligned users: aligning again")
+                log_warning("another party came without aligned users: aligning again")
                 store.clear()
         watch.close()
     _show(run, store.folder, output)
@@ -135,14 +135,14 @@ def align(
 ) -> None:
     """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
     from verfedgnn.core.files import holding, writable
-    from verfedgnn.federation.coordinator_link import Link
-    from verfedgnn.federation.party_store import PartyFolder
+    from verfedgnn.federation.coordinator_link import CoordinatorLink
+    from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.privacy.id_matching import workers
 
     begin(log, quiet, 1)
     identity = member(federation, key)
-    store = PartyFolder(out or identity.key_file.parent / "run", identity)
-    if store.trained:
+    store = PartyStore(out or identity.key_file.parent / "run", identity)
+    if store.has_training:
         raise ConfigError(
             f"{store.folder} holds a training with aligned users; choose another --out to align anew"
         )
@@ -150,12 +150,14 @@ def align(
     table = ratings_of_party(ratings, reading)
     each_of = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
-        users = _align(identity, store, Link(identity, transport, halt.asked), table, each)
+        users = _align(identity, store, CoordinatorLink(identity, transport, halt.asked), table, each)
     found = {"users": users, "run": store.folder}
     Output(quiet=quiet, as_json=as_json).result(found, f"{users:,} common users, stored in {store.folder}")
 
 
-def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, each: Each) -> int:
+def _align(
+    identity: MemberIdentity, store: PartyStore, link: CoordinatorLink, table: Ratings, each: Each
+) -> int:
     import torch
 
     from verfedgnn.federation.party_alignment import align as align_users
@@ -163,7 +165,7 @@ def _align(identity: Identity, store: PartyFolder, link: Link, table: Ratings, e
 
     data, name = align_users(table, identity, link, each)
     (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
-    store.begin(prepared, name)
+    store.save_alignment(prepared, name)
     return data.ratings.n_users
 
 

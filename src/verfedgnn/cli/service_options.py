@@ -17,8 +17,8 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.federation.key_files import PARTY_KEY
 
 if TYPE_CHECKING:
-    from verfedgnn.federation.identity import Identity
-    from verfedgnn.federation.status_server import Watch
+    from verfedgnn.federation.identity import MemberIdentity
+    from verfedgnn.federation.status_server import StatusPublisher
     from verfedgnn.federation.transport.interface import Transport
 
 FEDERATION = "Federation"
@@ -62,21 +62,21 @@ KeyFile = Annotated[
 
 def begin(log: str, quiet: bool, threads: int) -> None:
     """Logs and threads as asked for."""
-    from verfedgnn.federation.event_log import set_up
+    from verfedgnn.federation.event_log import configure_log
 
     if log not in ("text", "json"):
         raise ConfigError(f"--log takes text or json, not '{log}'")
-    set_up(as_json=log == "json", quiet=quiet)
+    configure_log(as_json=log == "json", quiet=quiet)
     use_threads(threads)
 
 
-def member(federation: Path, key: Path | None) -> Identity:
+def member(federation: Path, key: Path | None) -> MemberIdentity:
     """The party whose key this is."""
     from verfedgnn.federation.agreement import load_agreement
-    from verfedgnn.federation.identity import Identity
+    from verfedgnn.federation.identity import MemberIdentity
 
     folder = federation if federation.is_dir() else federation.parent
-    identity = Identity(load_agreement(federation), key or folder / PARTY_KEY)
+    identity = MemberIdentity(load_agreement(federation), key or folder / PARTY_KEY)
     if identity.is_coordinator:
         raise ConfigError(
             "this is the coordinator's key; a party has its own, from `verfedgnn federation join-request`"
@@ -84,11 +84,11 @@ def member(federation: Path, key: Path | None) -> Identity:
     return identity
 
 
-def make_watch(folder: Path, status: str | None, tensorboard: Path | None = None) -> Watch:
+def make_watch(folder: Path, status: str | None, tensorboard: Path | None = None) -> StatusPublisher:
     """Status on disk, and where asked for over HTTP and for TensorBoard."""
-    from verfedgnn.federation.status_server import Watch
+    from verfedgnn.federation.status_server import StatusPublisher
 
-    return Watch(folder, port=address(status, "--status"), tensorboard=tensorboard)
+    return StatusPublisher(folder, port=address(status, "--status"), tensorboard=tensorboard)
 
 
 def address(text: str | None, option: str) -> tuple[str, int] | None:
@@ -109,16 +109,16 @@ class _Complaints:
         self._since: Counter[str] = Counter()
 
     def __call__(self, reason: str) -> None:
-        from verfedgnn.federation.event_log import warn
+        from verfedgnn.federation.event_log import log_warning
 
         self._since[reason] += 1
         if time.monotonic() - self._told.get(reason, -60.0) >= 60:
             self._told[reason] = time.monotonic()
-            warn("no connection", reason=reason, times=self._since.pop(reason))
+            log_warning("no connection", reason=reason, times=self._since.pop(reason))
 
 
 @contextmanager
-def connected(identity: Identity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
+def connected(identity: MemberIdentity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
     """The transport, closed in the end whatever happens."""
     from verfedgnn.federation.connect import connect
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.status_text import shown, whereabouts
+from verfedgnn.federation.status_text import format_value, presence
 
 _STALE_SECONDS = 30
 
@@ -37,12 +37,12 @@ def status(
         ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"), ("seconds a round", "seconds_per_round"),
         ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
     ):  # fmt: skip
-        table.add_row(label, shown(found, key))
+        table.add_row(label, format_value(found, key))
     parties = Table("party", "", "MB up", "MB down", "refused")
     for name, about in found.get("parties", {}).items():
         parties.add_row(
             escape(name),
-            whereabouts(about),
+            presence(about),
             f"{about['up'] / 1e6:,.1f}",
             f"{about['down'] / 1e6:,.1f}",
             str(about.get("refused", 0)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transport.interface import Transport
 
 
 def connect(
-    identity: Identity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
+    identity: MemberIdentity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
 ) -> Transport:
     """The coordinator's listener at `listen`, or a party's connection to the agreed address.
 

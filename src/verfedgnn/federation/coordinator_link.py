@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
-from verfedgnn.federation.event_log import tell, warn
-from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.event_log import log_event, log_warning
+from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transport.interface import Transport
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import Message, Refused, RoundStart, Waiting, decode, encode
@@ -17,10 +17,10 @@ from verfedgnn.runs.ledger import Ledger
 _TICK = 0.25
 
 
-class Link:
+class CoordinatorLink:
     """Messages to and from the coordinator, counted, and joining anew after every interruption."""
 
-    def __init__(self, identity: Identity, transport: Transport, stop: Callable[[], bool]) -> None:
+    def __init__(self, identity: MemberIdentity, transport: Transport, stop: Callable[[], bool]) -> None:
         self.agreement, self.transport, self.stop = identity.agreement, transport, stop
         self.name, self.ledger = identity.name, Ledger()
         self.connected = False
@@ -50,18 +50,18 @@ class Link:
             if self.connected and now - self._greeted > timeouts.hello and (waiting() or silent):
                 self._greeted = now
                 if silent:
-                    warn("nothing heard from the coordinator, joining again", seconds=timeouts.idle)
+                    log_warning("nothing heard from the coordinator, joining again", seconds=timeouts.idle)
                     self._heard = now
                 self.send(hello())
             event = self.transport.next(_TICK)
             if event is None:
                 continue
             if event.kind == "joined":
-                tell("connected to the coordinator")
+                log_event("connected to the coordinator")
                 self.connected, self._greeted, self._heard = True, time.monotonic(), time.monotonic()
                 self.send(hello())
             elif event.kind == "left":
-                warn("lost the coordinator, dialling again")
+                log_warning("lost the coordinator, dialling again")
                 self.connected = False
             else:
                 self._heard = time.monotonic()
@@ -74,7 +74,7 @@ class Link:
                 if isinstance(message, Refused):
                     raise ProtocolError(f"the coordinator refuses: {message.reason}")
                 if isinstance(message, Waiting) and message.missing:
-                    tell("waiting for others", missing=message.missing)
+                    log_event("waiting for others", missing=message.missing)
                 return message
 
     def greet(self) -> None:

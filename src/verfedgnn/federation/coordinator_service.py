@@ -18,11 +18,11 @@ from typing import Any
 from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, RunError
 from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.event_log import tell, warn
+from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import check_key
-from verfedgnn.federation.mask_faults import Search
-from verfedgnn.federation.status_server import Watch
-from verfedgnn.federation.transport.interface import Event, Transport
+from verfedgnn.federation.mask_faults import MaskFaultSearch
+from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transport.interface import Transport, TransportEvent
 from verfedgnn.privacy.masking import usable
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.aggregation import SumError
@@ -60,7 +60,7 @@ class CoordinatorService:
         agreement: Agreement,
         transport: Transport,
         folder: Path,
-        watch: Watch,
+        watch: StatusPublisher,
         *,
         checkpoint_every: int = 1,
         device: str = "cpu",
@@ -84,7 +84,7 @@ class CoordinatorService:
         self.offences: Counter[str] = Counter()
         self._hellos: dict[str, list[float]] = {}
         self.repeats = 0
-        self.search = Search()
+        self.search = MaskFaultSearch()
         self.finished: set[str] = set()
         """Parties that have the result."""
         self._deadline = self._began = 0.0
@@ -97,7 +97,7 @@ class CoordinatorService:
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Until training is over and handed out, or `stop()` turns true."""
         config = self.agreement.config
-        tell(
+        log_event(
             "coordinator ready",
             training=self.coordinator.training,
             parties=self.coordinator.names,
@@ -124,12 +124,12 @@ class CoordinatorService:
 
     # -- events --------------------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: TransportEvent) -> None:
         name = event.peer
         if event.kind == "joined":
-            tell("party connected", party=name)
+            log_event("party connected", party=name)
         elif event.kind == "left":
-            tell("party disconnected", party=name, round=self.coordinator.round)
+            log_event("party disconnected", party=name, round=self.coordinator.round)
             self._gone(name)
         elif self.offences[name] < MOST_OFFENCES:
             kind = kind_of(event.data)
@@ -154,7 +154,7 @@ class CoordinatorService:
         elif isinstance(message, Finished):
             self._has_result(name, message)
         elif isinstance(message, Refused):
-            warn("a party refuses", party=name, reason=message.reason)
+            log_warning("a party refuses", party=name, reason=message.reason)
             self._gone(name)
         else:
             raise ProtocolError(f"{name}: a {type(message).__name__} makes no sense here")
@@ -169,7 +169,9 @@ class CoordinatorService:
         """What does not fit is refused and counted; the sender hears why, nobody else hears anything."""
         self.offences[name] += 1
         last = self.offences[name] == MOST_OFFENCES
-        warn("message refused", party=name, reason=reason, refused=self.offences[name], barred=last or None)
+        log_warning(
+            "message refused", party=name, reason=reason, refused=self.offences[name], barred=last or None
+        )
         self._send(name, Refused(reason=reason[:500]))
         self._gone(name)
 
@@ -195,7 +197,7 @@ class CoordinatorService:
             missing = [
                 other for other in self.coordinator.names if other not in self.coordinator.members.hellos
             ]
-            tell(
+            log_event(
                 "party joined", party=name, users=message.users, items=message.items, missing=missing or None
             )
             self._send(name, Waiting(missing=missing))
@@ -206,7 +208,7 @@ class CoordinatorService:
         for other in self.coordinator.names:
             members = self.coordinator.members
             if other in self.greeted and other not in members.present | members.slow:
-                tell("party takes part", party=other, round=self.coordinator.round)
+                log_event("party takes part", party=other, round=self.coordinator.round)
                 self._send(other, Waiting(missing=[]))  # heard; what follows may take its time
                 self._send(other, self.coordinator.welcome(other))
                 if self._finish_until is not None:
@@ -222,7 +224,7 @@ class CoordinatorService:
                 )
             keys = {hello.seal_key for other, hello in self.host.hellos.items() if other != name}
             self._check_key(name, "seal", message.seal_key, message.seal_signature, keys)
-            tell("party is ready to align", party=name)
+            log_event("party is ready to align", party=name)
             for other in sorted(
                 self.coordinator.members.hellos
             ):  # aligned before, without this party: all must do it again
@@ -234,7 +236,7 @@ class CoordinatorService:
                 raise ProtocolError(f"{name}: its message for {to} is too large")
             self._send(to, answer, data)
         if isinstance(message, Aligned) and len(self.host.users) == len(self.coordinator.names):
-            tell("users aligned", method=self.host.method, common=next(iter(self.host.users.values())))
+            log_event("users aligned", method=self.host.method, common=next(iter(self.host.users.values())))
 
     def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
         """A key that others would refuse is refused here, where it is known whose it is."""
@@ -253,7 +255,7 @@ class CoordinatorService:
             raise ProtocolError(f"{name}: it keeps other public parameters than the coordinator")
         self.finished.add(name)
         self._write_result()
-        tell("party has the result", party=name, public=message.digest)
+        log_event("party has the result", party=name, public=message.digest)
 
     def _send(self, name: str, message: Message, data: bytes | None = None) -> None:
         data = encode(message) if data is None else data
@@ -285,7 +287,7 @@ class CoordinatorService:
         if coordinator.open_parties:
             if time.monotonic() > self._deadline:
                 for name in set(coordinator.due) - coordinator.members.slow:
-                    warn(
+                    log_warning(
                         "party is late",
                         party=name,
                         round=coordinator.round,
@@ -304,13 +306,13 @@ class CoordinatorService:
     def _open(self) -> None:
         coordinator = self.coordinator
         if self._waiting_for is not None:
-            tell("enough parties are there", round=coordinator.round)
+            log_event("enough parties are there", round=coordinator.round)
             self._waiting_for = None
         again = bool(coordinator.open_parties)
         starts = coordinator.open(self.search.among(coordinator))
         if again:
             self.repeats += 1
-            tell(
+            log_event(
                 "trip begun anew", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts)
             )
         elif not self._began:
@@ -326,7 +328,7 @@ class CoordinatorService:
         missing = self.coordinator.members.missing
         if missing != self._waiting_for:
             self._waiting_for = missing
-            warn(
+            log_warning(
                 "waiting for parties",
                 missing=missing,
                 needed=self.coordinator.members.quorum,
@@ -344,7 +346,7 @@ class CoordinatorService:
         found = self.search.end()
         if found is not None:
             self.offences[found] += 1
-            warn(
+            log_warning(
                 "party left out: without it the sums add up, with it they do not",
                 party=found,
                 round=closed.round,
@@ -360,7 +362,7 @@ class CoordinatorService:
             )
             with writing(self.folder):
                 write_history(self.folder, self.history)
-            tell(
+            log_event(
                 "validated",
                 round=closed.round,
                 of=coordinator.rounds,
@@ -378,7 +380,7 @@ class CoordinatorService:
         message = self.coordinator.finish()
         data = encode(message)
         self._finish_until = time.monotonic() + self.agreement.timeouts.finish
-        tell("training is over", rounds=self.coordinator.round, best_round=self.coordinator.best.round)
+        log_event("training is over", rounds=self.coordinator.round, best_round=self.coordinator.best.round)
         self._write_result()
         for name in sorted(self.greeted):
             self._send(name, message, data)
@@ -425,7 +427,7 @@ class CoordinatorService:
         if self.coordinator.done and (self.folder / "metrics.json").is_file():
             parties = json.loads((self.folder / "metrics.json").read_text("utf-8"))["parties"]
             self.finished = {party["name"] for party in parties if party["has_result"]}
-        tell("continuing from checkpoint", round=self.coordinator.round)
+        log_event("continuing from checkpoint", round=self.coordinator.round)
 
     def _checkpoint(self) -> None:
         values = {"ledger": self.ledger.to_dict(), "seconds": self.seconds, "repeats": self.repeats}

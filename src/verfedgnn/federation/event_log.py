@@ -11,7 +11,7 @@ _LOG = logging.getLogger("verfedgnn.federation")
 _LONGEST = 300
 
 
-def tell(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
+def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event; fields may hold what a peer wrote, which is cut and made printable."""
     _LOG.log(
         level,
@@ -20,9 +20,9 @@ def tell(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     )
 
 
-def warn(event: str, **fields: Any) -> None:
+def log_warning(event: str, **fields: Any) -> None:
     """Log something an operator should look at."""
-    tell(event, level=logging.WARNING, **fields)
+    log_event(event, level=logging.WARNING, **fields)
 
 
 def plain(value: Any) -> Any:
@@ -65,7 +65,7 @@ def _shown(value: Any) -> str:
     )
 
 
-def set_up(*, as_json: bool, quiet: bool) -> None:
+def configure_log(*, as_json: bool, quiet: bool) -> None:
     """Send events to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if as_json else Plain())

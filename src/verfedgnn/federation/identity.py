@@ -11,7 +11,7 @@ from verfedgnn.federation.certificates import COORDINATOR, read_key, same_key, s
 from verfedgnn.plugins import origin
 
 
-class Identity:
+class MemberIdentity:
     """A member of the roster, recognised by its private key; vouches for keys and checks those of others."""
 
     def __init__(self, agreement: Agreement, key_file: Path) -> None:

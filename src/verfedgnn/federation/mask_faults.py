@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.federation.event_log import warn
+from verfedgnn.federation.event_log import log_warning
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.aggregation import SumError
 
 
-class Search:
+class MaskFaultSearch:
     """Masked values that do not add up name nobody: repeat with all, then without one party after the other.
 
     Who is found is left out, not sent away for good: a liar that is honest whenever a certain party is left out puts the blame on
@@ -28,7 +28,7 @@ class Search:
             [coordinator.names[i] for i in self._failing],
             min(coordinator.members.quorum, coordinator.active_count),
         )
-        warn("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
+        log_warning("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
         if self._times > len(names) + 1 or (self._times > 1 and len(names) - 1 < max(2, least)):
             who = ", ".join(names)
             raise ProtocolError(

@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.data.ids import positions, sorted_ids
-from verfedgnn.federation.coordinator_link import Link
-from verfedgnn.federation.event_log import tell
-from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.coordinator_link import CoordinatorLink
+from verfedgnn.federation.event_log import log_event
+from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.privacy.id_matching import Each
 from verfedgnn.protocol.user_alignment import REVEALS, Guest
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, Common, Sealed
 from verfedgnn.protocol.wire.messages import Message
 
 
-def align(ratings: Ratings, identity: Identity, link: Link, each: Each = map) -> tuple[PartyData, str]:
+def align(
+    ratings: Ratings, identity: MemberIdentity, link: CoordinatorLink, each: Each = map
+) -> tuple[PartyData, str]:
     """This party's data with the common users only, in the order everybody has, and the name of that order."""
     agreement = identity.agreement
     if agreement.alignment == "none":
@@ -31,10 +33,10 @@ def align(ratings: Ratings, identity: Identity, link: Link, each: Each = map) ->
     guest = Guest(
         identity.name, ratings.user_ids, agreement.alignment, agreement.fingerprint(), identity, each
     )
-    tell(
+    log_event(
         "aligning users", method=agreement.alignment, users=len(guest.ids), ambiguous=guest.ambiguous or None
     )
-    tell(REVEALS[agreement.alignment])
+    log_event(REVEALS[agreement.alignment])
     greeted = False
 
     def hello() -> Message:
@@ -54,7 +56,7 @@ def align(ratings: Ratings, identity: Identity, link: Link, each: Each = map) ->
             for answer in answers:
                 link.send(answer)
     assert guest.session is not None
-    tell("users aligned", common=len(guest.rows), left_out=len(ratings.user_ids) - len(guest.rows))
+    log_event("users aligned", common=len(guest.rows), left_out=len(ratings.user_ids) - len(guest.rows))
     return _restricted(ratings, guest.rows, identity.name), guest.session
 
 

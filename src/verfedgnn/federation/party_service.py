@@ -13,11 +13,11 @@ import torch
 
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
-from verfedgnn.federation.coordinator_link import Link
-from verfedgnn.federation.event_log import tell
-from verfedgnn.federation.identity import Identity
-from verfedgnn.federation.party_store import PartyFolder
-from verfedgnn.federation.status_server import Watch
+from verfedgnn.federation.coordinator_link import CoordinatorLink
+from verfedgnn.federation.event_log import log_event
+from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error
 from verfedgnn.protocol.coordinator.coordinator import Closed, active_count
@@ -43,10 +43,10 @@ class PartyService:
 
     def __init__(
         self,
-        identity: Identity,
-        store: PartyFolder,
-        link: Link,
-        watch: Watch,
+        identity: MemberIdentity,
+        store: PartyStore,
+        link: CoordinatorLink,
+        watch: StatusPublisher,
         *,
         checkpoint_every: int = 1,
         device: str = "cpu",
@@ -65,7 +65,7 @@ class PartyService:
             place=(identity.index, len(agreement.parties)),
             fresh_noise="noise" not in agreement.config.unprotected,
         )
-        self.party = Party(self.prepared.input, agreement.config, store.secret(), self.device, terms)
+        self.party = Party(self.prepared.input, agreement.config, store.read_secret(), self.device, terms)
         link.largest = self.party.largest_array
         self.history, self.seconds, self.round = list[dict[str, Any]](), 0.0, 0
         self.releases = self.exchanges = 0
@@ -77,7 +77,7 @@ class PartyService:
 
     def run(self) -> Run:
         """Until the coordinator says that training is over."""
-        tell(
+        log_event(
             "party ready",
             party=self.identity.name,
             round=self.round,
@@ -107,7 +107,7 @@ class PartyService:
             self.party.welcome(message)
             self.welcome = True
             self._rounds = self.party.replica.rounds
-            tell("taking part", round=message.round, public=message.digest)
+            log_event("taking part", round=message.round, public=message.digest)
         elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
             if self.party.training is not None:
                 raise ProtocolError(
@@ -130,7 +130,7 @@ class PartyService:
         began = time.monotonic()
         if message.attempt:
             self.repeats += 1
-            tell(
+            log_event(
                 "round begun anew", round=message.round, attempt=message.attempt, parties=len(message.active)
             )
         reply = self.party.handle(message)
@@ -149,7 +149,7 @@ class PartyService:
             self.history = [*(e for e in self.history if e["round"] < message.round), entry]
             with writing(self.store.folder):
                 write_history(self.store.folder, self.history)
-            tell("validated", round=message.round, own_valid_error=error)
+            log_event("validated", round=message.round, own_valid_error=error)
         self.watch.round(Closed(message.round, error), self._status)
 
     def _finish(self, message: Finish) -> Run:
@@ -160,7 +160,9 @@ class PartyService:
         if self.identity.agreement.config.training.gate:
             run = choose_gate(self.store.folder)
         self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
-        tell("training is over", rounds=message.round, best_round=message.best_round, public=finished.digest)
+        log_event(
+            "training is over", rounds=message.round, best_round=message.best_round, public=finished.digest
+        )
         return run
 
     def _result(self, message: Finish) -> Run:
@@ -242,12 +244,12 @@ class PartyService:
 
 def choose_gate(folder: Path) -> Run:
     """Train alone on a finished run's data and keep the mixture of both models in its place; the coordinator is not needed."""
-    tell("training alone, to see what the federation is worth here")
+    log_event("training alone, to see what the federation is worth here")
     run = Run.load(folder)
     (gated,) = gated_models(run.prepared(), run.models, run.config, run.metrics["all_ratings"])
     run.models, run.alone = [gated.model], [gated.alone]
     run.metrics |= run.evaluate()
     run.metrics["parties"][0]["gate"] = gated.gate
     run.complete_folder(folder)
-    tell("gate chosen", gate=gated.gate)
+    log_event("gate chosen", gate=gated.gate)
     return run

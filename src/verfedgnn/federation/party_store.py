@@ -11,7 +11,7 @@ import torch
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.certificates import write_secret
-from verfedgnn.federation.identity import Identity
+from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.runs.party_tables import read_parties
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder
@@ -21,34 +21,34 @@ _MARK = "federation.txt"
 """Which agreement and which alignment the folder belongs to; written last."""
 
 
-class PartyFolder:
+class PartyStore:
     """What a party remembers between two starts."""
 
-    def __init__(self, folder: Path, identity: Identity) -> None:
+    def __init__(self, folder: Path, identity: MemberIdentity) -> None:
         self.folder, self.identity = folder, identity
 
     @property
-    def begun(self) -> bool:
+    def is_aligned(self) -> bool:
         """Whether the users are aligned and stored."""
         return (self.folder / _MARK).is_file()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the model is there."""
         return (self.folder / "metrics.json").is_file()
 
     @property
-    def ungated(self) -> bool:
+    def needs_gate(self) -> bool:
         """Whether a gate is agreed on and was not chosen, because the party was stopped while it trained alone."""
         wanted = self.identity.agreement.config.training.gate
         return wanted and not (self.folder / "model" / "alone").is_dir()
 
     @property
-    def trained(self) -> bool:
+    def has_training(self) -> bool:
         """Whether there is more than aligned users."""
-        return self.finished or (self.folder / "checkpoint").is_dir()
+        return self.is_finished or (self.folder / "checkpoint").is_dir()
 
-    def begin(self, prepared: Prepared, alignment: str) -> None:
+    def save_alignment(self, prepared: Prepared, alignment: str) -> None:
         """Store the aligned data, and a secret that noise and batches derive from."""
         config = self.identity.agreement.config
         self.clear()
@@ -81,7 +81,7 @@ class PartyFolder:
         (prepared,) = prepare(parties, self.identity.agreement.config, device, parts)
         return prepared, alignment
 
-    def secret(self) -> int:
+    def read_secret(self) -> int:
         """The seed of everything random at this party, unless the agreement asks for the shared one."""
         config = self.identity.agreement.config
         if "noise" in config.unprotected:

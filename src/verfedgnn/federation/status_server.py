@@ -16,7 +16,7 @@ from typing import Any
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import writing
-from verfedgnn.federation.status_text import shown, whereabouts
+from verfedgnn.federation.status_text import format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import Closed
 from verfedgnn.runs.run import write_json
 
@@ -24,7 +24,7 @@ FRESH_SECONDS, EVERY_SECONDS = 0.05, 1.0
 """How old the status may be in memory and on disk; making it costs a moment, and events are many."""
 
 
-class Watch:
+class StatusPublisher:
     """Keeps the last status where people and machines look for it. `tensorboard` is a folder for TensorBoard's event files."""
 
     def __init__(
@@ -88,7 +88,7 @@ def _board(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-def _serve(watch: Watch, address: tuple[str, int]) -> ThreadingHTTPServer:
+def _serve(watch: StatusPublisher, address: tuple[str, int]) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
@@ -164,12 +164,12 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
 def page(status: dict[str, Any]) -> str:
     """A page for people; it loads itself anew every few seconds and nothing from elsewhere."""
     rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{whereabouts(p)}</td>"
+        f"<tr><td>{html.escape(name)}</td><td>{presence(p)}</td>"
         f"<td>{p['up'] / 1e6:,.1f}</td><td>{p['down'] / 1e6:,.1f}</td><td>{p.get('refused', 0)}</td></tr>"
         for name, p in status.get("parties", {}).items()
     )
     facts = "".join(
-        f"<dt>{label}</dt><dd>{html.escape(shown(status, key))}</dd>"
+        f"<dt>{label}</dt><dd>{html.escape(format_value(status, key))}</dd>"
         for label, key in (
             ("state", "state"), ("round", "round"), ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"),
             ("seconds a round", "seconds_per_round"), ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),

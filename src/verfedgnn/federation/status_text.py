@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def whereabouts(party: dict[str, Any]) -> str:
+def presence(party: dict[str, Any]) -> str:
     """Of a party: here (takes part), slow, joined (waits for others), away."""
     return next((state for state in ("here", "slow", "joined") if party.get(state)), "away")
 
 
-def shown(status: dict[str, Any], key: str) -> str:
+def format_value(status: dict[str, Any], key: str) -> str:
     """A value of the status for people."""
     value = status.get(key)
     return "–" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

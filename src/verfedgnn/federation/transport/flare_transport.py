@@ -23,7 +23,7 @@ from nvflare.fuel.f3.endpoint import Endpoint, EndpointMonitor, EndpointState
 from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
 
-from verfedgnn.federation.transport.interface import Event
+from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.tls_driver import PinnedTls, _Connection
 
 COORDINATOR = "server"
@@ -43,7 +43,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
 
     def __init__(self, name: str, driver: PinnedTls, address: tuple[str, int], *, listen: bool) -> None:
         self.name, self._closed = name, False
-        self._events: queue.Queue[tuple[Event, Callable[[], None] | None]] = queue.Queue()
+        self._events: queue.Queue[tuple[TransportEvent, Callable[[], None] | None]] = queue.Queue()
         self._release: Callable[[], None] | None = None
         self._outboxes: dict[str, _Outbox] = {}
         endpoint = Endpoint(name=name, conn_props={})
@@ -63,7 +63,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
             self._outboxes[to] = _Outbox(self.communicator, to)
         self._outboxes[to].put(data)
 
-    def next(self, timeout: float) -> Event | None:
+    def next(self, timeout: float) -> TransportEvent | None:
         """See `Transport`. Taking an event says that the one before has been handled."""
         if self._release is not None:
             self._release()
@@ -94,14 +94,14 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
             return
         connection.taken = True
         payload = bytes(message.payload) if message.payload is not None else b""
-        self._events.put((Event("message", connection.peer, payload), connection.release))
+        self._events.put((TransportEvent("message", connection.peer, payload), connection.release))
 
     def state_change(self, endpoint: Endpoint) -> None:
         """A peer came or went."""
         if endpoint.state == EndpointState.READY:
-            self._events.put((Event("joined", endpoint.name), None))
+            self._events.put((TransportEvent("joined", endpoint.name), None))
         elif not self._closed:
-            self._events.put((Event("left", endpoint.name), None))
+            self._events.put((TransportEvent("left", endpoint.name), None))
 
 
 class _Outbox:

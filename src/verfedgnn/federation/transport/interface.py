@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True)
-class Event:
+class TransportEvent:
     """Something that happened on the network. `peer` is authenticated: a name nobody else can claim."""
 
     kind: Literal["joined", "left", "message"]
@@ -21,7 +21,7 @@ class Transport(Protocol):
     def send(self, to: str, data: bytes) -> None:
         """Hand a message over and return at once. To a peer that is not there it is lost, and `left` has said so or will."""
 
-    def next(self, timeout: float) -> Event | None:
+    def next(self, timeout: float) -> TransportEvent | None:
         """The next event, or None after `timeout` seconds without one."""
 
     def close(self) -> None:
