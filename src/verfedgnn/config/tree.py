@@ -1,9 +1,8 @@
-"""The configuration: one typed tree, from presets, files and `key=value` overrides. Its branches are in `sections.py`."""
+"""The configuration: one typed tree, read from presets, files and `key=value` overrides."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import tomllib
@@ -13,84 +12,101 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from verfedgnn import plugins
-from verfedgnn.config.rules import problem
-from verfedgnn.config.sections import (
-    ExchangeConfig,
-    Gnn,
-    GradientConfig,
-    ModelConfig,
-    Section,
-    SplitConfig,
-    TrainingConfig,
-)
+from verfedgnn.config.exchange_modes import ExchangeConfig, ProjectedExchange
+from verfedgnn.config.gradient_mechanisms import GradientConfig, TernaryGradients
+from verfedgnn.config.model_forms import Gnn, ModelConfig, PropagationModel
+from verfedgnn.config.rules import find_conflict
+from verfedgnn.config.sections import Section, SplitConfig, TrainingConfig
+from verfedgnn.config.settings import Setting, list_settings, resolve_setting
+from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
 from verfedgnn.core.errors import ConfigError
 
 
 class Config(Section):
-    """Everything that decides a training. All parties of a federation share it; its hash is checked."""
+    """All settings of a training. The parties of a federation share them and compare their fingerprint."""
 
     seed: int = Field(0, ge=0)
     """Seed of the split, the initial values, the projection, the batches and the noise."""
     base: str = "paper"
-    """The preset this configuration started from."""
-    model: ModelConfig = ModelConfig()
+    """Preset from which this configuration started."""
+    model: ModelConfig = PropagationModel()
     """The graph neural network."""
-    exchange: ExchangeConfig = ExchangeConfig()
+    exchange: ExchangeConfig = ProjectedExchange()
     """The exchange of neighbourhoods."""
-    gradients: GradientConfig = GradientConfig()
+    gradients: GradientConfig = TernaryGradients()
     """The protection of gradients."""
     training: TrainingConfig = TrainingConfig()
     """Rounds and steps."""
     split: SplitConfig = SplitConfig()
     """Training, validation and test parts."""
     masking: bool = False
-    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums; needs ternary or Skellam ones."""
+    """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums. Needs ternary or skellam
+    gradients."""
     unprotected: tuple[Literal["projection", "clip", "degrees", "noise", "sums"], ...] = ()
-    """What this run may leave unprotected: projection (2q <= N + 1 broken), clip (above 0.5), degrees (estimators off), noise
-    (of a federation drawn from the shared seed, to repeat a run of one machine to the bit), sums (masked ones over
-    changing parties)."""
+    """Protections that this run may do without. projection: 2q <= N + 1 does not hold; clip: gradients.clip exceeds 0.5;
+    degrees: model.estimators is false; noise: parties of a federation draw noise from the shared seed, to repeat a run of one
+    machine bit for bit; sums: masked sums over changing sets of parties."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_variants(cls, values: Any) -> Any:
+        return check_variants(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
-    def _consistent(self) -> Config:
-        reason = problem(self)
-        if reason:
-            raise ValueError(reason)
+    def _check_rules(self) -> Config:
+        conflict = find_conflict(self)
+        if conflict:
+            raise ValueError(conflict)
         return self
 
     @staticmethod
     def preset(name: str, *, model: Gnn = "gcn", **overrides: Any) -> Config:
-        """The preset `name` ("paper", "best") for one GNN, with `overrides` by field name: `preset("paper", dim=16)`."""
+        """Return a preset for one GNN, with `overrides` by setting name: `Config.preset("paper", dim=16)`."""
         return build_config(preset=name, model=model, overrides=overrides)
 
     def fingerprint(self) -> str:
-        """Sixteen hex digits that two configurations share if and only if they are the same.
+        """Return sixteen hex digits that are equal for equal configurations only.
 
-        Fields at their defaults are left out, so that a setting added later does not change what older runs recorded.
+        Fields at their defaults are left out, so that adding a setting does not change the fingerprints of older runs.
         """
-        text = json.dumps(
-            self.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":")
-        )
+        tree = self.model_dump(mode="json", exclude_defaults=True)
+        for name, choice in CHOICES.items():
+            tag = getattr(getattr(self, name), choice.tag)
+            if tag != choice.default:
+                tree[name][choice.tag] = tag
+        text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_values(self, overrides: Mapping[str, Any]) -> Config:
-        """A copy with `overrides`, keyed by field name (`r`) or path (`gradients.r`); values may be text."""
-        tree = self.model_dump(mode="json")
+        """Return a copy with `overrides`, keyed by setting name (`r`) or path (`gradients.r`); values may be text.
+
+        A section that changes its variant, such as `exchange.mode`, keeps the settings that the new variant has.
+        """
+        changes: dict[str, Any] = {}
         for key, value in overrides.items():
-            path = _resolve(key)
-            _assign(tree, path, value)
-        return _validated(tree)
+            path = setting_path(key)
+            _assign(changes, path.split("."), _parse(path, value))
+        return _validate(merge_trees(self.model_dump(mode="json"), changes))
 
     def with_code(self) -> Config:
-        """A copy that says which code its plug-in is here; built-in GNNs have none, and their configurations stay as they are."""
+        """Return a copy that records the installed code of its plug-in; without a plug-in the copy is equal."""
         code = plugins.gnn_code(self.model.gnn, self.model.form)
         return self.model_copy(update={"model": self.model.model_copy(update={"code": code})})
 
+    def values(self) -> dict[str, Any]:
+        """Return the value of every setting that this configuration has, by path."""
+        tree = self.model_dump(mode="json")
+        found: dict[str, Any] = {}
+        for name, value in tree.items():
+            found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+        return found
+
     def to_toml(self) -> str:
-        """The configuration as TOML, to be read by `load_config`."""
-        return tomli_w.dumps(_spelled(self.model_dump(mode="json")))
+        """Return the configuration as TOML that `load_config` reads."""
+        return tomli_w.dumps(_without_null(self.model_dump(mode="json")))
 
 
 def build_config(
@@ -100,48 +116,45 @@ def build_config(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """A configuration from a preset, then a TOML file, then single values; each may leave anything out."""
+    """Build a configuration from a preset, then a TOML file, then single values; later ones win."""
     given = _read_toml(file) if file else {}
     section = given.get("model")
     gnn = model or (section.get("gnn") if isinstance(section, dict) else None) or "gcn"
-    start = read_preset(preset, gnn)
-    tree = _merge({"base": preset} | start, given)
-    tree = _merge(tree, {"model": {"gnn": gnn}}) if model else tree
-    return _validated(tree).with_values(overrides or {})
+    tree = merge_trees({"base": preset} | read_preset(preset, gnn), given)
+    if model:
+        tree = merge_trees(tree, {"model": {"gnn": gnn}})
+    return _validate(tree).with_values(overrides or {})
 
 
 def presets() -> list[str]:
-    """Names of the presets that come with the package."""
-    return sorted(
-        f.name.removesuffix(".toml")
-        for f in resources.files("verfedgnn.config").joinpath("presets").iterdir()
-    )
+    """Return the names of the presets that come with the package."""
+    folder = resources.files("verfedgnn.config").joinpath("presets")
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
 
 
 def read_preset(name: str, gnn: str = "gcn") -> dict[str, Any]:
-    """The tree of a preset, by its name or in a file of one's own; what stands under the name of a GNN holds for that one."""
+    """Return the tree of a built-in preset or of a TOML file; tables named after a GNN apply to that GNN only."""
     if name.endswith(".toml"):
         tree = _read_toml(Path(name))
     elif name in presets():
-        tree = tomllib.loads(
-            resources.files("verfedgnn.config").joinpath(f"presets/{name}.toml").read_text("utf-8")
-        )
+        file = resources.files("verfedgnn.config").joinpath(f"presets/{name}.toml")
+        tree = tomllib.loads(file.read_text("utf-8"))
     else:
         raise ConfigError(
-            f"there is no preset '{name}'; there are: {', '.join(presets())}, or a file ending in .toml"
+            f"there is no preset '{name}'; choose {', '.join(presets())} or a file that ends in .toml"
         )
     named = [key for key in tree if key not in Config.model_fields]
     own = {key: tree.pop(key) for key in named if key in plugins.GNNS or key in plugins.gnn_names()}
-    return _merge(tree, own.get(gnn, {}))
+    return merge_trees(tree, own.get(gnn, {}))
 
 
 def load_config(path: Path) -> Config:
-    """The configuration a run wrote."""
-    return _validated(_read_toml(path))
+    """Read the configuration that a run wrote."""
+    return _validate(_read_toml(path))
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, str]:
-    """`["r=5", "model.dim=16"]` as a mapping."""
+    """Parse texts such as `["r=5", "model.dim=16"]` into a mapping."""
     pairs = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -151,55 +164,74 @@ def parse_settings(settings: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """Every leaf of the tree by its path, as pydantic's field description."""
-    found: dict[str, Any] = {}
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found |= fields(field.annotation, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = field
-    return found
+def settings() -> dict[str, Setting]:
+    """Return every setting by its path."""
+    return list_settings(Config)
 
 
 def setting_path(key: str) -> str:
-    """The whole path of a setting that may be named by its last word."""
-    return ".".join(_resolve(key))
+    """Return the whole path of a setting, which may be named by its last word."""
+    return resolve_setting(key, settings())
 
 
-def _resolve(key: str) -> list[str]:
-    paths = list(fields())
-    matches = [path for path in paths if path == key or path.endswith("." + key)]
-    if len(matches) == 1:
-        return matches[0].split(".")
-    if matches:
-        raise ConfigError(f"'{key}' could be {' or '.join(matches)}; write the whole path")
-    leaves = {path.split(".")[-1]: path for path in paths}
-    near = [leaves[name] for name in difflib.get_close_matches(key.split(".")[-1], leaves)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`verfedgnn train --help` lists them all"
-    raise ConfigError(f"there is no setting '{key}'; {hint}")
+def explain_invalid(error: ValidationError) -> str:
+    """Return the first problem of a validation as one line that names the setting."""
+    first = error.errors()[0]
+    where = _location(first["loc"])
+    text = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":  # these messages name their settings
+        return f"{where}: {text}" if where and where.split(".")[-1] not in CHOICES and "." in where else text
+    if first["type"] == "missing" or (first["input"] is None and where):
+        unset = [
+            _location(one["loc"])
+            for one in error.errors()
+            if one["loc"][:-1] == first["loc"][:-1] and (one["type"] == "missing" or one["input"] is None)
+        ]
+        return f"{' and '.join(unset)} must be set{_variant(first['loc'])}"
+    given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
+    return f"{where}: {text}{given}" if where else text
+
+
+def _location(location: tuple[int | str, ...]) -> str:
+    """Return a path without the tags that pydantic inserts for variants."""
+    kept = [
+        str(part)
+        for before, part in zip((None, *location), location, strict=False)
+        if not (before in CHOICES and part in CHOICES[str(before)].variants)
+    ]
+    return ".".join(kept)
+
+
+def _variant(location: tuple[int | str, ...]) -> str:
+    """Return " for exchange.mode = noised" for a location inside that variant."""
+    for before, part in zip(location, location[1:], strict=False):
+        if before in CHOICES and part in CHOICES[str(before)].variants:
+            return f" for {CHOICES[str(before)].path} = {part}"
+    return ""
+
+
+def _parse(path: str, value: Any) -> Any:
+    """Return the value of a setting that may be given as text."""
+    if not isinstance(value, str):
+        return value
+    if path == "unprotected" and not value.startswith("["):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    with contextlib.suppress(tomllib.TOMLDecodeError):  # plain text, such as ternary
+        return tomllib.loads(f"x = {value}")["x"]
+    return value
 
 
 def _assign(tree: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
-    if isinstance(value, str) and path == ["unprotected"] and not value.startswith("["):
-        value = [word.strip() for word in value.split(",") if word.strip()]
-    elif isinstance(value, str):
-        with contextlib.suppress(tomllib.TOMLDecodeError):  # plain text, such as ternary
-            value = tomllib.loads(f"x = {value}")["x"]
     tree[path[-1]] = value
 
 
-def _validated(tree: Mapping[str, Any]) -> Config:
+def _validate(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        text = first["msg"].removeprefix("Value error, ")
-        given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
-        raise ConfigError(f"{where}: {text}{given}" if where else text) from None
+        raise ConfigError(explain_invalid(error)) from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -211,13 +243,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(low)
-    for key, value in high.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _spelled(tree: dict[str, Any]) -> dict[str, Any]:
-    return {k: _spelled(v) if isinstance(v, dict) else "unset" if v is None else v for k, v in tree.items()}
+def _without_null(tree: dict[str, Any]) -> dict[str, Any]:
+    """Write None as "unset", because TOML has no null."""
+    return {
+        name: _without_null(value) if isinstance(value, dict) else "unset" if value is None else value
+        for name, value in tree.items()
+    }

@@ -1,0 +1,118 @@
+"""The forms of the model: propagation over the graph, message embeddings, or plain factors."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from verfedgnn import plugins
+from verfedgnn.config.sections import Section
+from verfedgnn.plugins import origin
+
+Gnn = Annotated[str, AfterValidator(plugins.check_gnn)]
+"""The name of an installed GNN."""
+
+Activation = Literal["sigmoid", "tanh", "relu", "identity"]
+
+
+class _AnyForm(Section):
+    """The settings that every form of the model has."""
+
+    form: str
+    gnn: Gnn = "gcn"
+    """GNN that aggregates neighbours and updates embeddings: gcn, gat, ggnn, or the name of a plug-in (docs/python.md)."""
+    code: str | None = Field(None, pattern=origin.PATTERN)
+    """File or package and SHA-256 of a plug-in's code. Training and `federation init` fill it in."""
+    dim: int = Field(6, ge=1, le=4096)
+    """D, the size of an embedding (paper: 6)."""
+    biases: bool = False
+    """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md)."""
+    residual: bool = False
+    """Add a user bias and a user embedding that are private to each party to the public ones."""
+    threshold: float | Literal["all"] | None = None
+    """Lowest rating that makes an item a neighbour of a user. unset: three quarters up the rating scale (4 of 5, 8 of 10);
+    all: every rated item is a neighbour."""
+    init_std: float = Field(0.1, ge=0)
+    """Standard deviation of the initial embeddings, whose mean is 0."""
+    bound: float | None = Field(None, gt=0)
+    """Largest l2 norm of a user's or item's embedding. Longer embeddings are shortened after each step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_plugin(cls, values: Any) -> Any:
+        """Report a plug-in that is not installed together with the code that the configuration names."""
+        if isinstance(values, dict) and isinstance(values.get("gnn"), str):
+            code = values.get("code")
+            plugins.check_gnn(
+                values["gnn"], code if isinstance(code, str) and re.match(origin.PATTERN, code) else None
+            )
+        return values
+
+
+class PropagationModel(_AnyForm):
+    """K layers of propagation over the user-item graph (eq. 1-3)."""
+
+    form: Literal["propagation"] = "propagation"
+    """propagation: K layers over the embeddings (eq. 1-3)."""
+    layers: int = Field(2, ge=1, le=16)
+    """K, the number of propagation layers (paper: 2)."""
+    activation: Activation = "sigmoid"
+    """Non-linearity of the update of GCN, of GAT and of plug-ins that use it (paper: sigmoid)."""
+    init_mix: float = Field(1.0, gt=0)
+    """Initial a_k (eq. 3), as a multiple of the value at which layers of 1/2 predict the middle of the rating scale."""
+    estimators: bool = True
+    """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
+    generator: bool = False
+    """Use generated neighbourhoods (FedSage+). The other parties' neighbourhoods then only train the generator."""
+    own_messages: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _check_generator(self) -> PropagationModel:
+        if self.generator and not self.estimators:
+            raise ValueError("model.generator needs estimated degrees; set model.estimators = true")
+        return self
+
+
+class MessageModel(_AnyForm):
+    """One layer of private message embeddings (docs/model.md)."""
+
+    form: Literal["messages"] = "messages"
+    """messages: one layer of private message embeddings (docs/model.md)."""
+    activation: Activation = "sigmoid"
+    """Non-linearity of the update of GCN, of GAT and of plug-ins that use it (paper: sigmoid)."""
+    own_messages: bool = True
+    """Include messages of a party's own items in h_u. If false, h_u uses only the other parties' messages."""
+    estimators: bool = True
+    """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
+    layers: ClassVar[int] = 1
+    generator: ClassVar[bool] = False
+    init_mix: ClassVar[float] = 1.0
+
+    @model_validator(mode="after")
+    def _check_own_messages(self) -> MessageModel:
+        if not self.own_messages and self.gnn == "gat":
+            raise ValueError(
+                "model.own_messages = false gives GAT's attention nothing to train on; use gcn or ggnn"
+            )
+        if not self.own_messages and not self.estimators:
+            raise ValueError("model.own_messages = false needs estimated degrees; set model.estimators = true")
+        return self
+
+
+class FactorModel(_AnyForm):
+    """The embeddings alone, without a graph."""
+
+    form: Literal["factors"] = "factors"
+    """factors: no graph, the embeddings alone."""
+    layers: ClassVar[int] = 0
+    activation: ClassVar[Activation] = "identity"
+    init_mix: ClassVar[float] = 1.0
+    estimators: ClassVar[bool] = True
+    generator: ClassVar[bool] = False
+    own_messages: ClassVar[bool] = True
+
+
+ModelConfig = Annotated[PropagationModel | MessageModel | FactorModel, Field(discriminator="form")]
+"""The graph neural network (Sec. 3.2), in one of its forms."""
