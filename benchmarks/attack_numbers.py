@@ -33,7 +33,7 @@ SUMS: dict[str, tuple[str, dict[str, Any], int]] = {
     },
     "paper, projected": ("paper", {}, 300),
 }
-NONE = ("best", {"exchange.mode": "none", "exchange.backward": False})
+NONE = ("best", {"exchange.mode": "off"})
 MANY = {"best, noised 0.05, 16 fakes an item": (0.05, 16)}
 GRADIENTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "paper, ternary": ("paper", {}, 100),

@@ -49,7 +49,7 @@ def _rows() -> list[Row]:
             rows.append(Row("accuracy", f"{data} {model}", words))
             if data == "ml-1m" or model == "gcn":
                 rows.append(
-                    Row("accuracy", f"{data} {model}, no exchange", f"{words} --set exchange.mode=none")
+                    Row("accuracy", f"{data} {model}, no exchange", f"{words} --set exchange.mode=off")
                 )
     for model in ("gcn", "ggnn"):
         words = f"--data ml-1m {shared} --model {model} --set fractions=[0.85,0.05,0.1]"
@@ -83,13 +83,13 @@ def _rows() -> list[Row]:
         "exchange.reconstruction=scaled",
         "exchange.ratio=2",
     )
-    one("exchange", "none", "exchange.mode=none")
+    one("exchange", "none", "exchange.mode=off")
     one("ablation", "preset best")
     one("ablation", "no biases", "model.biases=false")
     one("ablation", "no rescale", "rescale_by_ratings=false", "rescale_users=1", "rescale_weights=1")
     one("ablation", "batches of 20,000", "training.batch=20000", "epochs=26", "evaluate_every=31")
     one("ablation", "batches of 100,000", "training.batch=100000", "epochs=133", "evaluate_every=14")
-    one("ablation", "no messages (factorisation)", "model.threshold=100", "exchange.mode=none")
+    one("ablation", "no messages (factorisation)", "model.threshold=100", "exchange.mode=off")
     one("ablation", "messages of liked items only", "model.threshold=unset")
     one(
         "ablation",
@@ -117,7 +117,7 @@ def _rows() -> list[Row]:
         one("ablation", f"r = {r}", f"gradients.r={r}")
     words = "--data ml-1m --preset ranking --model gcn"
     rows.append(Row("ranking", "ml-1m gcn", words))
-    rows.append(Row("ranking", "ml-1m gcn, no exchange", f"{words} --set exchange.mode=none", (0,)))
+    rows.append(Row("ranking", "ml-1m gcn, no exchange", f"{words} --set exchange.mode=off", (0,)))
     rows.append(Row("ranking", "ml-1m gcn, own messages too", f"{words} --set own_messages=true", (0,)))
     return rows
 

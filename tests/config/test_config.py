@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.config import build_config, fields, load_config, parse_settings, presets
+from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
 
 
 def test_presets_are_complete_and_distinct() -> None:
@@ -25,9 +25,9 @@ def test_presets_are_complete_and_distinct() -> None:
 
 
 def test_every_field_has_its_sentence() -> None:
-    for path, field in fields().items():
-        assert field.description, path
-        assert field.description.endswith("."), path
+    for path, setting in settings().items():
+        assert setting.explanation.endswith("."), path
+        assert setting.range, path
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
     [
         (["dim"], "key=value"),
         (["dimm=3"], "did you mean model.dim"),
-        (["zzz=3"], "--help"),
+        (["zzz=3"], "verfedgnn settings"),
         (["dim=0"], "model.dim: Input should be greater than or equal to 1"),
         (["dim=big"], "model.dim"),
         (["mechanism=magic"], "'ternary', 'laplace', 'skellam' or 'none'"),
@@ -85,5 +85,5 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text("[model]\nsize = 3\n")
     with pytest.raises(ConfigError, match=r"model\.size"):
         build_config(file=tmp_path / "odd.toml")
-    with pytest.raises(ConfigError, match="there is no preset 'worst'; there are: best, paper"):
+    with pytest.raises(ConfigError, match="there is no preset 'worst'; choose best, paper"):
         build_config(preset="worst")

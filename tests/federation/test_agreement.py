@@ -59,7 +59,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert "no secret" in text
     assert "PRIVATE" not in text
     assert text.count('"""\n-----BEGIN CERTIFICATE-----\n') == 5
-    assert 'row_clip = "unset"' in text
+    assert 'error_clip = "unset"' in text
     again = load_agreement(tmp_path / "federation.toml")
     assert again == agreement == load_agreement(tmp_path)
     assert again.fingerprint() == agreement.fingerprint()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dense
-from verfedgnn.config.sections import ModelConfig
+from verfedgnn.config.model_forms import PropagationModel
 from verfedgnn.core.graph import Graph, party_graph
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
@@ -104,7 +104,7 @@ def random_graphs(draw: st.DrawFn) -> tuple[np.ndarray, int, int, int, int]:
 @given(case=random_graphs())
 def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int, int, int, int]) -> None:
     adjacency, layers, dim, seed, users = case
-    model = Model(ModelConfig(gnn=gnn, dim=dim, layers=layers, init_std=0.5), users)
+    model = Model(PropagationModel(gnn=gnn, dim=dim, layers=layers, init_std=0.5), users)
     public = model.views(model.initial_public(seed, 3.0))
     items = model.initial_embeddings(
         np.random.default_rng(seed + 1), adjacency.shape[1], 3.0

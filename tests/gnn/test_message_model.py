@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import dense
 from verfedgnn import Config, ConfigError
-from verfedgnn.config.sections import ModelConfig
+from verfedgnn.config.model_forms import PropagationModel
 from verfedgnn.core.graph import party_graph
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.gnn.model import Model
@@ -199,12 +199,12 @@ def test_an_own_user_embedding_stays_private() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one layer"):
+    with pytest.raises(ConfigError, match=r"model\.layers belongs to model\.form = propagation"):
         Config.preset("best", layers=2)
-    with pytest.raises(ConfigError, match=r"needs model\.form"):
+    with pytest.raises(ConfigError, match=r"set model\.form = messages"):
         Config.preset("paper", backward=True)
     with pytest.raises(ConfigError, match="protected by masks"):
         Config.preset("best", masking=False)
     with pytest.raises(ConfigError, match=r"noise and exchange.row_clip"):
         Config.preset("best", mode="noised")
-    assert ModelConfig().form == "propagation"
+    assert PropagationModel().form == "propagation"

@@ -205,7 +205,7 @@ def test_epsilon_of_large_noise_is_the_gaussian_mechanisms() -> None:
     assert epsilon([Release("sums", 40, event)], 1e-6) > found
 
 
-@pytest.mark.parametrize("mode", ["projected", "masked", "noised", "exact", "none"])
+@pytest.mark.parametrize("mode", ["projected", "masked", "noised", "exact", "off"])
 def test_every_mode_says_what_it_protects(small_parties: list[vf.PartyData], mode: str) -> None:
     noise = {"exchange.noise": 0.1, "row_clip": 1.0} if mode == "noised" else {}
     run = vf.train(small_parties, best(epochs=2, **{"exchange.mode": mode}, **noise))
@@ -215,7 +215,7 @@ def test_every_mode_says_what_it_protects(small_parties: list[vf.PartyData], mod
         "masked": "nobody one party's",
         "noised": "epsilon",
         "exact": "none:",
-        "none": "never",
+        "off": "never",
     }
     assert words[mode] in about["guarantee"]
     assert ("per_round" in about) == (mode == "noised")

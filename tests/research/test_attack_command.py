@@ -44,7 +44,7 @@ def test_attackers_that_do_not_exist(run: Path) -> None:
 def test_without_an_exchange_a_party_sees_nothing(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     vf.train(
         small_parties,
-        vf.Config.preset("paper").with_values({"mode": "none", "epochs": 1}),
+        vf.Config.preset("paper").with_values({"mode": "off", "epochs": 1}),
         out=tmp_path / "run",
     )
     with pytest.raises(vf.ConfigError, match="nothing is exchanged"):

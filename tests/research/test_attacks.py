@@ -323,7 +323,7 @@ def test_the_mean_coefficient_is_over_edges(attacked: tuple[Planted, vf.Run]) ->
 
 
 def test_other_models_are_refused_with_a_reason(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, config(form="messages", layers=1, epochs=1))
+    run = vf.train(small_parties, config(form="messages", epochs=1))
     with pytest.raises(ConfigError, match="propagation"):
         Inside.of(run)
 

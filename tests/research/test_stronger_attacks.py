@@ -528,7 +528,7 @@ def test_masked_messages_show_their_sum_only(small_parties: list[vf.PartyData]) 
     assert list(total) == list(watched.sent_gradients(trip)) == [TOGETHER]
     true = torch.stack([party.neighbourhood(party.exchanged) for party in watched.parties]).sum(0)
     assert torch.allclose(total[TOGETHER][0], true, atol=3 * 2**-11 + 1e-6)
-    nothing = tapped(small_parties, config(form="messages", layers=1, **{"exchange.mode": "none"}))
+    nothing = tapped(small_parties, config(form="messages", **{"exchange.mode": "off"}))
     with pytest.raises(ConfigError, match="no sum"):
         nothing.exchange()
 
@@ -673,7 +673,7 @@ def test_rows_that_gradients_prove_are_solved_for(sparse: list[vf.PartyData]) ->
     few = [sparse[0], *(vf.PartyData(p.name, p.ratings) for p in sparse[1:])]
     kept = np.isin(few[0].ratings.user, np.arange(300)[::6])
     few[0] = vf.PartyData(few[0].name, few[0].ratings.take(kept))
-    watched = tapped(few, config(form="messages", layers=1, batch=0, epochs=200, rescale_users=1.0))
+    watched = tapped(few, config(form="messages", batch=0, epochs=200, rescale_users=1.0))
     average = rounds.Average()
     name = few[0].name
     for _ in range(100):

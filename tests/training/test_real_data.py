@@ -28,7 +28,7 @@ def test_movielens_100k(real_data: Path, gnn: str, band: tuple[float, float]) ->
         ("gcn", {}, (0.923, 0.931)),
         ("gat", {}, (0.923, 0.931)),
         ("ggnn", {}, (0.913, 0.9212)),
-        ("gcn", {"exchange.mode": "none"}, (0.930, 0.938)),
+        ("gcn", {"exchange.mode": "off"}, (0.930, 0.938)),
     ],
 )
 def test_preset_best_keeps_its_accuracy(

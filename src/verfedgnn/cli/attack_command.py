@@ -138,7 +138,7 @@ def _party(
     from verfedgnn.research.attacks.stronger import attack_sums
 
     config = run.config
-    if config.exchange.mode == "none":
+    if config.exchange.mode == "off":
         raise ConfigError(
             "nothing is exchanged in this run, so a party sees no sums to attack; try --as coordinator or outsider"
         )

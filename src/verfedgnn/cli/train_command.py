@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,17 +50,16 @@ class WithSettings(TyperCommand):
 
 def settings_help() -> str:
     """Every setting with its value in preset paper and its sentence."""
-    from verfedgnn.config import build_config, fields
+    from verfedgnn.config import build_config, settings
 
     lines = [
         "**Settings** with their values in preset paper (`--set name=value`, the last word of a name is enough; or the same tree "
         "in a TOML file):",
         "",
     ]
-    paper = build_config(preset="paper").model_dump(mode="json")
-    for path, field in fields().items():
-        value = reduce(lambda tree, key: tree[key], path.split("."), paper)
-        lines.append(f"- `{path}` = {'unset' if value is None else value}: {field.description}")
+    paper = build_config(preset="paper").values()
+    for path, setting in settings().items():
+        lines.append(f"- `{path}` = {paper.get(path, 'unset')}: {setting.explanation}")
     return "\n".join(lines)
 
 

@@ -97,7 +97,9 @@ class MessageModel(_AnyForm):
                 "model.own_messages = false gives GAT's attention nothing to train on; use gcn or ggnn"
             )
         if not self.own_messages and not self.estimators:
-            raise ValueError("model.own_messages = false needs estimated degrees; set model.estimators = true")
+            raise ValueError(
+                "model.own_messages = false needs estimated degrees; set model.estimators = true"
+            )
         return self
 
 

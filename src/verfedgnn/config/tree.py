@@ -8,6 +8,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,7 +102,9 @@ class Config(Section):
         tree = self.model_dump(mode="json")
         found: dict[str, Any] = {}
         for name, value in tree.items():
-            found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+            found |= (
+                {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+            )
         return found
 
     def to_toml(self) -> str:
@@ -179,8 +182,10 @@ def explain_invalid(error: ValidationError) -> str:
     first = error.errors()[0]
     where = _location(first["loc"])
     text = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":  # these messages name their settings
-        return f"{where}: {text}" if where and where.split(".")[-1] not in CHOICES and "." in where else text
+    if first["type"] == "value_error" and isinstance(
+        first["input"], Mapping
+    ):  # a rule, which names its settings
+        return text
     if first["type"] == "missing" or (first["input"] is None and where):
         unset = [
             _location(one["loc"])
@@ -188,6 +193,8 @@ def explain_invalid(error: ValidationError) -> str:
             if one["loc"][:-1] == first["loc"][:-1] and (one["type"] == "missing" or one["input"] is None)
         ]
         return f"{' and '.join(unset)} must be set{_variant(first['loc'])}"
+    if first["type"] == "literal_error":
+        text += _variant(first["loc"])
     given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
     return f"{where}: {text}{given}" if where else text
 
@@ -204,7 +211,7 @@ def _location(location: tuple[int | str, ...]) -> str:
 
 def _variant(location: tuple[int | str, ...]) -> str:
     """Return " for exchange.mode = noised" for a location inside that variant."""
-    for before, part in zip(location, location[1:], strict=False):
+    for before, part in pairwise(location):
         if before in CHOICES and part in CHOICES[str(before)].variants:
             return f" for {CHOICES[str(before)].path} = {part}"
     return ""

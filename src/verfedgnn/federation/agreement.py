@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from verfedgnn.config import Config
+from verfedgnn.config import Config, explain_invalid
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
@@ -225,7 +225,7 @@ def build_agreement(values: Mapping[str, Any]) -> Agreement:
         first = error.errors()[0]
         if first["type"] == "value_error":  # our own words, which name the place themselves
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
-        raise ConfigError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+        raise ConfigError(explain_invalid(error)) from None
 
 
 def load_agreement(path: Path, *, dates: bool = True) -> Agreement:

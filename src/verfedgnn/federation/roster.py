@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.config import Config, build_config, fields, presets, read_preset
+from verfedgnn.config import Config, build_config, presets, read_preset
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation.agreement import (
@@ -196,12 +195,8 @@ def _read(path: Path) -> str:
 def changed_settings(config: Config) -> dict[str, Any]:
     """The settings that are not as in the preset this configuration started from, by path."""
     base = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
-    trees = config.model_dump(mode="json"), base.model_dump(mode="json")
-    pairs = {
-        path: [reduce(lambda tree, key: tree[key], path.split("."), tree) for tree in trees]
-        for path in fields()
-    }
-    return {path: own for path, (own, preset) in pairs.items() if own != preset}
+    before = base.values()
+    return {path: own for path, own in config.values().items() if path not in before or own != before[path]}
 
 
 def summary(agreement: Agreement) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn import plugins
-from verfedgnn.config.sections import ModelConfig
+from verfedgnn.config.model_forms import ModelConfig
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.core.vectors import clip_rows

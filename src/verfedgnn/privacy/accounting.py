@@ -7,7 +7,12 @@ from typing import Any
 from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.privacy import release_events as events
-from verfedgnn.privacy.rating_dp import rating_epsilon, training_releases, validation_releases
+from verfedgnn.privacy.rating_dp import (
+    noise_multiplier,
+    rating_epsilon,
+    training_releases,
+    validation_releases,
+)
 from verfedgnn.privacy.release_events import Release
 from verfedgnn.privacy.skellam_noise import noised_sum
 
@@ -55,19 +60,19 @@ def _gradient_releases(config: Config, count: int) -> list[Release]:
     settings = config.gradients
     if settings.mechanism == "skellam":
         return training_releases(config, count)
-    event = {"ternary": events.ternary(settings.r), "laplace": events.laplace(settings.epsilon)}.get(
-        settings.mechanism
-    )
-    return [Release("gradients", count, event)]
+    if settings.mechanism == "ternary":
+        return [Release("gradients", count, events.ternary(settings.r))]
+    if settings.mechanism == "laplace":
+        return [Release("gradients", count, events.laplace(settings.epsilon))]
+    return [Release("gradients", count)]
 
 
 def _sum_releases(config: Config, count: int) -> list[Release]:
     exchange = config.exchange
-    if exchange.mode == "none":
+    if exchange.mode == "off":
         return []
     if exchange.mode != "noised":
         return [Release("neighbourhoods", count)]
-    assert exchange.row_clip is not None
     columns = config.model.dim + (not config.model.estimators)
     event = noised_sum(
         noise=exchange.noise, clip=exchange.row_clip, columns=columns, unit=1 << FRACTION_BITS[exchange.bits]
@@ -123,7 +128,7 @@ def _single_ratings(config: Config, releases: int, validations: int) -> dict[str
     )
     return {
         "clip": config.training.error_clip,
-        "noise": config.gradients.noise_multiplier,
+        "noise": noise_multiplier(config),
         "neighbouring": "one rating of one user at one party, there or not",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
@@ -144,7 +149,7 @@ def _neighbourhoods(
     config: Config, sent: list[Release], users: int, rows: int, protected: bool, exchanges: int
 ) -> dict[str, Any]:
     exchange = config.exchange
-    if exchange.mode == "none":
+    if exchange.mode == "off":
         return {"mechanism": "none sent", "guarantee": "neighbourhoods never leave a party"}
     report: dict[str, Any] = {"mechanism": exchange.mode, "releases": exchanges}
     if exchange.mode == "projected":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.config.sections import GradientConfig
+from verfedgnn.config.gradient_mechanisms import GradientConfig
 
 
 def clip(gradient: Tensor, bound: float | None) -> Tensor:

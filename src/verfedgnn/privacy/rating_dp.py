@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
+from verfedgnn.config.gradient_mechanisms import SkellamGradients
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.release_events import Release
@@ -42,9 +43,15 @@ def sensitivity(config: Config) -> float:
     return 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
 
 
+def noise_multiplier(config: Config) -> float:
+    """Return z, the standard deviation of the noise as a multiple of the sensitivity."""
+    assert isinstance(config.gradients, SkellamGradients)
+    return config.gradients.noise_multiplier
+
+
 def unit(config: Config) -> float:
     """Integers for 1, a power of two: gradients travel as multiples of 1/unit."""
-    return 2.0 ** round(math.log2(STEPS / (config.gradients.noise_multiplier * sensitivity(config))))
+    return 2.0 ** round(math.log2(STEPS / (noise_multiplier(config) * sensitivity(config))))
 
 
 def released(
@@ -57,13 +64,13 @@ def released(
     scale = unit(config)
     limit = (2**31 - 1) // max(1, parties) - 1
     values = np.clip(np.rint(gradient.cpu().numpy().astype(np.float64) * scale), -limit // 2, limit // 2)
-    variance = (config.gradients.noise_multiplier * sensitivity(config) * scale) ** 2 / max(1, active - 1)
+    variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2 / max(1, active - 1)
     return (values + skellam(values.shape, variance, rng)).astype(np.int32)
 
 
 def noised_items(gradients: dict[str, Tensor], config: Config, rng: np.random.Generator) -> dict[str, Tensor]:
     """A party's private gradients with Gaussian noise; it never leaves the party, but what does is computed from it."""
-    deviation = config.gradients.noise_multiplier * sensitivity(config)
+    deviation = noise_multiplier(config) * sensitivity(config)
     return {
         name: value
         + torch.from_numpy(rng.normal(0.0, deviation, value.shape).astype(np.float32)).to(value.device)
@@ -76,7 +83,7 @@ def noised_validation(
 ) -> tuple[float, int]:
     """Sum of squared errors, each cut off at the square of the scale's width, and their number, both with Gaussian noise."""
     widest = (scale[1] - scale[0]) ** 2
-    noise = config.gradients.noise_multiplier * rng.normal(0.0, 1.0, 2)
+    noise = noise_multiplier(config) * rng.normal(0.0, 1.0, 2)
     total = float(squared.clamp(max=widest).sum()) + widest * noise[0]
     count = max(1, round(len(squared) + noise[1]))
     return max(0.0, total), count
@@ -84,7 +91,7 @@ def noised_validation(
 
 def training_releases(config: Config, rounds: int) -> list[Release]:
     """What a rating of the training part takes part in."""
-    z = config.gradients.noise_multiplier
+    z = noise_multiplier(config)
     columns = config.model.dim + config.model.biases
     scale = unit(config)
     l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
@@ -94,7 +101,7 @@ def training_releases(config: Config, rounds: int) -> list[Release]:
 
 def validation_releases(config: Config, validations: int) -> list[Release]:
     """What a rating of the validation part takes part in."""
-    event = events.gaussian(config.gradients.noise_multiplier)
+    event = events.gaussian(noise_multiplier(config))
     return [
         Release("validation errors", validations, event),
         Release("validation counts", validations, event),

@@ -42,15 +42,15 @@ def _gradient(config: Config) -> tuple[str, str]:
 
 
 def _sums(config: Config) -> tuple[str, str]:
-    mode = config.exchange.mode
-    if mode == "none":
+    exchange = config.exchange
+    if exchange.mode == "off":
         return NOBODY, NOBODY
-    if mode == "exact":
+    if exchange.mode == "exact":
         return "each party's, as they are", "the sum of the others'"
-    if mode == "masked":
+    if exchange.mode == "masked":
         return "only the sum of all parties', exact", "only the sum of the others', exact"
-    if mode == "noised":
-        noise = f"with noise of {config.exchange.noise:g}"
+    if exchange.mode == "noised":
+        noise = f"with noise of {exchange.noise:g}"
         return f"only the sum of all parties', {noise}", f"only the sum of the others', {noise}"
     hidden = "projected to fewer rows"
     whose = "only the sum of all parties'" if config.masking else "each party's"

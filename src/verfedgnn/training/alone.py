@@ -55,16 +55,11 @@ def solo_config(config: Config, share: float) -> Config:
     return config.with_values(
         {
             "masking": False,
-            "exchange.mode": "none",
-            "exchange.backward": False,
-            "exchange.bits": 32,
-            "exchange.noise": 0.0,
-            "exchange.row_clip": None,
+            "exchange.mode": "off",
             "gradients.mechanism": "none",
-            "gradients.noise_multiplier": 0.0,
             "gradients.clip": None,
             "model.residual": False,
-            "model.generator": False,
+            **({"model.generator": False} if config.model.form == "propagation" else {}),
             "training.gate": False,
             "training.participation": 1.0,
             "training.batch": math.ceil(batch * share) if batch else 0,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from verfedgnn.config import Config, fields
+from verfedgnn.config import Config, settings
 from verfedgnn.core.errors import ConfigError, DivergedError, Interrupted
 from verfedgnn.core.version import installed_version
 from verfedgnn.data import PartyData
@@ -85,7 +85,7 @@ def parse_space(texts: Sequence[str]) -> Space:
     space: dict[str, Range | Sequence[Any]] = {}
     for text in texts:
         path, equals, value = text.partition("=")
-        if not equals or path not in fields():
+        if not equals or path not in settings():
             raise ConfigError(
                 f"--space takes a setting's whole path, as in training.lr=0.02:0.4 or model.dim=16|32, not '{text}'"
             )
@@ -211,9 +211,7 @@ def _given(config: Config, space: Space) -> dict[str, Any]:
     """The values of a configuration, where the space has them."""
     given = {}
     for path, what in space.items():
-        value: Any = config
-        for name in path.split("."):
-            value = getattr(value, name)
+        value: Any = config.values().get(path)
         if isinstance(what, Range):
             if isinstance(value, int | float) and what.low <= value <= what.high:
                 given[path] = value
@@ -230,7 +228,7 @@ def _about(parties: Sequence[PartyData], config: Config, space: Space) -> str:
         *parents, leaf = path.split(".")
         for name in parents:
             section = section[name]
-        section.pop(leaf)
+        section.pop(leaf, None)
     data = [
         (party.name, party.ratings.name, len(party.ratings), float(party.ratings.rating.sum()))
         for party in parties

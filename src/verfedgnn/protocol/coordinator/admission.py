@@ -60,9 +60,9 @@ def too_few(config: Config, least: int, parties: int) -> str | None:
         return None
     remedy = (
         "two parties use --set exchange.mode=projected, or --set exchange.mode=noised --set exchange.noise=0.05 "
-        "--set exchange.row_clip=0.5, or none"
+        "--set exchange.row_clip=0.5, or off"
         if parties == 2
-        else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, none, or "
+        else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, off, or "
         "noised (with exchange.noise and .row_clip), or --set unprotected=sums"
     )
     return (

@@ -46,7 +46,7 @@ def neighbourhood_shape(config: Config, part: Part) -> tuple[int, int, int]:
 
 def largest_array(config: Config, everybody: Part, others: int) -> int:
     """Bytes of the largest packed array of a round: neighbourhoods of everybody, or what `others` says of the other arrays."""
-    shape = neighbourhood_shape(config, everybody) if config.exchange.mode != "none" else (0,)
+    shape = neighbourhood_shape(config, everybody) if config.exchange.mode != "off" else (0,)
     return max(others, math.prod(shape) * fixed_type(config).itemsize)
 
 

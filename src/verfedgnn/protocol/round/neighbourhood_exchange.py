@@ -26,7 +26,7 @@ from verfedgnn.protocol.wire.messages import RoundStart
 
 def exchanging(config: Config, round: int, trip: int) -> bool:
     """Whether neighbourhoods are exchanged in a trip of a round."""
-    return config.exchange.mode != "none" and (trip > 0 or passes(config, round) % config.exchange.every == 0)
+    return config.exchange.mode != "off" and (trip > 0 or passes(config, round) % config.exchange.every == 0)
 
 
 def fewest(config: Config, parties: int) -> int:
@@ -43,7 +43,7 @@ def fewest(config: Config, parties: int) -> int:
 def make_projection(config: Config, users: int, device: torch.device | str) -> Projection | Identity | None:
     """The exchange's projection, or the reason why it may not be used; None when nothing is exchanged."""
     exchange = config.exchange
-    if exchange.mode == "none":
+    if exchange.mode == "off":
         return None
     if exchange.mode != "projected":
         return Identity(users)
@@ -73,7 +73,6 @@ def outgoing(
     exchange = config.exchange
     if exchange.mode != "noised":
         return to_fixed(x, parties, exchange.bits).cpu().numpy()
-    assert exchange.row_clip is not None
     values = to_fixed(clip_rows(x, exchange.row_clip), parties, exchange.bits).cpu().numpy()
     unit = 1 << FRACTION_BITS[exchange.bits]
     values += skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng()).astype(

@@ -35,7 +35,7 @@ def safer(config: Config) -> dict[str, Config]:
             "exchange.noise": 0.05,
             "exchange.row_clip": 1.0,
         },
-        "no exchange": {"masking": True, "exchange.mode": "none", "exchange.backward": False},
+        "no exchange": {"masking": True, "exchange.mode": "off"},
     }
     found: dict[str, Config] = {}
     for name, values in changes.items():
@@ -108,7 +108,7 @@ class Audit:
             finding = self._model(step.variant, config, count)
         elif step.part == "gradients":
             finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed, watch=count)
-        elif config.exchange.mode == "none":
+        elif config.exchange.mode == "off":
             finding = {}
         else:
             finding = attack_sums(

@@ -229,7 +229,7 @@ HOW = {
     "masks": "`--set masking=true`: the coordinator sees sums only; the result is the same to the bit.",
     "noise on the sums": "`--set exchange.mode=noised --set exchange.noise=0.05 --set exchange.row_clip=1`: blurs what "
     "one exchange shows; who keeps many averages it out.",
-    "no exchange": "`--set exchange.mode=none`: only masked gradients leave a party.",
+    "no exchange": "`--set exchange.mode=off`: only masked gradients leave a party.",
     "preset private": "`--preset private --epsilon 4`: differential privacy of every single rating over the whole training.",
 }
 

@@ -215,6 +215,7 @@ class _View:
         config, parties = self.federation.config.exchange, self.federation.parties
         me, target, share = parties[self.attacker], parties[self.target], share.double()
         exposure = Exposure(len(parties), len(parties) - 1 if who == "colluders" else 1)
+        assert config.mode == "noised"
         variance = config.noise**2 * exposure.noise_left + exposure.summed * self.noise**2
         own = torch.stack([me.atoms(each.knows[self.attacker]) for each in self.exchanges], 1)
         modes = time_modes(own)

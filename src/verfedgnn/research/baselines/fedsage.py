@@ -9,7 +9,7 @@ from verfedgnn.data import PartyData
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.research.baselines.verfedgnn_method import federated
 
-_OPEN = {"masking": False, "exchange.backward": False, "gradients.mechanism": "none", "gradients.clip": None}
+_OPEN = {"masking": False, "gradients.mechanism": "none", "gradients.clip": None}
 """Gradients as they are."""
 
 
@@ -33,7 +33,7 @@ class FedSage(Method):
 
     def configure(self, base: Config) -> Config:
         """No exchange, own degrees, open gradients."""
-        return base.with_values({**_OPEN, "exchange.mode": "none", "model.estimators": False})
+        return base.with_values({**_OPEN, "exchange.mode": "off", "model.estimators": False})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
         """A federation without an exchange."""

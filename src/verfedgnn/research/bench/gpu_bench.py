@@ -122,9 +122,7 @@ def same(*, data: str, preset: str, model: str, epochs: int) -> dict[str, Any]:
 
 def _apart(data: str, config: Config) -> float:
     """How far apart the first party's first gradient is on the two devices, relative to the largest coordinate."""
-    plain = config.with_values(
-        {"gradients.mechanism": "none", "masking": False, "exchange.mode": "none", "exchange.backward": False}
-    )
+    plain = config.with_values({"gradients.mechanism": "none", "masking": False, "exchange.mode": "off"})
     found = []
     for device in ("cpu", "cuda"):
         runtime = federation(data, plain, device)
