@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from verfedgnn.runs.party_model import PartyModel
 
 import verfedgnn as vf
 from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.ranker import Shelf, Wish
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from verfedgnn.runs.party_model import PartyModel
 
 import verfedgnn as vf
 from verfedgnn.data import TRAIN, pool_parties
 from verfedgnn.research.baselines.central_gnn import cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split
 from verfedgnn.training.user_item_means import fit_biases
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from verfedgnn.runs.party_model import PartyModel
 
 import verfedgnn as vf
 from verfedgnn.config import load_config
@@ -22,6 +21,7 @@ from verfedgnn.evaluation.lift_plots import draw_lift, draw_study
 from verfedgnn.gnn.model import Propagation
 from verfedgnn.protocol.round.forward_backward import Work
 from verfedgnn.protocol.round.loss import Batch, _ranking_loss
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.gate import blend, choose
 from verfedgnn.training.tuning import Range, parse_space, tune

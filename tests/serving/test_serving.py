@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from verfedgnn.runs.party_model import PartyModel
 
 import verfedgnn as vf
 from verfedgnn.cli.main import main
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split
 from verfedgnn.serving.approximate_index import IndexedShelf
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue, Ids
