@@ -18,12 +18,10 @@ from verfedgnn.federation.certificates import issue, key_pem, new_authority, new
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.federation.party_alignment import align
-from verfedgnn.federation.party_service import PartyService, Realign
+from verfedgnn.federation.party_session import run_party
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transport.interface import TransportEvent
-from verfedgnn.runs.prepared_data import prepare
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
@@ -185,15 +183,12 @@ class Trial:
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
-        store, link = PartyStore(folder, identity), CoordinatorLink(identity, wire, lambda: self.stopping)
-        while True:
-            if not store.is_aligned:
-                data, alignment = align(self.parties[name].ratings, identity, link)
-                (prepared,) = prepare([data], self.agreement.config, torch.device("cpu"))
-                store.save_alignment(prepared, alignment)
-            try:
-                self.services[name] = PartyService(identity, store, link, StatusPublisher(folder))
-                self.runs[name] = self.services[name].run()
-                return
-            except Realign:
-                store.clear()
+        store = PartyStore(folder, identity)
+        link = CoordinatorLink(identity, wire, lambda: self.stopping)
+        self.runs[name] = run_party(
+            store,
+            link,
+            StatusPublisher(folder),
+            lambda: self.parties[name].ratings,
+            on_start=lambda service: self.services.update({name: service}),
+        )

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verfedgnn.cli.party_command import ratings_of_party
+from verfedgnn.cli.party_command import read_own_ratings
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, parties_from_files, read_parties, read_ratings
 from verfedgnn.data.database_engines import ROWS
@@ -269,7 +269,7 @@ def test_a_server_is_only_read(server: Any) -> None:
 
 
 def test_a_party_of_a_federation_reads_like_that(files: Files) -> None:
-    table = ratings_of_party(
+    table = read_own_ratings(
         str(files.sqlite), Reading(query=("select user, item from ratings",), events=("1",), scale=("0,10",))
     )
     assert (len(table), table.scale) == (len(ROWS_OF), (0, 10))

@@ -131,7 +131,7 @@ def test_ctrl_c_and_sigterm_leave_something_to_go_on_with(shells: Shells, tmp_pa
 @pytest.mark.parametrize(
     ("words", "reason", "code"),
     [
-        (["party", "--federation", "film"], "give your ratings", 2),
+        (["party", "--federation", "film"], "--ratings is missing", 2),
         (["party", "--federation", "nowhere", "--ratings", "film.csv"], "cannot read the agreement", 2),
         (
             ["party", "--federation", "home", "--key", "stranger/key.pem", "--ratings", "film.csv"],

@@ -1,4 +1,4 @@
-"""`verfedgnn coordinator`: the side that adds up."""
+"""`verfedgnn coordinator`: the side of a federation that adds up the parties' contributions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from verfedgnn.cli.service_options import (
     LogFormat,
     ServiceThreads,
     Status,
-    address,
-    begin,
-    connected,
-    make_watch,
+    make_publisher,
+    parse_address,
+    prepare_service,
 )
 from verfedgnn.cli.shared_options import AsJson, Device, Quiet
 from verfedgnn.cli.signals import Halt
-from verfedgnn.core.errors import ConfigError
-from verfedgnn.federation.key_files import COORDINATOR_KEY
 
 
 def coordinator(
-    folder: Annotated[Path, typer.Argument(help="The folder that `federation init` made.")],
+    folder: Annotated[Path, typer.Argument(help="The folder that `federation init` created.")],
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; what is there is continued. Unset: run, in FOLDER.")
+        Path | None, typer.Option(help="The run folder, resumed if it exists. Default: run, in FOLDER.")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT to listen on; unset: the agreed port, all addresses.")
+        str | None, typer.Option(help="HOST:PORT to listen on. Default: the agreed port on all addresses.")
     ] = None,
     status: Status = None,
-    tensorboard: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write TensorBoard event files to this folder.")
+    ] = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
@@ -42,42 +41,30 @@ def coordinator(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a federation's coordinator: wait for the parties, align their users, train, hand out the result.
+    """Run the coordinator of a federation: wait for the parties, align their users, train, and hand out the result.
 
-    After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
+    After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
     """
     from verfedgnn.core.files import holding
-    from verfedgnn.federation.agreement import FILE, load_agreement
+    from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_service import CoordinatorService
     from verfedgnn.federation.event_log import log_event
-    from verfedgnn.federation.identity import MemberIdentity
+    from verfedgnn.federation.identity import load_coordinator
 
-    begin(log, quiet, threads)
-    agreement = load_agreement(folder / FILE)
-    key = folder / COORDINATOR_KEY
-    if not key.is_file():
-        raise ConfigError(
-            f"{folder} holds no {COORDINATOR_KEY}; give the folder that `verfedgnn federation init` made"
-        )
-    identity = MemberIdentity(agreement, key)
-    if not identity.is_coordinator:
-        raise ConfigError(
-            f"{key} is not the coordinator's key of {FILE}; make a new one with `verfedgnn federation renew`"
-        )
-    if len(agreement.parties) < 2:
-        raise ConfigError(
-            "the roster has fewer than two parties; approve their requests with `verfedgnn federation approve`"
-        )
-    run, here = out or folder / "run", address(listen, "--listen") or ("0.0.0.0", agreement.port)
-    with Halt(quiet=True) as halt, holding(run), connected(identity, here) as transport:
-        watch = make_watch(run, status, tensorboard)
+    prepare_service(log, quiet, threads)
+    identity = load_coordinator(folder)
+    agreement = identity.agreement
+    run = out or folder / "run"
+    address = parse_address(listen, "--listen") or ("0.0.0.0", agreement.port)
+    with Halt(quiet=True) as halt, holding(run), connected(identity, address) as transport:
+        publisher = make_publisher(run, status, tensorboard)
         service = CoordinatorService(
-            agreement, transport, run, watch, checkpoint_every=checkpoint_every, device=device
+            agreement, transport, run, publisher, checkpoint_every=checkpoint_every, device=device
         )
-        log_event("listening", address=f"{here[0]}:{here[1]}")
+        log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(halt.asked)
-        watch.close()
+        publisher.close()
     metrics = json.loads((run / "metrics.json").read_text("utf-8"))
     Output(quiet=quiet, as_json=as_json).result(
-        metrics, f"public parameters: {run}/model; each party has its own model"
+        metrics, f"The public parameters are in {run}/model. Each party keeps its own model."
     )

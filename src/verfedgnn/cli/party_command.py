@@ -1,8 +1,9 @@
-"""`verfedgnn party` and `verfedgnn align`: an organisation's own side of a federation."""
+"""`verfedgnn party` and `verfedgnn align`: one organisation's side of a federation."""
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,8 @@ from verfedgnn.cli.service_options import (
     LogFormat,
     ServiceThreads,
     Status,
-    begin,
-    connected,
-    make_watch,
-    member,
+    make_publisher,
+    prepare_service,
 )
 from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet
 from verfedgnn.cli.signals import Halt
@@ -30,10 +29,6 @@ from verfedgnn.core.errors import ConfigError
 if TYPE_CHECKING:
     from verfedgnn.data import Ratings
     from verfedgnn.data.read_options import Reading
-    from verfedgnn.federation.coordinator_link import CoordinatorLink
-    from verfedgnn.federation.identity import MemberIdentity
-    from verfedgnn.federation.party_store import PartyStore
-    from verfedgnn.privacy.id_matching import Each
     from verfedgnn.runs.run import Run
 
 RatingsFile = Annotated[
@@ -45,11 +40,14 @@ RatingsFile = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Your run folder; what is there is continued. Unset: run, beside the key.", rich_help_panel=RUN
+        help="Your run folder, resumed if it exists. Default: run, beside the key.", rich_help_panel=RUN
     ),
 ]
 Processes = Annotated[
-    int, typer.Option(help="Processes that align users by ecdh; 0: one per core.", min=0, rich_help_panel=RUN)
+    int,
+    typer.Option(
+        help="Processes for aligning users by ecdh; 0 means one per core.", min=0, rich_help_panel=RUN
+    ),
 ]
 
 
@@ -70,53 +68,40 @@ def party(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run your side of a federation: align users, train with the others, end with a model of your own.
+    """Run your side of a federation: align users, train with the others, and keep your own model.
 
-    After Ctrl-C, SIGTERM or a kill the same command goes on; `--json` prints the content of metrics.json.
+    After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
     """
     from verfedgnn.core.files import holding, writable
+    from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_link import CoordinatorLink
-    from verfedgnn.federation.event_log import log_event, log_warning
-    from verfedgnn.federation.party_service import PartyService, Realign, choose_gate
+    from verfedgnn.federation.event_log import log_event
+    from verfedgnn.federation.identity import load_party
+    from verfedgnn.federation.party_session import load_finished, run_party
     from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.privacy.id_matching import workers
-    from verfedgnn.runs.run import Run
 
-    begin(log, quiet, threads)
+    prepare_service(log, quiet, threads)
     output = Output(quiet=quiet, as_json=as_json)
-    identity = member(federation, key)
+    identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if store.is_finished:
-        log_event("this run is finished already", run=str(store.folder))
-        if store.needs_gate:
-            choose_gate(store.folder)
-        _show(Run.load(store.folder), store.folder, output)
+        _show(load_finished(store), store.folder, output)
         return
     writable(store.folder)
-    table = None if store.is_aligned else ratings_of_party(ratings, reading)
-    if store.is_aligned and ratings is not None:
-        log_event(
-            "going on with the ratings stored when users were aligned; --ratings is not read again",
-            run=str(store.folder),
-        )
-    each_of = workers(processes or os.cpu_count() or 1)
-    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
-        watch = make_watch(store.folder, status)
+    read = cache(lambda: read_own_ratings(ratings, reading))
+    if not store.is_aligned:
+        read()  # reports a mistake in the ratings before the first connection
+    elif ratings is not None:
+        log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
+    pool = workers(processes or os.cpu_count() or 1)
+    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, pool as each:
+        publisher = make_publisher(store.folder, status)
         link = CoordinatorLink(identity, transport, halt.asked)
-        while True:
-            if not store.is_aligned:
-                table = table or ratings_of_party(ratings, reading)
-                _align(identity, store, link, table, each)
-            try:
-                service = PartyService(
-                    identity, store, link, watch, checkpoint_every=checkpoint_every, device=device
-                )
-                run = service.run()
-                break
-            except Realign:
-                log_warning("another party came without aligned users: aligning again")
-                store.clear()
-        watch.close()
+        run = run_party(
+            store, link, publisher, read, each=each, checkpoint_every=checkpoint_every, device=device
+        )
+        publisher.close()
     _show(run, store.folder, output)
 
 
@@ -133,49 +118,36 @@ def align(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the users all parties have in common, without exchanging lists of users; `party` does this by itself if need be."""
+    """Find the users that all parties share, without exchanging lists of users; `party` does this if necessary."""
     from verfedgnn.core.files import holding, writable
+    from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_link import CoordinatorLink
+    from verfedgnn.federation.identity import load_party
+    from verfedgnn.federation.party_session import align_party
     from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.privacy.id_matching import workers
 
-    begin(log, quiet, 1)
-    identity = member(federation, key)
+    prepare_service(log, quiet, 1)
+    identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if store.has_training:
-        raise ConfigError(
-            f"{store.folder} holds a training with aligned users; choose another --out to align anew"
-        )
+        raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
     writable(store.folder)
-    table = ratings_of_party(ratings, reading)
-    each_of = workers(processes or os.cpu_count() or 1)
-    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, each_of as each:
-        users = _align(identity, store, CoordinatorLink(identity, transport, halt.asked), table, each)
+    table = read_own_ratings(ratings, reading)
+    pool = workers(processes or os.cpu_count() or 1)
+    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, pool as each:
+        users = align_party(store, CoordinatorLink(identity, transport, halt.asked), table, each)
     found = {"users": users, "run": store.folder}
     Output(quiet=quiet, as_json=as_json).result(found, f"{users:,} common users, stored in {store.folder}")
 
 
-def _align(
-    identity: MemberIdentity, store: PartyStore, link: CoordinatorLink, table: Ratings, each: Each
-) -> int:
-    import torch
-
-    from verfedgnn.federation.party_alignment import align as align_users
-    from verfedgnn.runs.prepared_data import prepare
-
-    data, name = align_users(table, identity, link, each)
-    (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
-    store.save_alignment(prepared, name)
-    return data.ratings.n_users
-
-
-def ratings_of_party(ratings: str | None, reading: Reading) -> Ratings:
-    """What stands behind --ratings."""
+def read_own_ratings(ratings: str | None, reading: Reading) -> Ratings:
+    """Read the --ratings source; raise `ConfigError` if the option is missing."""
     from verfedgnn.data import read_ratings
     from verfedgnn.data.table_sources import table_stem
 
     if ratings is None:
-        raise ConfigError("give your ratings with --ratings FILE")
+        raise ConfigError("--ratings is missing; pass your ratings with --ratings FILE")
     name = table_stem(ratings)
     return read_ratings(ratings, **reading.for_each([name])[name])
 

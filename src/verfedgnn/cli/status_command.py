@@ -1,4 +1,4 @@
-"""`verfedgnn status`: a look at a coordinator or a party while it runs."""
+"""`verfedgnn status`: show the status of a running coordinator or party."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from rich.table import Table
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.status_text import format_value, presence
+from verfedgnn.federation.status_text import FACTS, format_value, presence
 
 _STALE_SECONDS = 30
 
 
 def status(
     where: Annotated[
-        str, typer.Argument(help="A run folder, the folder it is in, or http://HOST:PORT of a --status page.")
+        str, typer.Argument(help="A run folder, its parent folder, or http://HOST:PORT of a --status page.")
     ],
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show rounds, validation RMSE, parties, bytes and the time left of a coordinator or a party."""
+    """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party."""
     output = Output(quiet=quiet, as_json=as_json)
     found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
     table = Table("", "", show_header=False, box=None)
-    for label, key in (
-        ("federation", "federation"), ("role", "role"), ("training", "training"), ("state", "state"), ("round", "round"),
-        ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"), ("seconds a round", "seconds_per_round"),
-        ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
-    ):  # fmt: skip
+    for label in ("federation", "role", "training"):
+        table.add_row(label, format_value(found, label))
+    for label, key in FACTS:
         table.add_row(label, format_value(found, key))
     parties = Table("party", "", "MB up", "MB down", "refused")
     for name, about in found.get("parties", {}).items():
@@ -50,7 +48,7 @@ def status(
     output.result(found, table, parties)
     age = time.time() - found.get("updated", 0)
     if age > _STALE_SECONDS and found.get("state") != "finished":
-        output.remark(f"this was {age:,.0f} s ago: the process is not running, or hangs", style="bold")
+        output.remark(f"this status is {age:,.0f} s old: the process is not running, or hangs", style="bold")
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -58,7 +56,7 @@ def _read(folder: Path) -> dict[str, Any]:
         if place.is_file():
             return dict(json.loads(place.read_text("utf-8")))
     raise RunError(
-        f"there is no status in {folder}; give the run folder of a coordinator or party that was started"
+        f"there is no status in {folder}; pass the run folder of a coordinator or party that has been started"
     )
 
 
@@ -68,5 +66,5 @@ def _fetch(url: str) -> dict[str, Any]:
             return dict(json.loads(answer.read(1 << 20)))
     except (urllib.error.URLError, ValueError, OSError) as error:
         raise RunError(
-            f"no status at {url} ({getattr(error, 'reason', error)}); is it started with --status?"
+            f"no status at {url} ({getattr(error, 'reason', error)}); start the member with --status"
         ) from None

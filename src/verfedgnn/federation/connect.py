@@ -1,20 +1,26 @@
-"""From an identity to a transport: who listens, who dials, and whom each lets in."""
+"""Open the transport of a member: the coordinator listens, a party dials, and each admits only its agreed peers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transport.interface import Transport
+
+_REPEAT_SECONDS = 60.0
 
 
 def connect(
     identity: MemberIdentity, refused: Callable[[str], None], listen: tuple[str, int] | None = None
 ) -> Transport:
-    """The coordinator's listener at `listen`, or a party's connection to the agreed address.
+    """Open the coordinator's listener at `listen`, or a party's connection to the agreed address.
 
-    `refused` is told why, whenever somebody was not let in.
+    `refused` is called with the reason whenever a connection fails or a peer is not admitted.
     """
     try:
         from verfedgnn.federation.transport.flare_transport import FlareTransport
@@ -43,6 +49,31 @@ def connect(
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
             raise ConfigError(
-                f"cannot listen on {where}: {error.strerror or error}; free it, or use another --listen"
+                f"cannot listen on {where}: {error.strerror or error}; free the port or use another --listen"
             ) from None
     return FlareTransport(identity.name, driver, address, listen=identity.is_coordinator)
+
+
+@contextmanager
+def connected(identity: MemberIdentity, listen: tuple[str, int] | None = None) -> Iterator[Transport]:
+    """Open the transport, log failed connections, and close the transport at the end."""
+    transport = connect(identity, _FailureLog(), listen)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+class _FailureLog:
+    """Log lines on failed connections: each reason at once, then at most once a minute with the number of times."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+        self._since: Counter[str] = Counter()
+
+    def __call__(self, reason: str) -> None:
+        self._since[reason] += 1
+        now = time.monotonic()
+        if now - self._logged.get(reason, -_REPEAT_SECONDS) >= _REPEAT_SECONDS:
+            self._logged[reason] = now
+            log_warning("connection failed", reason=reason, times=self._since.pop(reason))

@@ -1,4 +1,4 @@
-"""A party's end of the wire."""
+"""A party's connection to the coordinator: messages both ways, byte counts, and joining again after interruptions."""
 
 from __future__ import annotations
 
@@ -18,69 +18,82 @@ _TICK = 0.25
 
 
 class CoordinatorLink:
-    """Messages to and from the coordinator, counted, and joining anew after every interruption."""
+    """A party's end of the connection. It counts bytes and says hello again after every interruption."""
 
     def __init__(self, identity: MemberIdentity, transport: Transport, stop: Callable[[], bool]) -> None:
-        self.agreement, self.transport, self.stop = identity.agreement, transport, stop
-        self.name, self.ledger = identity.name, Ledger()
+        self.agreement = identity.agreement
+        self.transport = transport
+        self.stop = stop
+        self.name = identity.name
+        self.ledger = Ledger()
         self.connected = False
         self.largest: int | None = None
-        """Bytes of the largest packed array that a RoundStart may hold, once the model is known."""
-        self._heard = self._greeted = 0.0
+        """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
+        self._last_heard = 0.0
+        self._last_hello = 0.0
 
     def send(self, message: Message) -> None:
-        """To the coordinator."""
+        """Send a message to the coordinator."""
         data = encode(message)
         if len(data) > self.agreement.max_message:
             raise ConfigError(
-                f"a message of {len(data):,} bytes exceeds max_message of the federation file; raise it for all"
+                f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
             )
         self.ledger.record(type(message).__name__, "up", self.name, len(data))
         self.transport.send(COORDINATOR, data)
 
-    def receive(self, hello: Callable[[], Message], waiting: Callable[[], bool]) -> Message:
-        """The next message. While there is none: say `hello` on every new connection, while `waiting`, and after long silence."""
-        timeouts = self.agreement.timeouts
-        self._heard = time.monotonic()  # silence counts while listening, not while computing
+    def receive(self, hello: Callable[[], Message], joining: Callable[[], bool]) -> Message:
+        """Return the next message; raise `Interrupted` when a stop was requested.
+
+        Until one arrives, send `hello()` on every new connection, repeatedly while `joining()`, and after long silence.
+        """
+        self._last_heard = time.monotonic()  # only silence while listening counts
         while True:
             if self.stop():
                 raise Interrupted("stopped")
-            now = time.monotonic()
-            silent = now - self._heard > timeouts.idle
-            if self.connected and now - self._greeted > timeouts.hello and (waiting() or silent):
-                self._greeted = now
-                if silent:
-                    log_warning("nothing heard from the coordinator, joining again", seconds=timeouts.idle)
-                    self._heard = now
-                self.send(hello())
+            self._repeat_hello(hello, joining)
             event = self.transport.next(_TICK)
             if event is None:
                 continue
             if event.kind == "joined":
                 log_event("connected to the coordinator")
-                self.connected, self._greeted, self._heard = True, time.monotonic(), time.monotonic()
+                self.connected = True
+                self._last_hello = time.monotonic()
+                self._last_heard = self._last_hello
                 self.send(hello())
             elif event.kind == "left":
-                log_warning("lost the coordinator, dialling again")
+                log_warning("lost the coordinator, reconnecting")
                 self.connected = False
             else:
-                self._heard = time.monotonic()
-                # What is packed outside of rounds has a bit or more for every value.
-                most = self.largest if kind_of(event.data) is RoundStart else None
-                message = decode(
-                    event.data, self.agreement.max_message, 64 * len(event.data) if most is None else most
-                )
-                self.ledger.record(type(message).__name__, "down", self.name, len(event.data))
-                if isinstance(message, Refused):
-                    raise ProtocolError(f"the coordinator refuses: {message.reason}")
-                if isinstance(message, Waiting) and message.missing:
-                    log_event("waiting for others", missing=message.missing)
-                return message
+                self._last_heard = time.monotonic()
+                return self._read(event.data)
 
     def greet(self) -> None:
-        """Say hello at the next opportunity, though the connection is not new."""
-        self._greeted = 0.0
+        """Make the next `receive` say hello, even though the connection is not new."""
+        self._last_hello = 0.0
 
     def refuse(self, error: VerFedGNNError) -> None:
-        """Tell the coordinator why this party goes."""
+        """Tell the coordinator why this party leaves."""
         self.send(Refused(reason=str(error)[:500]))
+
+    def _repeat_hello(self, hello: Callable[[], Message], joining: Callable[[], bool]) -> None:
+        timeouts = self.agreement.timeouts
+        now = time.monotonic()
+        silent = now - self._last_heard > timeouts.idle
+        if self.connected and now - self._last_hello > timeouts.hello and (joining() or silent):
+            self._last_hello = now
+            if silent:
+                log_warning("no message from the coordinator, joining again", seconds=timeouts.idle)
+                self._last_heard = now
+            self.send(hello())
+
+    def _read(self, data: bytes) -> Message:
+        # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
+        known = self.largest if kind_of(data) is RoundStart else None
+        message = decode(data, self.agreement.max_message, 64 * len(data) if known is None else known)
+        self.ledger.record(type(message).__name__, "down", self.name, len(data))
+        if isinstance(message, Refused):
+            raise ProtocolError(f"the coordinator refused: {message.reason}")
+        if isinstance(message, Waiting) and message.missing:
+            log_event("waiting for others", missing=message.missing)
+        return message

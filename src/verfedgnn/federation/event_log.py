@@ -1,4 +1,4 @@
-"""What happened, as structured log lines: an event in plain words and fields. Names, numbers and reasons; nobody's data."""
+"""Structured log lines of a federation: an event in plain words, and fields. They hold no ids, ratings or content."""
 
 from __future__ import annotations
 
@@ -8,66 +8,62 @@ from datetime import UTC, datetime
 from typing import Any
 
 _LOG = logging.getLogger("verfedgnn.federation")
-_LONGEST = 300
+_LONGEST_TEXT = 300
+_LONGEST_LIST = 100
 
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Log an event; fields may hold what a peer wrote, which is cut and made printable."""
-    _LOG.log(
-        level,
-        event,
-        extra={"fields": {key: plain(value) for key, value in fields.items() if value is not None}},
-    )
+    """Log an event. Fields that are None are left out; text, which a peer may have written, is made printable."""
+    shown = {key: make_printable(value) for key, value in fields.items() if value is not None}
+    _LOG.log(level, event, extra={"fields": shown})
 
 
 def log_warning(event: str, **fields: Any) -> None:
-    """Log something an operator should look at."""
+    """Log an event that an operator should look at."""
     log_event(event, level=logging.WARNING, **fields)
 
 
-def plain(value: Any) -> Any:
-    """A value that cannot break a log line or a terminal."""
+def make_printable(value: Any) -> Any:
+    """Return `value` shortened and without characters that could break a log line or a terminal."""
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else "?" for c in value[:_LONGEST])
+        return "".join(c if c.isprintable() else "?" for c in value[:_LONGEST_TEXT])
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value[:100]]
+        return [make_printable(part) for part in value[:_LONGEST_LIST]]
     return round(value, 6) if isinstance(value, float) else value
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, event, fields."""
+    """Log lines for programs: one JSON object with time (UTC), level, event and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Return the JSON object of a record."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
         return json.dumps(head | getattr(record, "fields", {}))
 
 
-class Plain(logging.Formatter):
-    """For people: time, event, fields."""
+class TextLines(logging.Formatter):
+    """Log lines for people: local time, event, fields; warnings are marked with `!`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Return the line of a record."""
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        fields = "  ".join(f"{key}={_shown(value)}" for key, value in getattr(record, "fields", {}).items())
+        fields = getattr(record, "fields", {})
+        shown = "".join(f"  {key}={_format_field(value)}" for key, value in fields.items())
         mark = "! " if record.levelno >= logging.WARNING else ""
-        return f"{time}  {mark}{record.getMessage()}" + (f"  {fields}" if fields else "")
-
-
-def _shown(value: Any) -> str:
-    return (
-        ",".join(map(str, value))
-        if isinstance(value, list)
-        else f"{value:.5g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+        return f"{time}  {mark}{record.getMessage()}{shown}"
 
 
 def configure_log(*, as_json: bool, quiet: bool) -> None:
-    """Send events to standard error."""
+    """Send events to standard error; with `quiet`, warnings only."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if as_json else Plain())
-    _LOG.handlers, _LOG.propagate = [handler], False
+    handler.setFormatter(JsonLines() if as_json else TextLines())
+    _LOG.handlers = [handler]
+    _LOG.propagate = False
     _LOG.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _format_field(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Who this side is: its key, its place in the roster, the agreed code, and what it signs and checks with them."""
+"""A member of the roster, identified by its private key: what it signs, what it checks, and the code it must run."""
 
 from __future__ import annotations
 
@@ -6,90 +6,122 @@ from pathlib import Path
 
 from verfedgnn import plugins
 from verfedgnn.core.errors import ConfigError, ProtocolError
-from verfedgnn.federation.agreement import Agreement, Member
+from verfedgnn.federation.agreement import FILE, Agreement, Member, load_agreement
 from verfedgnn.federation.certificates import COORDINATOR, read_key, same_key, sign, verify
+from verfedgnn.federation.key_files import COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.plugins import origin
 
 
 class MemberIdentity:
-    """A member of the roster, recognised by its private key; vouches for keys and checks those of others."""
+    """A party or the coordinator, recognised by its private key."""
 
     def __init__(self, agreement: Agreement, key_file: Path) -> None:
-        self.agreement, self.key_file = agreement, key_file
+        self.agreement = agreement
+        self.key_file = key_file
         self._key = read_key(key_file)
-        members = [
-            m for m in (agreement.coordinator, *agreement.parties) if same_key(self._key, m.certificate)
-        ]
-        if not members:
-            raise ConfigError(
-                f"the key {key_file} belongs to nobody in federation {agreement.name}; "
-                "let the coordinator approve its request, then take over the new federation file"
-            )
-        self.member: Member = members[0]
+        self.member = self._find_member()
         _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
 
     @property
     def name(self) -> str:
-        """As in the roster."""
+        """Name of the member in the roster."""
         return self.member.name
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the coordinator's key."""
+        """Whether the key is the coordinator's."""
         return self.name == COORDINATOR
 
     @property
     def index(self) -> int:
-        """A party's place in the roster."""
+        """Position of the party in the roster."""
         return [party.name for party in self.agreement.parties].index(self.name)
 
     def sign(self, purpose: str, key: str) -> str:
-        """This party's signature under its own key for one purpose in this federation."""
+        """Return this member's signature, in hex, of a public key for one purpose in this federation."""
         return sign(self._key, _statement(self.agreement, purpose, self.name, key)).hex()
 
     def check(self, purpose: str, party: int, key: str, signature: str) -> None:
-        """Raise `ProtocolError` unless the party at that place signed `key` for that purpose with its pinned certificate."""
+        """Raise `ProtocolError` unless the party at that position signed `key` for that purpose."""
         check_key(self.agreement, purpose, party, key, signature)
 
+    def _find_member(self) -> Member:
+        for member in (self.agreement.coordinator, *self.agreement.parties):
+            if same_key(self._key, member.certificate):
+                return member
+        raise ConfigError(
+            f"the key {self.key_file} belongs to nobody in federation {self.agreement.name}; "
+            f"ask the coordinator to approve its request, then use the new {FILE}"
+        )
 
-def _check_code(agreement: Agreement, name: str) -> None:
-    """Refuse other code of a plug-in's GNN than was agreed on: weights of one shape would add up, to nonsense."""
-    model = agreement.config.model
-    here = plugins.gnn_code(model.gnn, model.form)
-    if model.gnn in plugins.GNNS or (
-        here and model.code and origin.digest(here) == origin.digest(model.code)
-    ):
-        return
-    if here is None:
+
+def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity:
+    """Return the party whose key is `key_file`, by default the key beside the federation file."""
+    folder = federation if federation.is_dir() else federation.parent
+    identity = MemberIdentity(load_agreement(federation), key_file or folder / PARTY_KEY)
+    if identity.is_coordinator:
         raise ConfigError(
-            f"{name} has GNN '{model.gnn}' in no file, so its code cannot be compared; {plugins.REMEDY}"
+            "this is the coordinator's key; create a party's key with `verfedgnn federation join-request`"
         )
-    if model.code is None:
+    return identity
+
+
+def load_coordinator(folder: Path) -> MemberIdentity:
+    """Return the coordinator whose agreement and key are in `folder`; the roster must have two parties or more."""
+    agreement = load_agreement(folder / FILE)
+    key_file = folder / COORDINATOR_KEY
+    if not key_file.is_file():
         raise ConfigError(
-            f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
-            f"begin it anew with `verfedgnn federation init`; {name} has {origin.shown(here)}"
+            f"{folder} holds no {COORDINATOR_KEY}; pass the folder that `verfedgnn federation init` created"
         )
-    raise ConfigError(
-        f"{name} has other code of GNN '{model.gnn}' than federation {agreement.name} agreed on: {origin.shown(here)} here, "
-        f"{origin.shown(model.code)} agreed; get the agreed version from the others, install it or give it with --plugin, "
-        "or begin a federation with yours"
-    )
+    identity = MemberIdentity(agreement, key_file)
+    if not identity.is_coordinator:
+        raise ConfigError(
+            f"{key_file} is not the coordinator's key in {FILE}; create a new one with `verfedgnn federation renew`"
+        )
+    if len(agreement.parties) < 2:
+        raise ConfigError(
+            "the roster has fewer than two parties; approve their requests with `verfedgnn federation approve`"
+        )
+    return identity
 
 
 def check_key(agreement: Agreement, purpose: str, party: int, key: str, signature: str) -> None:
-    """Raise `ProtocolError` unless the party at that place of the roster signed `key` for that purpose."""
+    """Raise `ProtocolError` unless the party at that position of the roster signed `key` for that purpose."""
     if not party < len(agreement.parties):
         raise ProtocolError("a key of a party that is not in the roster")
     member = agreement.parties[party]
+    statement = _statement(agreement, purpose, member.name, key)
     try:
-        genuine = verify(
-            member.certificate, bytes.fromhex(signature), _statement(agreement, purpose, member.name, key)
-        )
+        genuine = verify(member.certificate, bytes.fromhex(signature), statement)
     except ValueError:
         genuine = False
     if not genuine:
         raise ProtocolError(
-            f"the coordinator hands out a key as {member.name}'s that {member.name} did not sign"
+            f"the coordinator presents a key as {member.name}'s, but {member.name} did not sign it"
+        )
+
+
+def _check_code(agreement: Agreement, name: str) -> None:
+    """Raise `ConfigError` unless the GNN's code is the agreed one: weights of equal shape would add up to nonsense."""
+    model = agreement.config.model
+    if model.gnn in plugins.GNNS:
+        return
+    here = plugins.gnn_code(model.gnn, model.form)
+    if here is None:
+        raise ConfigError(
+            f"{name}: GNN '{model.gnn}' is not defined in a file, so its code cannot be compared; {plugins.REMEDY}"
+        )
+    if model.code is None:
+        raise ConfigError(
+            f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
+            f"create it again with `verfedgnn federation init`; {name} has {origin.shown(here)}"
+        )
+    if origin.digest(here) != origin.digest(model.code):
+        raise ConfigError(
+            f"{name} has other code of GNN '{model.gnn}' than federation {agreement.name} agreed on: "
+            f"{origin.shown(here)} here, {origin.shown(model.code)} agreed; get the agreed version from the others, "
+            "install it or pass it with --plugin, or create a federation with yours"
         )
 
 

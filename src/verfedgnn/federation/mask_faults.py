@@ -1,4 +1,4 @@
-"""The search for a party that spoils masked sums."""
+"""Find the party whose masked values do not add up."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from verfedgnn.protocol.round.aggregation import SumError
 
 
 class MaskFaultSearch:
-    """Masked values that do not add up name nobody: repeat with all, then without one party after the other.
+    """Search for a party that spoils masked sums: repeat the trip with all, then without one party after the other.
 
-    Who is found is left out, not sent away for good: a liar that is honest whenever a certain party is left out puts the blame on
-    that one, and nobody can tell.
+    A party that is found is left out until it joins again, not barred: a liar that behaves whenever a certain other
+    party is left out makes that party look guilty, and the coordinator cannot tell the two apart.
     """
 
     def __init__(self) -> None:
         self._failing: list[int] = []
         self._suspect: str | None = None
-        self._times = 0
+        self._attempts = 0
 
-    def go_on(self, coordinator: Coordinator, error: SumError) -> None:
-        """The open trip did not add up: choose whom to leave out next, or give up with the names of all it may be."""
+    def record_failure(self, coordinator: Coordinator, error: SumError) -> None:
+        """Choose the next party to leave out after a failed sum; raise `ProtocolError` when nobody can be left out."""
         self._failing = self._failing or list(coordinator.drawn)
-        self._times += 1
-        names, least = (
-            [coordinator.names[i] for i in self._failing],
-            min(coordinator.members.quorum, coordinator.active_count),
-        )
+        self._attempts += 1
         log_warning("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
-        if self._times > len(names) + 1 or (self._times > 1 and len(names) - 1 < max(2, least)):
-            who = ", ".join(names)
+        names = [coordinator.names[i] for i in self._failing]
+        needed = max(2, min(coordinator.members.quorum, coordinator.active_count))
+        tried_all = self._attempts > len(names) + 1
+        if tried_all or (self._attempts > 1 and len(names) - 1 < needed):
             raise ProtocolError(
-                f"round {coordinator.round}: {error}; one of {who} does, and too few are left to tell which"
+                f"round {coordinator.round}: {error}; the fault lies with one of {', '.join(names)}, "
+                "and too few parties remain to find out which"
             )
-        self._suspect = names[self._times - 2] if self._times > 1 else None
+        self._suspect = names[self._attempts - 2] if self._attempts > 1 else None
 
-    def among(self, coordinator: Coordinator) -> list[int] | None:
-        """Who takes part in the trip to be opened, while a search is on: the parties that failed, without the suspect."""
+    def choose_parties(self, coordinator: Coordinator) -> list[int] | None:
+        """Return the parties of the next trip without the suspect; None when no search is in progress."""
         if self._failing and coordinator.spoilt and set(self._failing) <= set(coordinator.members.here):
             return [i for i in self._failing if coordinator.names[i] != self._suspect]
-        self.end()  # somebody was lost meanwhile: another set of parties, another search
+        self.finish()  # a party was lost in the meantime, so this set of parties cannot be tried again
         return None
 
-    def end(self) -> str | None:
-        """The trip added up, or is another one: the party without which it does, if one was left out."""
+    def finish(self) -> str | None:
+        """End the search and return the party without which the sums added up, if one was left out."""
         found = self._suspect
-        self._failing, self._suspect, self._times = [], None, 0
+        self._failing = []
+        self._suspect = None
+        self._attempts = 0
         return found

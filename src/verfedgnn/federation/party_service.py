@@ -1,6 +1,6 @@
-"""A party as a service: it dials, aligns its users, joins, answers rounds, and ends with a run folder of its own.
+"""A party as a service: it joins, answers rounds, writes checkpoints, and ends with a run folder.
 
-The protocol is `protocol.party`; this is its memory on disk and its patience. Everything in `folder` is the party's own.
+The protocol itself is in `protocol.party`. This module connects it to the link, the disk and the status page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
-from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
@@ -30,53 +29,64 @@ from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import figures, history_entry, round_seconds
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import Run, read_history, write_history
 from verfedgnn.training.gate import gated_models
 
 
 class Realign(Exception):
-    """Another party came without aligned users; everybody aligns again."""
+    """The coordinator asks all parties to align again, because another party has no aligned users."""
 
 
 class PartyService:
-    """One party's training, from Hello to its own run folder."""
+    """One party's training, from Hello to its run folder."""
 
     def __init__(
         self,
-        identity: MemberIdentity,
         store: PartyStore,
         link: CoordinatorLink,
-        watch: StatusPublisher,
+        publisher: StatusPublisher,
         *,
         checkpoint_every: int = 1,
         device: str = "cpu",
     ) -> None:
-        self.identity, self.store, self.link, self.watch = identity, store, link, watch
-        self.checkpoint_every, self.device = checkpoint_every, torch.device(device)
+        self.store = store
+        self.link = link
+        self.publisher = publisher
+        self.checkpoint_every = checkpoint_every
+        self.device = torch.device(device)
+        self.identity = store.identity
+        self.config = self.identity.agreement.config
         self.prepared, alignment = store.load(self.device)
-        agreement = identity.agreement
-        masked = agreement.config.masking
-        active = active_count(agreement.config, len(agreement.parties))
-        terms = Policy(
-            agreement.fingerprint(),
-            alignment,
-            identity,
-            smallest=min(agreement.quorum, active) if masked else 1,
-            place=(identity.index, len(agreement.parties)),
-            fresh_noise="noise" not in agreement.config.unprotected,
-        )
-        self.party = Party(self.prepared.input, agreement.config, store.read_secret(), self.device, terms)
+        policy = self._make_policy(alignment)
+        self.party = Party(self.prepared.input, self.config, store.read_secret(), self.device, policy)
         link.largest = self.party.largest_array
-        self.history, self.seconds, self.round = list[dict[str, Any]](), 0.0, 0
-        self.releases = self.exchanges = 0
-        self.welcome = self.waiting = False
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self.round = 0
         self.repeats = 0
+        self.releases = ReleaseCounts()
+        self.welcomed = False
+        self.waiting = False
         self._rounds: int | None = None
-        self._models_of: int | None = None
+        self._saved_models: int | None = None
+        """Round of the models in the last checkpoint."""
         self._restore()
 
+    def _make_policy(self, alignment: str) -> Policy:
+        agreement = self.identity.agreement
+        active = active_count(self.config, len(agreement.parties))
+        return Policy(
+            agreement.fingerprint(),
+            alignment,
+            self.identity,
+            smallest=min(agreement.quorum, active) if self.config.masking else 1,
+            place=(self.identity.index, len(agreement.parties)),
+            fresh_noise="noise" not in self.config.unprotected,
+        )
+
     def run(self) -> Run:
-        """Until the coordinator says that training is over."""
+        """Answer the coordinator until training is over, and return the finished run."""
         log_event(
             "party ready",
             party=self.identity.name,
@@ -86,168 +96,204 @@ class PartyService:
         )
         self.link.greet()
         while True:
-            message = self.link.receive(self._hello, lambda: not self.welcome and not self.waiting)
+            message = self.link.receive(self._hello, lambda: not self.welcomed and not self.waiting)
             try:
-                run = self._take(message)
+                run = self._handle(message)
             except ProtocolError as error:
                 self.link.refuse(error)
                 raise
             if run is not None:
                 return run
-            self.watch.update(self._status)
+            self.publisher.update(self._status)
+
+    # -- messages ----------------------------------------------------------------------------------------
 
     def _hello(self) -> Message:
-        self.welcome = self.waiting = False
+        self.welcomed = False
+        self.waiting = False
         return self.party.hello()
 
-    def _take(self, message: Message) -> Run | None:
+    def _handle(self, message: Message) -> Run | None:
+        """Act on a message; return the run once the coordinator has finished the training."""
         if isinstance(message, Welcome):
-            if message.stay != self.party.stay or self.welcome:
-                return None  # answers a Hello that another one has followed, or one that is answered already
-            self.party.welcome(message)
-            self.welcome = True
-            self._rounds = self.party.replica.rounds
-            log_event("taking part", round=message.round, public=message.digest)
+            self._join(message)
         elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
-            if self.party.training is not None:
-                raise ProtocolError(
-                    "asked to align users anew in the middle of a training; nothing here is thrown away for that"
-                )
-            raise Realign
+            self._realign()
         elif isinstance(message, Waiting):
             self.waiting = True
-        elif isinstance(message, RoundStart) and self.welcome:
-            self._round(message)
-        elif isinstance(message, Finish) and self.welcome:
+        elif isinstance(message, RoundStart) and self.welcomed:
+            self._answer_round(message)
+        elif isinstance(message, Finish) and self.welcomed:
             return self._finish(message)
-        elif not isinstance(
-            message, RoundStart | Finish | Sealed | Common
-        ):  # these may be of an earlier stay or alignment
-            raise ProtocolError(f"a {type(message).__name__} makes no sense here")
+        elif not isinstance(message, RoundStart | Finish | Sealed | Common):
+            # Those four may belong to an earlier connection or alignment, and are ignored.
+            raise ProtocolError(f"unexpected {type(message).__name__} message while training")
         return None
 
-    def _round(self, message: RoundStart) -> None:
+    def _join(self, message: Welcome) -> None:
+        if message.stay != self.party.stay or self.welcomed:
+            return  # it answers an earlier Hello, or is the second answer to this one
+        self.party.welcome(message)
+        self.welcomed = True
+        self._rounds = self.party.replica.rounds
+        log_event("taking part", round=message.round, public=message.digest)
+
+    def _realign(self) -> None:
+        if self.party.training is not None:
+            raise ProtocolError(
+                "the coordinator asked to align users again during a training; the training here is kept"
+            )
+        raise Realign
+
+    def _answer_round(self, message: RoundStart) -> None:
         began = time.monotonic()
         if message.attempt:
             self.repeats += 1
             log_event(
-                "round begun anew", round=message.round, attempt=message.attempt, parties=len(message.active)
+                "round restarted", round=message.round, attempt=message.attempt, parties=len(message.active)
             )
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
         self.round = message.round
-        self.releases += reply.gradient is not None
-        self.exchanges += reply.neighbourhoods is not None
+        self.releases.count(reply)
         if message.round % self.checkpoint_every == 0:
-            self._checkpoint()  # first, so that whatever was sent from here is known here
+            self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.link.send(reply)
         self.seconds += time.monotonic() - began
-        error = None
-        if reply.error is not None and reply.count:
-            error = mean_error(reply.error, reply.count, self.party.config.training)
-            entry = history_entry(message.round, error, self.party.config, self.link.ledger, self.seconds)
-            self.history = [*(e for e in self.history if e["round"] < message.round), entry]
-            with writing(self.store.folder):
-                write_history(self.store.folder, self.history)
-            log_event("validated", round=message.round, own_valid_error=error)
-        self.watch.round(Closed(message.round, error), self._status)
+        error = self._record_validation(reply)
+        self.publisher.close_round(Closed(message.round, error), self._status)
+
+    def _record_validation(self, reply: RoundReply) -> float | None:
+        """Add this party's validation error to its history and return it; None if the round had no validation."""
+        if reply.error is None or not reply.count:
+            return None
+        error = mean_error(reply.error, reply.count, self.config.training)
+        entry = history_entry(reply.round, error, self.config, self.link.ledger, self.seconds)
+        self.history = [*(e for e in self.history if e["round"] < reply.round), entry]
+        with writing(self.store.folder):
+            write_history(self.store.folder, self.history)
+        log_event("validated", round=reply.round, own_valid_error=error)
+        return error
+
+    # -- the end -----------------------------------------------------------------------------------------
 
     def _finish(self, message: Finish) -> Run:
-        """Keep the model and say so; then choose the gate, if one is agreed on: it takes long, and nobody need wait for it."""
+        """Store the model and report it, then choose the gate, which takes long and for which nobody has to wait."""
         finished = self.party.finish(message)
-        run = self._result(message)
+        run = self._write_result(message)
         self.link.send(finished)
-        if self.identity.agreement.config.training.gate:
+        if self.config.training.gate:
             run = choose_gate(self.store.folder)
-        self.watch.update(lambda: self._status() | {"state": "finished"}, now=True)
+        self.publisher.update(lambda: self._status() | {"state": "finished"}, now=True)
         log_event(
-            "training is over", rounds=message.round, best_round=message.best_round, public=finished.digest
+            "training finished", rounds=message.round, best_round=message.best_round, public=finished.digest
         )
         return run
 
-    def _result(self, message: Finish) -> Run:
-        """The run folder with the kept model."""
-        party, config = self.party, self.identity.agreement.config
+    def _write_result(self, message: Finish) -> Run:
+        """Write the run folder with the best model and return the run."""
+        party = self.party
         assert party.best is not None
         assert party.public is not None
-        model, projection = PartyModel(**party.best[1]), party.projection
+        model = PartyModel(**party.best[1])
         metrics = figures(
             [self.prepared],
             [model],
-            config,
+            self.config,
             self.link.ledger,
             rounds=message.round,
             best_round=message.best_round,
             seconds=self.seconds,
-            privacy=privacy_report(
-                config,
-                releases=self.releases,
-                exchanges=self.exchanges,
-                users=party.data.users,
-                rows=projection.rows if projection is not None else 0,
-                protected=projection.protected if projection is not None else True,
-                validations=len(self.history),
-                randomness=SIMULATED if "noise" in config.unprotected else SECRET,
-            ),
+            privacy=self._report_privacy(),
             digest=parameters_digest(party.public),
         )
         metrics["all_ratings"] = party.replica.ratings
-        own = ([self.prepared.party], [self.prepared.parts], [model])
-        run = Run(config, *own, metrics, self.history, self.link.ledger, party.public)
+        run = Run(
+            self.config,
+            [self.prepared.party],
+            [self.prepared.parts],
+            [model],
+            metrics,
+            self.history,
+            self.link.ledger,
+            party.public,
+        )
         run.complete_folder(self.store.folder)
         return run
 
-    def _checkpoint(self) -> None:
-        values = {"ledger": self.link.ledger.to_dict(), "seconds": self.seconds, "releases": self.releases}
-        values["exchanges"] = self.exchanges
-        folder = self.store.folder
+    def _report_privacy(self) -> dict[str, Any]:
+        projection = self.party.projection
+        return privacy_report(
+            self.config,
+            releases=self.releases.gradients,
+            exchanges=self.releases.neighbourhoods,
+            users=self.party.data.users,
+            rows=projection.rows if projection is not None else 0,
+            protected=projection.protected if projection is not None else True,
+            validations=len(self.history),
+            randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
+        )
+
+    # -- checkpoints and status --------------------------------------------------------------------------
+
+    def _write_checkpoint(self) -> None:
+        values = {
+            "ledger": self.link.ledger.to_dict(),
+            "seconds": self.seconds,
+            "releases": self.releases.to_dict(),
+        }
+        folder = self.store.folder / "checkpoint"
         newest = self.party.candidate[0] if self.party.candidate is not None else 0
-        if newest != self._models_of:
-            write_checkpoint(folder / "checkpoint" / "models", newest, {"models": self.party.models()}, {})
-            self._models_of = newest
-        write_checkpoint(folder / "checkpoint" / "party", self.round, {"party": self.party.state()}, values)
+        if newest != self._saved_models:
+            write_checkpoint(folder / "models", newest, {"models": self.party.models()}, {})
+            self._saved_models = newest
+        write_checkpoint(folder / "party", self.round, {"party": self.party.state()}, values)
 
     def _restore(self) -> None:
         folder = self.store.folder / "checkpoint"
-        found, models = read_checkpoint(folder / "party"), read_checkpoint(folder / "models")
+        found = read_checkpoint(folder / "party")
+        models = read_checkpoint(folder / "models")
         if found is None or models is None:
             return
         states, values = found
         self.party.restore(states["party"], models[0]["models"])
-        self.round, self._models_of = values["round"], models[1]["round"]
+        self.round = values["round"]
+        self._saved_models = models[1]["round"]
         self.link.ledger = Ledger.from_dict(values["ledger"])
-        self.seconds, self.releases, self.exchanges = (
-            values["seconds"],
-            values["releases"],
-            values["exchanges"],
-        )
+        self.seconds = values["seconds"]
+        self.releases = ReleaseCounts(**values["releases"])
         self.history = [entry for entry in read_history(self.store.folder) if entry["round"] <= self.round]
 
     def _status(self) -> dict[str, Any]:
-        ledger, name = self.link.ledger, self.identity.name
-        errors = [self.party.config.training.error_of(entry) for entry in self.history]
+        name = self.identity.name
+        sizes = {"up": self.link.ledger.total("up"), "down": self.link.ledger.total("down")}
+        errors = [self.config.training.error_of(entry) for entry in self.history]
         return {
             "role": f"party {name}",
             "federation": self.identity.agreement.name,
             "training": self.party.training,
-            "state": "training" if self.welcome else "joining",
+            "state": "training" if self.welcomed else "joining",
             "round": self.round,
             "rounds": self._rounds,
             "valid_error": errors[-1] if errors else None,
             "best_error": min(errors, default=None),
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
-            "bytes": {"up": ledger.total("up"), "down": ledger.total("down")},
-            "parties": {name: {"here": self.welcome, "up": ledger.total("up"), "down": ledger.total("down")}},
+            "bytes": sizes,
+            "parties": {name: {"here": self.welcomed, **sizes}},
         }
 
 
 def choose_gate(folder: Path) -> Run:
-    """Train alone on a finished run's data and keep the mixture of both models in its place; the coordinator is not needed."""
-    log_event("training alone, to see what the federation is worth here")
+    """Train alone on the data of a finished run, and replace its model by the best mixture of both models.
+
+    The coordinator is not needed for this.
+    """
+    log_event("training alone to choose the gate")
     run = Run.load(folder)
     (gated,) = gated_models(run.prepared(), run.models, run.config, run.metrics["all_ratings"])
-    run.models, run.alone = [gated.model], [gated.alone]
+    run.models = [gated.model]
+    run.alone = [gated.alone]
     run.metrics |= run.evaluate()
     run.metrics["parties"][0]["gate"] = gated.gate
     run.complete_folder(folder)

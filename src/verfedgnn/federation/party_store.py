@@ -1,4 +1,4 @@
-"""A party's run folder: aligned data, a secret, checkpoints, and in the end its model. All of it is the party's own."""
+"""A party's run folder: aligned data, a secret, checkpoints and finally its model. Nothing in it leaves the party."""
 
 from __future__ import annotations
 
@@ -18,52 +18,51 @@ from verfedgnn.runs.run import begin_folder
 from verfedgnn.training.local_runtime import party_secret
 
 _MARK = "federation.txt"
-"""Which agreement and which alignment the folder belongs to; written last."""
+"""File that names the agreement and the alignment of the folder; written last."""
 
 
 class PartyStore:
-    """What a party remembers between two starts."""
+    """The state of a party that survives a restart."""
 
     def __init__(self, folder: Path, identity: MemberIdentity) -> None:
-        self.folder, self.identity = folder, identity
+        self.folder = folder
+        self.identity = identity
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the users are aligned and stored."""
+        """Whether aligned users are stored."""
         return (self.folder / _MARK).is_file()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the model is there."""
+        """Whether training has finished and the model is stored."""
         return (self.folder / "metrics.json").is_file()
 
     @property
     def needs_gate(self) -> bool:
-        """Whether a gate is agreed on and was not chosen, because the party was stopped while it trained alone."""
+        """Whether the agreement asks for a gate and the party was stopped before it chose one."""
         wanted = self.identity.agreement.config.training.gate
         return wanted and not (self.folder / "model" / "alone").is_dir()
 
     @property
     def has_training(self) -> bool:
-        """Whether there is more than aligned users."""
+        """Whether there is a checkpoint or a model in addition to aligned users."""
         return self.is_finished or (self.folder / "checkpoint").is_dir()
 
     def save_alignment(self, prepared: Prepared, alignment: str) -> None:
-        """Store the aligned data, and a secret that noise and batches derive from."""
-        config = self.identity.agreement.config
+        """Store the aligned data and a new secret, from which noise and batches derive."""
+        agreement = self.identity.agreement
         self.clear()
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-        begin_folder(self.folder, config, [prepared.party], [prepared.parts])
+        begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
         write_secret(self.folder / "secret", secrets.token_bytes(16))
         with writing(self.folder):
-            (self.folder / _MARK).write_text(
-                f"{self.identity.agreement.fingerprint()}\n{alignment}\n", "utf-8"
-            )
+            (self.folder / _MARK).write_text(f"{agreement.fingerprint()}\n{alignment}\n", "utf-8")
 
     def clear(self) -> None:
-        """Forget the alignment and everything after it."""
+        """Remove the alignment and everything that depends on it."""
         with writing(self.folder):
             for name in (_MARK, "secret", "status.json"):
                 (self.folder / name).unlink(missing_ok=True)
@@ -71,18 +70,18 @@ class PartyStore:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def load(self, device: torch.device) -> tuple[Prepared, str]:
-        """What `begin` stored: the data and the name of its alignment."""
+        """Return the stored data and the name of its alignment; raise `RunError` if the agreement has changed."""
         agreement, alignment = (self.folder / _MARK).read_text("utf-8").split()
         if agreement != self.identity.agreement.fingerprint():
             raise RunError(
-                f"{self.folder} belongs to another agreement than the federation file given; choose another --out"
+                f"{self.folder} belongs to another agreement than the given federation.toml; choose another --out"
             )
         parties, parts = read_parties(self.folder / "parties")
         (prepared,) = prepare(parties, self.identity.agreement.config, device, parts)
         return prepared, alignment
 
     def read_secret(self) -> int:
-        """The seed of everything random at this party, unless the agreement asks for the shared one."""
+        """Return the seed of this party's randomness; with unprotected noise it derives from the agreed seed."""
         config = self.identity.agreement.config
         if "noise" in config.unprotected:
             return party_secret(config.seed, self.identity.index)

@@ -1,6 +1,6 @@
-"""Watching a federation: status.json in the run folder, and over HTTP a page, the same JSON, and Prometheus metrics.
+"""The status of a running member: status.json in its run folder and, over HTTP, a page, the same JSON and metrics.
 
-What is shown is rounds, errors, bytes and who is there; no message content, no ids, no addresses.
+The status holds rounds, errors, bytes and which parties are present; no message content, ids or addresses.
 """
 
 from __future__ import annotations
@@ -16,59 +16,56 @@ from typing import Any
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import writing
-from verfedgnn.federation.status_text import format_value, presence
+from verfedgnn.federation.status_text import FACTS, format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import Closed
 from verfedgnn.runs.run import write_json
 
-FRESH_SECONDS, EVERY_SECONDS = 0.05, 1.0
-"""How old the status may be in memory and on disk; making it costs a moment, and events are many."""
+FRESH_SECONDS = 0.05
+"""Maximum age of the status in memory; building it for every event would cost too much."""
+EVERY_SECONDS = 1.0
+"""Maximum age of the status on disk."""
 
 
 class StatusPublisher:
-    """Keeps the last status where people and machines look for it. `tensorboard` is a folder for TensorBoard's event files."""
+    """Publisher of a member's latest status: on disk, and optionally over HTTP and as TensorBoard event files."""
 
     def __init__(
         self, folder: Path, *, port: tuple[str, int] | None = None, tensorboard: Path | None = None
     ) -> None:
-        self.folder, self.status = folder, dict[str, Any]()
-        self._taken = self._written = 0.0
-        self._durations = list[float]()
+        self.folder = folder
+        self.status: dict[str, Any] = {}
+        self._updated = 0.0
+        self._written = 0.0
+        self._durations: list[float] = []
+        """Seconds of the last rounds."""
         self._last_round = 0.0
-        self._board = _board(tensorboard) if tensorboard is not None else None
-        self._server: ThreadingHTTPServer | None = None
-        if port is not None:
-            self._server = _serve(self, port)
+        self._board = _open_tensorboard(tensorboard) if tensorboard is not None else None
+        self._server = _serve(self, port) if port is not None else None
 
     def update(self, make: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
-        """Take the newest status, if the last one is old enough; it is on disk within a second."""
-        if not now and time.monotonic() - self._taken < FRESH_SECONDS:
+        """Publish `make()` if the last status is old enough, or in any case with `now`."""
+        if not now and time.monotonic() - self._updated < FRESH_SECONDS:
             return
-        self._taken, status = time.monotonic(), make()
-        typical = sorted(self._durations)[len(self._durations) // 2] if self._durations else None
-        status["seconds_per_round"] = typical
-        training = typical is not None and status.get("rounds") and status["state"] == "training"
-        left = typical * (status["rounds"] - status["round"]) if training and typical is not None else None
-        status |= {"seconds_left": left, "updated": time.time()}
-        self.status = status
+        self._updated = time.monotonic()
+        self.status = self._add_times(make())
         if now or time.monotonic() - self._written > EVERY_SECONDS:
             self._written = time.monotonic()
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_json(self.folder / "status.json", status)
+                write_json(self.folder / "status.json", self.status)
 
-    def round(self, closed: Closed, status: Callable[[], dict[str, Any]]) -> None:
-        """A round is over."""
-        clock = time.monotonic()
+    def close_round(self, closed: Closed, make: Callable[[], dict[str, Any]]) -> None:
+        """Record the duration of a round, and its validation for TensorBoard."""
+        now = time.monotonic()
         if self._last_round:
-            self._durations = [*self._durations[-99:], clock - self._last_round]
-        self._last_round = clock
+            self._durations = [*self._durations[-99:], now - self._last_round]
+        self._last_round = now
         if self._board is not None and closed.valid_error is not None:
-            current = status()
+            status = make()
+            present = sum(party["here"] for party in status["parties"].values())
             self._board.add_scalar("valid_error", closed.valid_error, closed.round)
-            self._board.add_scalar(
-                "parties_here", sum(p["here"] for p in current["parties"].values()), closed.round
-            )
-            for direction, size in current["bytes"].items():
+            self._board.add_scalar("parties_here", present, closed.round)
+            for direction, size in status["bytes"].items():
                 self._board.add_scalar(f"bytes_{direction}", size, closed.round)
             self._board.flush()
 
@@ -79,8 +76,16 @@ class StatusPublisher:
         if self._board is not None:
             self._board.close()
 
+    def _add_times(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Return `status` with the median duration of a round and the estimated time left."""
+        median = sorted(self._durations)[len(self._durations) // 2] if self._durations else None
+        left = None
+        if median is not None and status.get("rounds") and status["state"] == "training":
+            left = median * (status["rounds"] - status["round"])
+        return status | {"seconds_per_round": median, "seconds_left": left, "updated": time.time()}
 
-def _board(folder: Path) -> Any:
+
+def _open_tensorboard(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -88,15 +93,15 @@ def _board(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-def _serve(watch: StatusPublisher, address: tuple[str, int]) -> ThreadingHTTPServer:
+def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                kind, body = exposition(watch.status)
+                kind, body = exposition(publisher.status)
             elif self.path == "/status.json":
-                kind, body = "application/json", json.dumps(watch.status).encode()
+                kind, body = "application/json", json.dumps(publisher.status).encode()
             elif self.path == "/":
-                kind, body = "text/html; charset=utf-8", page(watch.status).encode()
+                kind, body = "text/html; charset=utf-8", page(publisher.status).encode()
             else:
                 self.send_error(404)
                 return
@@ -107,7 +112,7 @@ def _serve(watch: StatusPublisher, address: tuple[str, int]) -> ThreadingHTTPSer
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Who looks is not logged."""
+            """Log nothing: the addresses of readers are nobody's business."""
 
     try:
         server = ThreadingHTTPServer(address, Handler)
@@ -121,7 +126,7 @@ def _serve(watch: StatusPublisher, address: tuple[str, int]) -> ThreadingHTTPSer
 
 
 def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
-    """The status in Prometheus' format: its content type and text."""
+    """Return the content type and text of the status in Prometheus' format."""
     try:
         from prometheus_client import CollectorRegistry, exposition
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -131,23 +136,21 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
     class Collector:
         def collect(self) -> Iterator[Any]:
             about = {key: str(status.get(key)) for key in ("role", "federation", "training", "state")}
-            yield InfoMetricFamily("verfedgnn", "This side of the federation.", value=about)
+            yield InfoMetricFamily("verfedgnn", "This member of the federation.", value=about)
             gauges = {
-                "round": "Rounds done.",
-                "rounds": "Rounds in all.",
+                "round": "Rounds completed.",
+                "rounds": "Rounds in total.",
                 "valid_error": "RMSE, or 1 - NDCG@20, of the last validation.",
                 "best_error": "RMSE, or 1 - NDCG@20, of the best validation.",
-                "seconds_per_round": "Median of the last rounds.",
-                "seconds_left": "Estimate.",
+                "seconds_per_round": "Median duration of the last rounds.",
+                "seconds_left": "Estimated seconds until the last round.",
             }
             for name, text in gauges.items():
                 if status.get(name) is not None:
                     yield GaugeMetricFamily(f"verfedgnn_{name}", text, value=status[name])
-            yield CounterMetricFamily(
-                "verfedgnn_repeats", "Trips begun anew.", value=status.get("repeats", 0)
-            )
+            yield CounterMetricFamily("verfedgnn_repeats", "Restarted trips.", value=status.get("repeats", 0))
             here = GaugeMetricFamily("verfedgnn_party_here", "1 if the party takes part.", labels=["party"])
-            refused = CounterMetricFamily("verfedgnn_refused", "Messages refused.", labels=["party"])
+            refused = CounterMetricFamily("verfedgnn_refused", "Refused messages.", labels=["party"])
             size = CounterMetricFamily("verfedgnn_bytes", "Bytes of messages.", labels=["party", "direction"])
             for party, about_party in status.get("parties", {}).items():
                 here.add_metric([party], float(about_party["here"]))
@@ -162,19 +165,15 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def page(status: dict[str, Any]) -> str:
-    """A page for people; it loads itself anew every few seconds and nothing from elsewhere."""
+    """Return the status as an HTML page, which reloads every few seconds and loads nothing from elsewhere."""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{presence(p)}</td>"
         f"<td>{p['up'] / 1e6:,.1f}</td><td>{p['down'] / 1e6:,.1f}</td><td>{p.get('refused', 0)}</td></tr>"
         for name, p in status.get("parties", {}).items()
     )
     facts = "".join(
-        f"<dt>{label}</dt><dd>{html.escape(format_value(status, key))}</dd>"
-        for label, key in (
-            ("state", "state"), ("round", "round"), ("of", "rounds"), ("validation error", "valid_error"), ("best", "best_error"),
-            ("seconds a round", "seconds_per_round"), ("seconds left", "seconds_left"), ("trips begun anew", "repeats"),
-        )
-    )  # fmt: skip
+        f"<dt>{label}</dt><dd>{html.escape(format_value(status, key))}</dd>" for label, key in FACTS
+    )
     title = html.escape(f"{status.get('federation', 'verfedgnn')}: {status.get('role', '')}")
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"

@@ -1,16 +1,30 @@
-"""A federation's status for people; without torch, so that a look at it is cheap."""
+"""Values of a federation's status as text. This module does not load torch, so that `verfedgnn status` is fast."""
 
 from __future__ import annotations
 
 from typing import Any
 
+FACTS = (
+    ("state", "state"),
+    ("round", "round"),
+    ("of", "rounds"),
+    ("validation error", "valid_error"),
+    ("best", "best_error"),
+    ("seconds per round", "seconds_per_round"),
+    ("seconds left", "seconds_left"),
+    ("restarted trips", "repeats"),
+)
+"""Labels and keys of the status, in the order in which they are shown."""
+
 
 def presence(party: dict[str, Any]) -> str:
-    """Of a party: here (takes part), slow, joined (waits for others), away."""
+    """Return where a party is: here (takes part), slow, joined (waits for others) or away."""
     return next((state for state in ("here", "slow", "joined") if party.get(state)), "away")
 
 
 def format_value(status: dict[str, Any], key: str) -> str:
-    """A value of the status for people."""
+    """Return a value of the status as text; a dash if it is missing."""
     value = status.get(key)
-    return "–" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What the federation asks of a network: bytes to a peer, and what happened, in order of arrival."""
+"""The interface between a federation and its network: send bytes to a peer, and receive events in order of arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class TransportEvent:
-    """Something that happened on the network. `peer` is authenticated: a name nobody else can claim."""
+    """A peer that joined or left, or a message from it. `peer` is authenticated: nobody else can use that name."""
 
     kind: Literal["joined", "left", "message"]
     peer: str
@@ -16,13 +16,13 @@ class TransportEvent:
 
 
 class Transport(Protocol):
-    """Carries bytes between a coordinator and its parties; it knows nothing of what they mean."""
+    """A carrier of bytes between a coordinator and its parties, ignorant of their meaning."""
 
     def send(self, to: str, data: bytes) -> None:
-        """Hand a message over and return at once. To a peer that is not there it is lost, and `left` has said so or will."""
+        """Queue a message and return at once. A message to an absent peer is lost; a `left` event reports the absence."""
 
     def next(self, timeout: float) -> TransportEvent | None:
-        """The next event, or None after `timeout` seconds without one."""
+        """Return the next event, or None after `timeout` seconds without one."""
 
     def close(self) -> None:
-        """Deliver what was handed over, for a moment at most, and end all connections."""
+        """Deliver queued messages for a short time at most, then end all connections."""

@@ -1,0 +1,105 @@
+"""A coordinator's run folder: checkpoint, history, figures and public parameters. It never holds ratings or ids."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.federation.agreement import Agreement
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.metrics_file import cost
+from verfedgnn.runs.run import read_history, write_history, write_json, write_public
+
+
+@dataclass
+class TrainingRecord:
+    """What the coordinator has recorded of a training so far, besides the state of the protocol."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """Validations, in the order of their rounds."""
+    seconds: float = 0.0
+    """Time spent in rounds."""
+    repeats: int = 0
+    """Number of restarted trips."""
+    finished: set[str] = field(default_factory=set)
+    """Parties that have received the result."""
+
+
+class CoordinatorStore:
+    """The state of a coordinator that survives a restart."""
+
+    def __init__(self, folder: Path, agreement: Agreement) -> None:
+        self.folder = folder
+        self.agreement = agreement
+
+    def claim(self) -> None:
+        """Create the folder for this agreement; raise `RunError` if it belongs to another one."""
+        config_file = self.folder / "config.toml"
+        mark = self.folder / "federation.txt"
+        fingerprint = self.agreement.fingerprint()
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            marked = mark.exists() and mark.read_text("utf-8").strip() == fingerprint
+            if config_file.exists() and not marked:
+                raise RunError(
+                    f"{self.folder} belongs to another agreement than federation.toml; choose another --out"
+                )
+            write_bytes(config_file, self.agreement.config.to_toml().encode())
+            write_bytes(mark, f"{fingerprint}\n".encode())
+
+    def restore(self, coordinator: Coordinator) -> TrainingRecord | None:
+        """Load the last checkpoint into `coordinator` and return its record; None without a checkpoint."""
+        found = read_checkpoint(self.folder / "checkpoint")
+        if found is None:
+            return None
+        states, values = found
+        coordinator.restore(states["_coordinator"])
+        record = TrainingRecord(
+            ledger=Ledger.from_dict(values["ledger"]), seconds=values["seconds"], repeats=values["repeats"]
+        )
+        if (self.folder / "history.jsonl").is_file():
+            record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
+        metrics_file = self.folder / "metrics.json"
+        if coordinator.done and metrics_file.is_file():
+            parties = json.loads(metrics_file.read_text("utf-8"))["parties"]
+            record.finished = {party["name"] for party in parties if party["has_result"]}
+        return record
+
+    def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
+        """Write the state of the protocol and the record."""
+        values = {"ledger": record.ledger.to_dict(), "seconds": record.seconds, "repeats": record.repeats}
+        states = {"_coordinator": coordinator.state()}
+        write_checkpoint(self.folder / "checkpoint", coordinator.round, states, values)
+
+    def write_history(self, record: TrainingRecord) -> None:
+        """Write the validations so far."""
+        with writing(self.folder):
+            write_history(self.folder, record.history)
+
+    def write_result(self, coordinator: Coordinator, record: TrainingRecord, refused: dict[str, int]) -> None:
+        """Write the public parameters of the best round, the ledger and the figures."""
+        config = self.agreement.config
+        best = coordinator.best
+        metrics = {
+            "valid": config.training.judged(best.error),
+            **cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
+            "best_round": best.round,
+            "public": parameters_digest(best.parameters),
+            "parties": [{"name": name, "has_result": name in record.finished} for name in coordinator.names],
+            "repeats": record.repeats,
+            "refused": refused,
+            "config": config.fingerprint(),
+            "seed": config.seed,
+        }
+        with writing(self.folder):
+            write_public(self.folder, best.parameters)
+            write_json(self.folder / "ledger.json", record.ledger.to_dict())
+            write_json(self.folder / "metrics.json", metrics)
