@@ -21,7 +21,7 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.data import TEST, TRAIN
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.serving.fold_in import Rated, fold_in
 from verfedgnn.serving.user_prior import tastes
 
@@ -39,7 +39,7 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / data)
     parties = vf.split_items(table, parties=3, by="genre")
     config = vf.Config.preset("best", seed=seed, gate=gate)
-    parts = [split(party.ratings, config.split, seed) for party in parties]
+    parts = [split_ratings(party.ratings, config.split, seed) for party in parties]
     new = np.random.default_rng(seed).permutation(table.n_users) < table.n_users // 10
     everybody = vf.train(parties, config, parts=parts)
     others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]

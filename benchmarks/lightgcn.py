@@ -29,7 +29,7 @@ from torch_geometric.nn import LGConv, LightGCN
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from verfedgnn.config import Config
-from verfedgnn.core.metrics import Ranking, ranking
+from verfedgnn.core.metrics import RankingScores, measure_ranking
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import read_ratings, split_items
 from verfedgnn.runs.prepared_data import Prepared, prepare
@@ -148,13 +148,13 @@ def load(data: str, seed: int, device: str) -> list[Prepared]:
 
 def figures(parties: list[Prepared], model: Model, part: str) -> dict[str, float]:
     """Means over users and parties, on the test part as evaluation/report.py does it, or on the validation part."""
-    total = Ranking.none()
+    total = RankingScores.none()
     for party, (users, items) in zip(parties, model, strict=True):
         judged, seen = (
             (party.test, [party.train, party.valid]) if part == "test" else (party.valid, [party.train])
         )
         wanted = judged.take(judged.rating >= upper_quarter(party.party.ratings.scale))
-        total += ranking(users, items, seen, wanted, K)
+        total += measure_ranking(users, items, seen, wanted, K)
     return {name: round(value, 5) for name, value in total.means(K).items() if value is not None}
 
 

@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from verfedgnn import Config
-from verfedgnn.privacy.rating_dp import within
+from verfedgnn.privacy.rating_dp import fit_budget
 from verfedgnn.research.experiments.result_tables import markdown, mean_std
 from verfedgnn.research.experiments.training_cell import Cell
 from verfedgnn.research.experiments.training_queue import run_cells
@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=0)
     options = parser.parse_args()
     noise = {
-        e: within(Config.preset("private"), wanted=e, delta=DELTA).gradients.noise_multiplier for e in BUDGETS
+        e: fit_budget(Config.preset("private"), wanted=e, delta=DELTA).gradients.noise_multiplier
+        for e in BUDGETS
     }
     cells = {
         (data, budget): [

@@ -14,7 +14,7 @@ from verfedgnn.data import TRAIN, pool_parties
 from verfedgnn.research.baselines.central_gnn import cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.user_item_means import fit_biases
 
 RIDGE = 100.0
@@ -40,7 +40,7 @@ class Ease(Method):
         """A model is two matrices for each party whose products are ratings; here users are rows of what is left of ratings."""
         began = time.perf_counter()
         table = pool_parties(parties)
-        parts = np.concatenate([split(party.ratings, config.split, config.seed) for party in parties])
+        parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
         mean, by_user, by_item = fit_biases(table, parts)
         seen = table.take(parts == TRAIN)
         left = np.zeros((table.n_users, table.n_items))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from verfedgnn.core import metrics
-from verfedgnn.core.metrics import Errors, ranking, rating_errors
+from verfedgnn.core.metrics import RatingErrors, measure_errors, measure_ranking
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import TEST, TRAIN, make_ratings, split_by_rating, synthetic_ratings
 from verfedgnn.training.user_item_means import bias_errors
@@ -24,11 +24,11 @@ def pairs(*rows: tuple[int, int, float]) -> Pairs:
 
 def test_errors_by_hand() -> None:
     users, items = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [1.0]])
-    errors = rating_errors(users, items, pairs((0, 0, 5.0), (1, 1, 1.0)))
-    assert errors == Errors(5.0, 3.0, 2)
+    errors = measure_errors(users, items, pairs((0, 0, 5.0), (1, 1, 1.0)))
+    assert errors == RatingErrors(5.0, 3.0, 2)
     assert errors.rmse == pytest.approx(math.sqrt(2.5))
     assert errors.mae == 1.5
-    assert (errors + Errors(1.0, 1.0, 1)).rmse == pytest.approx(math.sqrt(2))
+    assert (errors + RatingErrors(1.0, 1.0, 1)).rmse == pytest.approx(math.sqrt(2))
 
 
 def test_ranking_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_ranking_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, wanted = pairs((0, 0, 5.0)), pairs((0, 2, 5.0), (0, 4, 5.0), (1, 3, 5.0))
     for chunk in (1 << 23, 5):  # all users at once, and one at a time
         monkeypatch.setattr(metrics, "CHUNK_SCORES", chunk)
-        found = ranking(users, items, [seen], wanted, k=2)
+        found = measure_ranking(users, items, [seen], wanted, k=2)
         # user 0 is shown items 1, 2: finds item 2 in second place, of two wanted; user 1 is shown 0, 1: nothing
         assert found.users == 2
         assert found.recall == pytest.approx(1 / 2)
@@ -52,7 +52,7 @@ def test_a_perfect_ranking_scores_one() -> None:
     users = torch.from_numpy(rng.normal(size=(20, 4)).astype(np.float32))
     best = (users @ items.T).topk(3).indices
     wanted = pairs(*[(u, int(i), 5.0) for u in range(20) for i in best[u]])
-    found = ranking(users, items, [pairs((0, int((users[0] @ items.T).argmin()), 1.0))], wanted, k=5)
+    found = measure_ranking(users, items, [pairs((0, int((users[0] @ items.T).argmin()), 1.0))], wanted, k=5)
     assert found.means(5) == pytest.approx({"recall@5": 1.0, "ndcg@5": 1.0, "hitrate@5": 1.0})
 
 

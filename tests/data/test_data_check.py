@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import Checked, check_source, in_common
-from verfedgnn.data.rating_distribution import distribution, sizes
+from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
 
 Command = Callable[..., tuple[int, str, str]]
@@ -301,7 +301,7 @@ def test_real_layouts_have_their_own_readers(real_data: Path) -> None:
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
 def test_sizes_count_everyone_once(counts: list[int]) -> None:
-    bars = sizes(np.array(counts))
+    bars = bin_counts(np.array(counts))
     assert sum(count for _, count in bars) == len(counts)
     assert bars[0][1] > 0
     assert bars[-1][1] > 0
@@ -318,7 +318,7 @@ def test_sizes_count_everyone_once(counts: list[int]) -> None:
 )
 def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -> None:
     user, item, rating, time = (np.array(column) for column in zip(*rows, strict=True))
-    shape = distribution(user, item, rating, time, NOW)
+    shape = describe_ratings(user, item, rating, time, NOW)
     assert shape is not None
     assert sum(count for _, count in shape.values) == len(rows)
     assert sum(count for _, count in shape.per_user) == len(set(user.tolist()))
@@ -329,7 +329,9 @@ def test_bars_count_every_rating_once(rows: list[tuple[int, int, float, int]]) -
 def test_times_by_day_month_or_year() -> None:
     def labels(*days: str) -> list[str]:
         time = np.array(days, "datetime64[s]").astype(np.int64)
-        shape = distribution(np.zeros(len(days), int), np.arange(len(days)), np.ones(len(days)), time, NOW)
+        shape = describe_ratings(
+            np.zeros(len(days), int), np.arange(len(days)), np.ones(len(days)), time, NOW
+        )
         assert shape is not None
         return [label for label, _ in shape.over_time]
 

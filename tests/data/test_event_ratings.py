@@ -17,7 +17,7 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, read_ratings
 from verfedgnn.data import event_ratings as events
 from verfedgnn.data.data_check import check_source
-from verfedgnn.data.event_ratings import EventWeights, parse_events, rating_of, ratings_of_events
+from verfedgnn.data.event_ratings import EventWeights, parse_events, rate_events, rate_strength
 
 WEIGHTS = {"view": 1.0, "cart": 3.0, "purchase": 5.0}
 Event = tuple[str, str, str, int]
@@ -40,7 +40,7 @@ def made(rows: list[Event], weights: EventWeights = WEIGHTS, size: int = 7) -> R
     )
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     batches = [pa.record_batch(list(map(list, zip(*part, strict=True))), schema=schema) for part in parts]
-    return ratings_of_events(lambda: batches, weights, name="events", where=lambda row: f"row {row + 1}")
+    return rate_events(lambda: batches, weights, name="events", where=lambda row: f"row {row + 1}")
 
 
 def by_pair(ratings: Ratings) -> dict[tuple[str, str], tuple[float, int]]:
@@ -52,8 +52,8 @@ def by_pair(ratings: Ratings) -> dict[tuple[str, str], tuple[float, int]]:
 
 def test_the_documented_values() -> None:
     s = np.array([0.0, 1, 2, 3, 5, 10])
-    assert rating_of(s) == pytest.approx([1, 1.97, 2.70, 3.26, 4, 4.75], abs=0.005)
-    assert rating_of(s, (0, 10)) == pytest.approx((rating_of(s) - 1) * 2.5)
+    assert rate_strength(s) == pytest.approx([1, 1.97, 2.70, 3.26, 4, 4.75], abs=0.005)
+    assert rate_strength(s, (0, 10)) == pytest.approx((rate_strength(s) - 1) * 2.5)
 
 
 @given(EVENTS, st.randoms(), st.integers(1, 20))

@@ -21,8 +21,8 @@ from verfedgnn.cli.party_command import read_own_ratings
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, parties_from_files, read_parties, read_ratings
 from verfedgnn.data.database_engines import ROWS
-from verfedgnn.data.read_options import Reading
-from verfedgnn.data.source_address import shown
+from verfedgnn.data.read_options import ReadOptions
+from verfedgnn.data.source_address import redact
 from verfedgnn.data.table_sources import open_table
 
 duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed (extra sql)")
@@ -270,7 +270,8 @@ def test_a_server_is_only_read(server: Any) -> None:
 
 def test_a_party_of_a_federation_reads_like_that(files: Files) -> None:
     table = read_own_ratings(
-        str(files.sqlite), Reading(query=("select user, item from ratings",), events=("1",), scale=("0,10",))
+        str(files.sqlite),
+        ReadOptions(query=("select user, item from ratings",), events=("1",), scale=("0,10",)),
     )
     assert (len(table), table.scale) == (len(ROWS_OF), (0, 10))
 
@@ -406,15 +407,15 @@ def test_no_password_in_what_is_written(server: Any, command: Command, tmp_path:
 
 
 def test_what_is_shown_of_a_source() -> None:
-    assert shown("postgresql://u:p@h:5432/db?sslmode=require&password=p") == "postgresql://u:***@h:5432/db"
-    assert shown("film=postgresql://u:p@h/db") == "film=postgresql://u:***@h/db"
-    assert shown("postgresql://u@h/db") == "postgresql://u@h/db"
-    assert shown("postgresql://host/db?password=s3cret@x") == "postgresql://host/db"
-    assert shown("postgresql://u@host/db?password=s3c@ret") == "postgresql://u@host/db"
-    assert shown("postgresql://u:p@host/db?password=s3c@ret") == "postgresql://u:***"
-    assert shown("postgresql://u:p@s?s@host/db") == "postgresql://u:***"
-    assert shown("host=h password='a b' user=u") == "host=h password=*** user=u"
-    assert shown("data/film@home.csv") == "data/film@home.csv"
+    assert redact("postgresql://u:p@h:5432/db?sslmode=require&password=p") == "postgresql://u:***@h:5432/db"
+    assert redact("film=postgresql://u:p@h/db") == "film=postgresql://u:***@h/db"
+    assert redact("postgresql://u@h/db") == "postgresql://u@h/db"
+    assert redact("postgresql://host/db?password=s3cret@x") == "postgresql://host/db"
+    assert redact("postgresql://u@host/db?password=s3c@ret") == "postgresql://u@host/db"
+    assert redact("postgresql://u:p@host/db?password=s3c@ret") == "postgresql://u:***"
+    assert redact("postgresql://u:p@s?s@host/db") == "postgresql://u:***"
+    assert redact("host=h password='a b' user=u") == "host=h password=*** user=u"
+    assert redact("data/film@home.csv") == "data/film@home.csv"
 
 
 # -- several sources -------------------------------------------------------------------------------------------------------
@@ -441,7 +442,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
     code, _, err = command("train", *words, *options, "--set", "epochs=1", "--set", "batch=50", "--json")
     assert code == 0, err
     assert "2 parties, 20 common users" in err
-    reading = Reading(
+    reading = ReadOptions(
         query=("film:select * from ratings",),
         columns=("books:user=uid,item=book,rating=points",),
         encoding=("latin-1",),
@@ -462,7 +463,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
 def test_options_that_cannot_be_meant(two: list[str]) -> None:
     def read(**options: str | tuple[str, ...]) -> Callable[[], object]:
         texts = {name: (text,) if isinstance(text, str) else text for name, text in options.items()}
-        return lambda: read_parties(two, reading=Reading(**texts))
+        return lambda: read_parties(two, reading=ReadOptions(**texts))
 
     fails(read(query="flm:select 1"), "--query flm:... is for a source that is not there", "film, books")
     fails(read(columns="book:user=uid"), "--columns book:...", "film, books")

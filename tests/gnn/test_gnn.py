@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dense
 from verfedgnn.config.model_forms import PropagationModel
-from verfedgnn.core.graph import Graph, party_graph
+from verfedgnn.core.graph import Graph, build_graph
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
@@ -23,7 +23,7 @@ GNNS = ["gcn", "gat", "ggnn"]
 
 def hand_graph() -> Graph:
     """Users 0, 1; items 0, 1; edges 0-0, 0-1, 1-1. The party holds 2 of 4 items: ratio 2."""
-    return party_graph(np.array([0, 0, 1]), np.array([0, 1, 1]), users=2, items=2, ratio=2.0)
+    return build_graph(np.array([0, 0, 1]), np.array([0, 1, 1]), users=2, items=2, ratio=2.0)
 
 
 def column(*values: float) -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_one_party_equals_dense_reference(gnn: str, case: tuple[np.ndarray, int,
     ).requires_grad_()
     public = {name: value.clone().requires_grad_() for name, value in public.items()}
     user, item = np.nonzero(adjacency)
-    graph = party_graph(user, item, users=users, items=adjacency.shape[1])
+    graph = build_graph(user, item, users=users, items=adjacency.shape[1])
     out = model.propagate(
         {n: v.unsqueeze(0) for n, v in public.items()}, {"items": items.unsqueeze(0)}, graph, None
     )

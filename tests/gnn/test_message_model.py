@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dense
 from verfedgnn import Config, ConfigError
 from verfedgnn.config.model_forms import PropagationModel
-from verfedgnn.core.graph import party_graph
+from verfedgnn.core.graph import build_graph
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
@@ -139,7 +139,7 @@ def test_products_along_edges_are_those_of_pairs(seed: int, gnn: str) -> None:
     rng = np.random.default_rng(seed)
     user, item = np.nonzero(rng.random((6, 5)) < 0.5)
     config = Config.preset("best", model=gnn, dim=3).model
-    model, graph = Model(config, 6), party_graph(user, item, users=6, items=5)
+    model, graph = Model(config, 6), build_graph(user, item, users=6, items=5)
     public = model.initial_public(seed, 3.0)
     private = model.initial_private(rng, 5, 3.0)
     pairs = Pairs(
@@ -166,7 +166,7 @@ def test_regularisers_by_hand() -> None:
     """Two users, one item, three ratings: every weight where docs/model.md has it."""
     pairs = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]), torch.zeros(3))
     work = Work({}, None, Batch(pairs, 2, 1, share=0.5))
-    graph = party_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1)
+    graph = build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1)
     leaves = {
         "users": torch.tensor([[[1.0], [2.0]]]),
         "items": torch.tensor([[[3.0]]]),

@@ -160,7 +160,7 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
         (EXAMPLES / "my_baseline.py").read_text().replace("@vf.register\n", "")
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert plugins.gnn_names() == ["gcn", "gat", "ggnn", "broken", "lost", "sage"]
+    assert plugins.list_gnns() == ["gcn", "gat", "ggnn", "broken", "lost", "sage"]
     assert "acme_sage" not in sys.modules
     assert vf.Config.preset("best", model="sage").model.gnn == "sage"
     assert method("ease").title == "Item-item ridge (EASE)"
@@ -168,9 +168,11 @@ def test_installed_packages_offer_plugins(tmp_path: Path, monkeypatch: pytest.Mo
     assert code is not None
     assert code.startswith("acme 1.0 sha256:")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.1\n")
-    newer = origin.identify(plugins.gnn("sage", "messages"))
+    newer = origin.identify(plugins.load_gnn("sage", "messages"))
     assert newer is not None
-    assert origin.digest(newer) != origin.digest(code), "another version may import other code"
+    assert origin.extract_digest(newer) != origin.extract_digest(code), (
+        "another version may import other code"
+    )
     with pytest.raises(vf.ConfigError, match="acme_missing cannot be loaded"):
         vf.Config.preset("best", model="broken")
     with pytest.raises(vf.ConfigError, match="acme_sage is offered as 'lost' and registers no such name"):

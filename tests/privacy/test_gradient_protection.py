@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from verfedgnn import Config, ConfigError
 from verfedgnn.config.gradient_mechanisms import GradientConfig
 from verfedgnn.privacy.accounting import privacy_report
-from verfedgnn.privacy.gradient_protection import Rescale, clip, laplace, protect, ternary, worth
+from verfedgnn.privacy.gradient_protection import (
+    Rescale,
+    add_laplace,
+    clip,
+    invert_rescale,
+    protect,
+    quantize_ternary,
+)
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.optimizer import average, step
 from verfedgnn.protocol.round.replica import participation_scale
@@ -31,7 +38,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def test_ternary_follows_its_distribution_and_is_unbiased() -> None:
     x = torch.tensor([0.5, -0.5, 0.1, 0.0, -0.3, 3.0])
-    draws = ternary(x.expand(200_000, 6), 3.0, generator()).double()
+    draws = quantize_ternary(x.expand(200_000, 6), 3.0, generator()).double()
     assert set(draws.unique().tolist()) == {-1.0, 0.0, 1.0}
     assert (draws * x.sign() >= 0).all(), "a sign is never reversed"
     p = x.abs().double() / 3
@@ -43,7 +50,7 @@ def released(x: float, r: float) -> dict[int, float]:
     """The distribution of one coordinate's release, read off the mechanism itself over an even grid of uniform draws."""
     grid = (torch.arange(2000) + 0.5) / 2000
     with mock.patch.object(torch, "rand", return_value=grid):
-        draws = ternary(torch.full((2000,), x), r, generator())
+        draws = quantize_ternary(torch.full((2000,), x), r, generator())
     return {sign: float((draws == sign).double().mean()) for sign in (-1, 0, 1)}
 
 
@@ -65,7 +72,7 @@ def test_total_variation_of_a_release(x: list[float], y: list[float], r: float) 
 
 
 def test_laplace_noise_has_its_scale() -> None:
-    noise = laplace(torch.zeros(200_000), 0.5, generator()).double()
+    noise = add_laplace(torch.zeros(200_000), 0.5, generator()).double()
     assert abs(noise.mean()) < SIGMAS * noise.std() / math.sqrt(len(noise))
     magnitude = noise.abs()
     assert abs(magnitude.mean() - 2.0) < SIGMAS * magnitude.std() / math.sqrt(len(noise))
@@ -73,7 +80,7 @@ def test_laplace_noise_has_its_scale() -> None:
 
 def recovered(total: torch.Tensor, config: GradientConfig, factors: Rescale) -> torch.Tensor:
     """The gradient behind a sum of protected ones, the first two coordinates of users."""
-    found = worth(config, factors, 1.0)
+    found = invert_rescale(config, factors, 1.0)
     return total.float() * torch.tensor([found.users] * 2 + [found.weights] * (len(total) - 2))
 
 

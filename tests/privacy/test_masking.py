@@ -20,7 +20,7 @@ from verfedgnn.protocol.party.policy import Policy
 def circle(count: int) -> list[Masker]:
     maskers = [Masker() for _ in range(count)]
     for index, masker in enumerate(maskers):
-        masker.meet(index, [m.public for m in maskers])
+        masker.derive_secrets(index, [m.public for m in maskers])
     return maskers
 
 
@@ -63,11 +63,11 @@ def test_no_stream_is_used_twice() -> None:
 def test_keys_that_are_not_the_parties_own_are_refused() -> None:
     masker, other = Masker(), Masker()
     with pytest.raises(vf.ProtocolError, match="not the parties' own"):
-        masker.meet(0, [other.public, masker.public])
+        masker.derive_secrets(0, [other.public, masker.public])
     with pytest.raises(vf.ProtocolError, match="not the parties' own"):
-        masker.meet(0, [masker.public, masker.public])
+        masker.derive_secrets(0, [masker.public, masker.public])
     with pytest.raises(vf.ProtocolError, match="not usable"):
-        masker.meet(0, [masker.public, "00" * 32])
+        masker.derive_secrets(0, [masker.public, "00" * 32])
 
 
 def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[vf.PartyData]) -> None:

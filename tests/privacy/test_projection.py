@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
-from verfedgnn.privacy.projection import Projection, block_rows, blocks
+from verfedgnn.privacy.projection import Projection, block_rows, cut_blocks
 
 # Each statistical test below compares a mean of independent draws with its expected value and fails beyond five standard
 # errors: by chance less than once in a million runs with fresh seeds. The seeds are fixed, so a failure is a defect.
@@ -41,7 +41,7 @@ def test_theorem_2_mean_error() -> None:
 def test_theorem_2_block_by_block() -> None:
     """A block-diagonal Phi has the error of its block size."""
     assert_mean(errors(60, 5, 20, "adjoint"), 21 / 4)
-    assert [stop - start for start, stop in blocks(11, 5)] == [5, 6]
+    assert [stop - start for start, stop in cut_blocks(11, 5)] == [5, 6]
 
 
 def test_scaled_reconstruction_has_the_least_error_of_its_kind() -> None:
@@ -52,7 +52,7 @@ def test_scaled_reconstruction_has_the_least_error_of_its_kind() -> None:
 @given(users=st.integers(1, 50), ratio=st.floats(1, 20), block=st.integers(0, 60), seed=st.integers(0, 99))
 def test_project_and_reconstruct_are_adjoint(users: int, ratio: float, block: int, seed: int) -> None:
     phi = Projection(users, ratio=ratio, block=block, seed=seed)
-    assert phi.rows == sum(block_rows(stop - start, ratio) for start, stop in blocks(users, block))
+    assert phi.rows == sum(block_rows(stop - start, ratio) for start, stop in cut_blocks(users, block))
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(users, 3)).astype(np.float32))
     y = torch.from_numpy(rng.normal(size=(phi.rows, 3)).astype(np.float32))
@@ -81,7 +81,7 @@ def test_a_phi_too_large_to_draw_is_refused_with_the_way_out() -> None:
 def test_blocks_are_of_two_sizes_in_order() -> None:
     """So that many of them are one product; nobody is left out."""
     for users, block in ((10, 3), (1000, 256), (1025, 256), (19, 10), (7, 100)):
-        bounds = blocks(users, block)
+        bounds = cut_blocks(users, block)
         sizes = [stop - start for start, stop in bounds]
         assert sizes == sorted(sizes)
         assert sizes[-1] - sizes[0] <= 1
@@ -93,7 +93,7 @@ def test_a_piece_of_many_blocks_is_its_blocks() -> None:
     phi = Projection(1025, ratio=5, block=64, seed=3)
     dense = phi.project(torch.eye(1025))
     row = 0
-    for index, (start, stop) in enumerate(blocks(1025, 64)):
+    for index, (start, stop) in enumerate(cut_blocks(1025, 64)):
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([3, index])))
         q = (stop - start) // 5
         block = dense[row : row + q, start:stop]

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 import verfedgnn as vf
 from helpers import federation, same
-from verfedgnn.core.graph import party_graph
+from verfedgnn.core.graph import build_graph
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.privacy.rating_dp import (
-    noised_items,
-    noised_validation,
+    add_item_noise,
+    add_validation_noise,
+    fit_budget,
     rating_epsilon,
-    released,
+    release_gradient,
     sensitivity,
     unit,
-    within,
 )
-from verfedgnn.privacy.release_events import Release, epsilon, gaussian
+from verfedgnn.privacy.release_events import Release, compose_epsilon, gaussian
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import LOCAL
 from verfedgnn.protocol.round.forward_backward import Work, compute
@@ -53,7 +53,7 @@ def gradients(pairs: Pairs, config: vf.Config, seed: int) -> tuple[torch.Tensor,
     items *= config.model.bound / items.norm(dim=1, keepdim=True).clamp(min=config.model.bound)
     own = {"items": items, "item_bias": torch.randn(ITEMS, 1, generator=state)}
     train = party.targets.train
-    graph = party_graph(train.user.numpy(), train.item.numpy(), users=USERS, items=ITEMS)
+    graph = build_graph(train.user.numpy(), train.item.numpy(), users=USERS, items=ITEMS)
     work = Work(private=own, others=None, batch=Batch(train, USERS, ITEMS, edges=True))
     (outcome,) = compute(party.model, graph, public, None, [work], config.training)
     assert outcome.public_gradient is not None
@@ -92,11 +92,13 @@ def test_noise_is_shared_out_so_that_the_others_have_all_of_it() -> None:
     """40,000 values of one of five parties: four of them have the variance asked for, within five standard errors."""
     config = private()
     rng = np.random.default_rng(0)
-    values = released(torch.zeros(40_000), config, parties=5, active=5, rng=rng).astype(float) / unit(config)
+    values = release_gradient(torch.zeros(40_000), config, parties=5, active=5, rng=rng).astype(float) / unit(
+        config
+    )
     wanted = (config.gradients.noise_multiplier * sensitivity(config)) ** 2 / 4
     assert abs(values.var() / wanted - 1) < 5 * math.sqrt(2 / 40_000)
     assert abs(values.mean()) < 5 * math.sqrt(wanted / 40_000)
-    noisy = noised_items({"items": torch.zeros(40_000, 1)}, config, rng)["items"]
+    noisy = add_item_noise({"items": torch.zeros(40_000, 1)}, config, rng)["items"]
     assert abs(float(noisy.var()) / (4 * wanted) - 1) < 5 * math.sqrt(2 / 40_000)
 
 
@@ -105,7 +107,7 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
     step = 1 / unit(config)
     assert step < config.gradients.noise_multiplier * sensitivity(config) / 256
     draws = [
-        released(gradient, config, parties=3, active=3, rng=np.random.default_rng(seed))
+        release_gradient(gradient, config, parties=3, active=3, rng=np.random.default_rng(seed))
         for seed in range(300)
     ]
     error = np.mean(draws, 0) * step - gradient.numpy()
@@ -121,7 +123,7 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
 def test_epsilon_is_that_of_gaussian_noise_to_rounding() -> None:
     """Fine integers: the Skellam bound comes near alpha / (2 z^2), and users and items make twice that."""
     config = private(noise_multiplier=10.0)
-    normal = epsilon([Release("gradients", 80, gaussian(10.0))], 1e-6)
+    normal = compose_epsilon([Release("gradients", 80, gaussian(10.0))], 1e-6)
     assert normal <= rating_epsilon(config, rounds=40, validations=0, delta=1e-6) <= 1.02 * normal
 
 
@@ -142,7 +144,7 @@ def test_epsilon_grows_with_rounds_and_falls_with_noise() -> None:
 
 @pytest.mark.parametrize("wanted", [0.5, 1.0, 4.0, 20.0])
 def test_a_budget_is_met_and_used_up(wanted: float) -> None:
-    chosen = within(private(), wanted=wanted, delta=1e-5)
+    chosen = fit_budget(private(), wanted=wanted, delta=1e-5)
     spent = rating_epsilon(chosen, rounds=40, validations=4, delta=1e-5)
     assert 0.99 * wanted < spent <= wanted
     assert chosen.gradients.delta == 1e-5
@@ -154,9 +156,9 @@ def test_the_preset_is_epsilon_four() -> None:
 
 def test_budgets_and_settings_that_cannot_be() -> None:
     with pytest.raises(vf.ConfigError, match=r"needs gradients\.mechanism = skellam: ternary"):
-        within(vf.Config.preset("paper"), wanted=4, delta=1e-6)
+        fit_budget(vf.Config.preset("paper"), wanted=4, delta=1e-6)
     with pytest.raises(vf.ConfigError, match="no noise keeps"):
-        within(private(), wanted=1e-9, delta=1e-6)
+        fit_budget(private(), wanted=1e-9, delta=1e-6)
     for values, named in (
         ({"masking": False}, "masking"),
         ({"batch": 100}, "batch"),
@@ -185,7 +187,7 @@ def attacked(noise: float, trials: int) -> float:
     rng = np.random.default_rng(7)
 
     def seen(gradient: torch.Tensor) -> np.ndarray:
-        draws = [released(gradient, config, parties=2, active=2, rng=rng) for _ in range(trials)]
+        draws = [release_gradient(gradient, config, parties=2, active=2, rng=rng) for _ in range(trials)]
         return np.stack(draws) @ direction / unit(config)
 
     there, not_there = seen(with_it), seen(without)
@@ -260,5 +262,5 @@ def test_a_private_run_repeats_resumes_and_reports(small_parties: list[vf.PartyD
 
 def test_noised_validation_is_bounded_by_the_scale() -> None:
     config, rng = private(noise_multiplier=1e-9), np.random.default_rng(0)
-    error, count = noised_validation(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, rng)
+    error, count = add_validation_noise(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, rng)
     assert (error, count) == (pytest.approx(21.0), 3)

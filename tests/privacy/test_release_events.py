@@ -15,12 +15,12 @@ from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.release_events import (
     ORDERS,
     Release,
-    epsilon,
+    compose_epsilon,
+    compose_total_variation,
     gaussian,
     laplace,
     skellam,
     ternary,
-    total_variation,
 )
 
 REST: dict[str, Any] = {"users": 9, "rows": 1, "protected": True, "randomness": ""}
@@ -40,7 +40,7 @@ def test_composed_gaussian_noise_is_above_the_exact_curve_and_near_it(
     noise: float, count: int, delta: float
 ) -> None:
     """k releases of noise z are one of noise z / sqrt(k); Renyi bounds lose little against the exact delta."""
-    found = epsilon([Release("x", count, gaussian(noise))], delta)
+    found = compose_epsilon([Release("x", count, gaussian(noise))], delta)
     mu = math.sqrt(count) / noise
     assert normal_delta(mu, found) <= delta * (1 + 1e-6)
     if 0.1 < mu < 4:
@@ -49,7 +49,7 @@ def test_composed_gaussian_noise_is_above_the_exact_curve_and_near_it(
 
 @given(st.floats(0.05, 2.0), st.integers(1, 300))
 def test_composed_laplace_noise_is_never_above_the_sum(each: float, count: int) -> None:
-    found = epsilon([Release("x", count, laplace(each))], 1e-6)
+    found = compose_epsilon([Release("x", count, laplace(each))], 1e-6)
     assert 0 < found <= each * count * (1 + 1e-9) + math.log(1e6) / (ORDERS[-1] - 1)
 
 
@@ -57,11 +57,11 @@ def test_figures_of_dp_accountings_own_examples() -> None:
     """Its test of the Gaussian mechanism: noise 1 at orders 2 to 1024 is alpha / 2; ten releases of a Laplace mechanism of 1."""
     alpha = np.array(ORDERS, float)
     tail = np.log1p(-1 / alpha) - (math.log(1e-6) + np.log(alpha)) / (alpha - 1)
-    assert epsilon([Release("x", 1, gaussian(1.0))], 1e-6) == pytest.approx(np.min(alpha / 2 + tail))
+    assert compose_epsilon([Release("x", 1, gaussian(1.0))], 1e-6) == pytest.approx(np.min(alpha / 2 + tail))
     each = 1 + np.log1p((alpha - 1) * np.expm1(1 - 2 * alpha) / (2 * alpha - 1)) / (
         alpha - 1
     )  # Mironov 2017, Proposition 6
-    assert epsilon([Release("x", 10, laplace(1.0))], 1e-6) == pytest.approx(np.min(10 * each + tail))
+    assert compose_epsilon([Release("x", 10, laplace(1.0))], 1e-6) == pytest.approx(np.min(10 * each + tail))
 
 
 def skellam_divergence(alpha: int, variance: float, shift: int) -> float:
@@ -92,7 +92,7 @@ def test_skellam_bound_holds_for_the_distribution_itself(variance: float, shift:
 def test_total_variation_composes_to_what_two_coins_have(parts: list[tuple[float, int]]) -> None:
     """The worst case shows its input outright with probability delta: after k of them, with 1 - prod (1 - delta)."""
     expected = 1 - math.prod((1 - 1 / r) ** count for r, count in parts)
-    assert total_variation(Release("x", count, ternary(r)) for r, count in parts) == pytest.approx(
+    assert compose_total_variation(Release("x", count, ternary(r)) for r, count in parts) == pytest.approx(
         expected, abs=1e-12
     )
 

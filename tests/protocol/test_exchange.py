@@ -16,8 +16,8 @@ from helpers import federation, same
 from verfedgnn import split_items
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.data import pool_parties
-from verfedgnn.privacy.release_events import Release, epsilon
-from verfedgnn.privacy.skellam_noise import noised_sum, skellam
+from verfedgnn.privacy.release_events import Release, compose_epsilon
+from verfedgnn.privacy.skellam_noise import draw_skellam, noised_sum_event
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.neighbourhood_exchange import Received, Sent
 from verfedgnn.protocol.round.replica import Replica
@@ -150,7 +150,7 @@ def test_sixteen_bits_round_and_cut_off(values: list[float], parties: int) -> No
 
 def test_skellam_noise_has_its_variance_and_adds_up() -> None:
     rng = np.random.default_rng(0)
-    shares = sum(skellam((200_000,), 25.0, rng) for _ in range(4))
+    shares = sum(draw_skellam((200_000,), 25.0, rng) for _ in range(4))
     assert isinstance(shares, np.ndarray)
     assert abs(shares.mean()) < SIGMAS * 10 / math.sqrt(len(shares))
     spread = shares.astype(float).var()
@@ -196,13 +196,13 @@ def test_rows_are_clipped_and_short_ones_left_alone(seed: int) -> None:
 
 def test_epsilon_of_large_noise_is_the_gaussian_mechanisms() -> None:
     """With a large variance Skellam is Gaussian: rho = l2^2 / (2 sigma^2), epsilon about rho + 2 sqrt(rho log 1/delta)."""
-    event = noised_sum(noise=1.0, clip=1.0, columns=16, unit=1 << 20)
-    found = epsilon([Release("sums", 4, event)], 1e-6)
+    event = noised_sum_event(noise=1.0, clip=1.0, columns=16, unit=1 << 20)
+    found = compose_epsilon([Release("sums", 4, event)], 1e-6)
     rho = 4 / 2
     assert (
         0.8 * (rho + 2 * math.sqrt(rho * math.log(1e6))) < found <= rho + 2 * math.sqrt(rho * math.log(1e6))
     )
-    assert epsilon([Release("sums", 40, event)], 1e-6) > found
+    assert compose_epsilon([Release("sums", 40, event)], 1e-6) > found
 
 
 @pytest.mark.parametrize("mode", ["projected", "masked", "noised", "exact", "off"])

@@ -11,7 +11,7 @@ import torch
 
 import dense
 from verfedgnn import Config, split_items
-from verfedgnn.core.graph import party_graph
+from verfedgnn.core.graph import build_graph
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.operator import inverse_sqrt
@@ -145,7 +145,7 @@ def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:
 
 def test_estimators_are_exact_when_every_party_has_its_share() -> None:
     """E_p(N_u) = N_u when each of three equal parties holds a third of a user's items."""
-    graph = party_graph(np.array([0, 0, 1]), np.array([0, 1, 0]), users=2, items=2, ratio=3.0)
+    graph = build_graph(np.array([0, 0, 1]), np.array([0, 1, 0]), users=2, items=2, ratio=3.0)
     operator = GCN(dim=1, layers=1)
     near = operator.gather(torch.ones(1, 2, 1), graph.user_degree, None, graph, inverse_sqrt)
     assert near.scale.flatten().tolist() == pytest.approx([6**-0.5, 3**-0.5])

@@ -15,7 +15,7 @@ import verfedgnn as vf
 from helpers import config as paper
 from helpers import federation, same
 from verfedgnn.core.errors import Interrupted
-from verfedgnn.core.graph import party_graph, users_of
+from verfedgnn.core.graph import build_graph, restrict_graph
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.party.policy import Policy
@@ -66,8 +66,8 @@ def test_parts_are_whole_blocks_of_the_projection() -> None:
 def test_the_graph_of_some_users_has_their_edges(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = rng.random((9, 5)) < 0.4
-    graph = party_graph(*np.nonzero(table), users=9, items=5, ratio=2.0)
-    part = users_of(graph, slice(3, 7))
+    graph = build_graph(*np.nonzero(table), users=9, items=5, ratio=2.0)
+    part = restrict_graph(graph, slice(3, 7))
     items = torch.from_numpy(rng.normal(size=(1, 5, 2)).astype(np.float32))
     torch.testing.assert_close(part.sum_items(items), graph.sum_items(items)[:, 3:7])
     torch.testing.assert_close(part.user_degree, graph.user_degree[:, 3:7])

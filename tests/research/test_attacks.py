@@ -34,13 +34,13 @@ from verfedgnn.research.baselines import METHODS, Where
 from verfedgnn.research.experiments.training_queue import Record
 from verfedgnn.research.paper.attack_tables import TABLE3, TABLE4, TABLE5, TABLE7
 from verfedgnn.research.paper.paper_experiment import Scope
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 
 SHARES = (0.2, 0.5, 0.8)
 
 
 def planted(parties: list[vf.PartyData], chosen: vf.Config, share: float = 0.8, seed: int = 0) -> Planted:
-    parts = [split(party.ratings, chosen.split, chosen.seed) for party in parties]
+    parts = [split_ratings(party.ratings, chosen.split, chosen.seed) for party in parties]
     return plant(parties, parts, target=1, share=share, rng=np.random.default_rng(seed))
 
 

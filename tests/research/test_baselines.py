@@ -10,14 +10,14 @@ import torch
 
 import verfedgnn as vf
 from helpers import federation
-from verfedgnn.core.graph import party_graph
+from verfedgnn.core.graph import build_graph
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.gnn.neighbourhood_generator import Generator
 from verfedgnn.protocol.wire.messages import RoundReply
 from verfedgnn.research.baselines import METHODS, Where, in_all, method
 from verfedgnn.research.baselines.central_gnn import cut, pooled
 from verfedgnn.research.baselines.fedpergnn import PseudoParty, like
-from verfedgnn.runs.prepared_data import prepare, split
+from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.alone import solo_config
 from verfedgnn.training.user_item_means import bias_errors
@@ -81,7 +81,7 @@ def test_the_bias_method_is_the_bias_baseline(small_parties: list[vf.PartyData])
     trained = method("bias").train(small_parties, config, Where(CPU))
     judged = evaluate(prepare(small_parties, config, CPU), [(m.users, m.items) for m in trained.models])
     table = pool_parties(small_parties)
-    parts = np.concatenate([split(p.ratings, config.split, config.seed) for p in small_parties])
+    parts = np.concatenate([split_ratings(p.ratings, config.split, config.seed) for p in small_parties])
     assert judged["test"]["rmse"] == pytest.approx(bias_errors(table, parts).rmse, abs=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_a_generated_neighbourhood_by_hand() -> None:
     """Without inner weights the generator is its bias times how often the own share is missing; L is the squared distance."""
     generator, graph = (
         Generator(2, 1),
-        party_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0),
+        build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0),
     )
     weights = {name: torch.zeros(1, *shape) for name, shape in generator.weights().items()}
     weights["imagine_bias"][:] = torch.tensor([1.0, -2.0])

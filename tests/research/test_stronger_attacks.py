@@ -16,7 +16,7 @@ import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
 from verfedgnn.core.pairs import Pairs
-from verfedgnn.privacy.gradient_protection import ternary
+from verfedgnn.privacy.gradient_protection import quantize_ternary
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.research.attacks import count_sketch as sketch
 from verfedgnn.research.attacks import many_releases as rounds
@@ -31,7 +31,7 @@ from verfedgnn.research.attacks.membership_inference import membership, squared_
 from verfedgnn.research.attacks.recording import TOGETHER, Tapped, tapped
 from verfedgnn.research.attacks.round_stacking import stacked, unmix, unmix_sums, users_of_items
 from verfedgnn.research.attacks.sparse_recovery import equal_size, largest, nnls, omp, polish
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -231,7 +231,7 @@ def test_the_mean_of_ternary_releases_has_an_error_of_one_over_the_root_of_their
     x = (torch.rand(2000, generator=generator()) - 0.5).view(500, 4)
     average = rounds.Average()
     for seed in range(releases):
-        average.add(3 * ternary(x, 3.0, generator(seed)).float())
+        average.add(3 * quantize_ternary(x, 3.0, generator(seed)).float())
     squared = float((average.mean - x.double()).square().sum())
     assert squared == pytest.approx(rounds.release_error(x, 3.0, releases), rel=0.2)
     assert average.activity.mean().item() == pytest.approx(x.abs().sum(1).mean().item(), rel=0.1)
@@ -242,7 +242,7 @@ def test_zero_stays_zero_so_a_release_that_is_not_is_proof() -> None:
     x[1] = 0.5
     average = rounds.Average()
     for seed in range(60):
-        average.add(ternary(x, 3.0, generator(seed)).float())
+        average.add(quantize_ternary(x, 3.0, generator(seed)).float())
     assert average.proven.tolist() == [False, True, False, False]  # (5/6)^180 for none
 
 
@@ -733,7 +733,7 @@ def test_users_alone_in_a_bucket_are_read_off_a_federations_neighbourhoods(
 
 
 def test_a_smaller_share_of_fakes_is_planted_and_used(four: list[vf.PartyData]) -> None:
-    parts = [split(party.ratings, best().split, 0) for party in four]
+    parts = [split_ratings(party.ratings, best().split, 0) for party in four]
     fakes = plant(four, parts, target=1, share=0.5, rng=np.random.default_rng(0))
     found = stronger.attack_sums(four, best(), rounds=60, share=0.5, victims=50)
     assert len(fakes.users) < four[1].ratings.n_items

@@ -201,14 +201,14 @@ def test_a_full_disk_leaves_no_half_run(
 
     config = vf.Config.preset("paper", epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr("verfedgnn.runs.run.write_parties", full)
+        patch.setattr("verfedgnn.runs.run.write_party_tables", full)
         with pytest.raises(vf.RunError, match="make room, then repeat the command"):
             vf.train(small_parties, config, out=tmp_path / "run")
     vf.train(small_parties, config, out=tmp_path / "run")
     assert (tmp_path / "run" / "metrics.json").is_file()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "notes.txt").write_text("not ours")
-    monkeypatch.setattr("verfedgnn.runs.run.write_parties", full)
+    monkeypatch.setattr("verfedgnn.runs.run.write_party_tables", full)
     with pytest.raises(vf.RunError):
         begin_folder(tmp_path / "theirs", config, small_parties, [])
     assert [file.name for file in (tmp_path / "theirs").iterdir()] == ["notes.txt"]

@@ -23,7 +23,7 @@ from verfedgnn.cli.main import main
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.serving.approximate_index import IndexedShelf
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue, Ids
 from verfedgnn.serving.explain import reasons, similar
@@ -271,7 +271,7 @@ def test_newcomers_come_near_the_trained() -> None:
         synthetic_ratings(users=400, items=120, ratings=16000, seed=7), parties=3, seed=7
     )
     config = vf.Config.preset("best", epochs=150, gate=False)
-    parts = [split(party.ratings, config.split, 0) for party in parties]
+    parts = [split_ratings(party.ratings, config.split, 0) for party in parties]
     new = np.arange(400) % 5 == 0
     kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
     others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]

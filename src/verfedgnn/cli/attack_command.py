@@ -48,14 +48,14 @@ def attack(
     A run folder holds no messages, so for a party and for the coordinator the training is run again, with the same settings and
     data, and listened to.
     """
-    from verfedgnn.core.files import writable, writing
+    from verfedgnn.core.files import check_writable, writing
     from verfedgnn.runs.run import Run, write_json
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
     path = run / "attacks" / f"{'party' if who.startswith('party') else who}.json"
     loaded = Run.load(run)
-    writable(path.parent)
+    check_writable(path.parent)
     names = [party.name for party in loaded.parties]
     if len(names) < 2:
         raise ConfigError("an attack needs the parties of a whole federation; this run holds one")

@@ -29,14 +29,14 @@ def audit(
     """
     from rich.text import Text
 
-    from verfedgnn.core.files import writable
+    from verfedgnn.core.files import check_writable
     from verfedgnn.research.attacks.audit import THIS, Audit
     from verfedgnn.research.attacks.audit_report import ATTACKERS, audit_document, strongest
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
     work = Audit(run, rounds=rounds, victims=victims, compare=compare)
-    writable(run / "audit")
+    check_writable(run / "audit")
     with RoundProgress(hidden=quiet, unit="steps") as progress:
         for done, step in enumerate(work.steps):
 

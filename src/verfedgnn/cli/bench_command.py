@@ -45,7 +45,7 @@ def bench(
     Each measurement is a process of its own and is kept as soon as it is there: Ctrl-C loses only the one that runs, and the
     same command goes on. An hour or two in all. Other recommenders are compared with where they are installed.
     """
-    from verfedgnn.core.files import writable
+    from verfedgnn.core.files import check_writable
     from verfedgnn.research.bench import QUESTIONS as ASKED
     from verfedgnn.research.bench import bench_suite as suite
     from verfedgnn.research.bench.bench_report import report
@@ -54,7 +54,7 @@ def bench(
     output = Output(quiet=quiet, as_json=as_json)
     scope, folder = suite.Scope(quick, data), out or Path("bench-quick" if quick else "bench")
     questions, records = suite.chosen(names or [], ASKED), suite.Records(folder)
-    writable(folder)
+    check_writable(folder)
     todo = [(question, task) for question in questions for task in question.tasks(scope)]
     if not report_only:
         with RoundProgress(hidden=quiet, unit="measurements") as progress:

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.data.data_check import Checked, Common
-from verfedgnn.data.number_parsing import brief
+from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.rating_distribution import Bars
-from verfedgnn.data.ratings import counted
-from verfedgnn.data.row_problems import Problem
+from verfedgnn.data.ratings import format_count
+from verfedgnn.data.row_problems import DataProblem
 
 _WIDTH = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -25,7 +25,7 @@ def show_checked(console: Console, found: Checked) -> None:
     shape = found.shape
     console.print(f"[bold]{escape(found.name)}[/]  [dim]{escape(found.source)}[/]", soft_wrap=True)
     if shape is not None:
-        counts = f"{counted(shape.ratings, 'rating')} by {counted(shape.users, 'user')} on {counted(shape.items, 'item')}"
+        counts = f"{format_count(shape.ratings, 'rating')} by {format_count(shape.users, 'user')} on {format_count(shape.items, 'item')}"
         span = f", {shape.first} to {shape.last}" if shape.first else ""
         share = float(f"{100 * shape.density:.2g}")  # two digits, and 100 without an exponent
         spread = f"{share:g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
@@ -54,7 +54,7 @@ def show_common(console: Console, common: Common, found: list[Checked]) -> None:
         f"{100 * common.users / max(1, len(each.users)):.0f} % of {each.name}'s" for each in found
     )
     console.print(
-        f"[bold]in common[/]  {counted(common.users, 'user')} in all {len(found)} ({escape(shares)})",
+        f"[bold]in common[/]  {format_count(common.users, 'user')} in all {len(found)} ({escape(shares)})",
         soft_wrap=True,
     )
     if common.alike > common.users:
@@ -93,10 +93,10 @@ def as_json(found: list[Checked], common: Common | None) -> dict[str, Any]:
     return {"usable": usable, "sources": sources, "common": shared}
 
 
-def _sentence(problem: Problem, unit: str) -> str:
+def _sentence(problem: DataProblem, unit: str) -> str:
     more = ", ..." if problem.count > len(problem.places) else ""
     values = problem.values or ("",) * len(problem.places)
-    shown = (f" {brief(value)}" if value else "" for value in values)
+    shown = (f" {quote_value(value)}" if value else "" for value in values)
     numbers = ", ".join(f"{place:,}{value}" for place, value in zip(problem.places, shown, strict=True))
     places = f" ({unit}{'s' if len(problem.places) > 1 else ''} {numbers}{more})" if problem.places else ""
     return f"{problem.text}{places}" + (f": {problem.remedy}" if problem.remedy else "")

@@ -22,7 +22,7 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.plugins import GNNS
 
 if TYPE_CHECKING:
-    from verfedgnn.data.read_options import Reading
+    from verfedgnn.data.read_options import ReadOptions
 
 
 @reads_ratings
@@ -40,7 +40,7 @@ def compare(
     ] = "gcn",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     parties: Parties = None,
-    reading: Reading,
+    reading: ReadOptions,
     set_: Settings = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the tables and the records of finished trainings.")
@@ -55,9 +55,9 @@ def compare(
     Finished trainings are kept in the folder: Ctrl-C loses only those that run, and the same command goes on.
     """
     from verfedgnn.config import parse_settings
-    from verfedgnn.core.files import writable
-    from verfedgnn.data.source_address import shown
-    from verfedgnn.plugins import files
+    from verfedgnn.core.files import check_writable
+    from verfedgnn.data.source_address import redact
+    from verfedgnn.plugins import list_files
     from verfedgnn.reports.phrases import size
     from verfedgnn.research.baselines import in_all, method
     from verfedgnn.research.experiments.comparison import (
@@ -75,12 +75,12 @@ def compare(
     gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
     settings = parse_settings(set_ or [])
     _refuse_defining(settings)
-    writable(out)
+    check_writable(out)
     cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading)
-    given = [shown(source) for source in given]
+    given = [redact(source) for source in given]
     with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
-    words = [word for file in files() for word in ("--plugin", os.path.relpath(file))]
+    words = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]
     words += [
         "compare",
         *(w for d in given for w in ("--data", d)),
@@ -90,7 +90,7 @@ def compare(
         ",".join(gnns),
     ]
     words += [
-        *reading.words(),
+        *reading.to_arguments(),
         "--seeds",
         str(seeds),
         *([] if parties is None else ["--parties", str(parties)]),

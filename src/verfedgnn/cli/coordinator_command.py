@@ -45,7 +45,7 @@ def coordinator(
 
     After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
     """
-    from verfedgnn.core.files import holding
+    from verfedgnn.core.files import lock_folder
     from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_service import CoordinatorService
     from verfedgnn.federation.event_log import log_event
@@ -56,7 +56,7 @@ def coordinator(
     agreement = identity.agreement
     run = out or folder / "run"
     address = parse_address(listen, "--listen") or ("0.0.0.0", agreement.port)
-    with Halt(quiet=True) as halt, holding(run), connected(identity, address) as transport:
+    with Halt(quiet=True) as halt, lock_folder(run), connected(identity, address) as transport:
         publisher = make_publisher(run, status, tensorboard)
         service = CoordinatorService(
             agreement, transport, run, publisher, checkpoint_every=checkpoint_every, device=device

@@ -16,7 +16,7 @@ from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.core.errors import DataError
 
 if TYPE_CHECKING:
-    from verfedgnn.data.read_options import Reading
+    from verfedgnn.data.read_options import ReadOptions
 
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ def check(
             help="A file, a folder, postgresql://... or a name; several, NAME=FILE: one source per party."
         ),
     ],
-    reading: Reading,
+    reading: ReadOptions,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

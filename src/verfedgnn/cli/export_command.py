@@ -26,7 +26,7 @@ def export(
 
     A folder a party; embeddings.json says which components are factors, biases and the mean rating.
     """
-    from verfedgnn.runs.embeddings import export as export_embeddings
+    from verfedgnn.runs.embeddings import export_embeddings
     from verfedgnn.runs.run import Run
 
     loaded = Run.load(run)

@@ -127,9 +127,9 @@ def _run() -> int:
 
 def _again() -> str:
     """The same command, but for passwords."""
-    from verfedgnn.data.source_address import shown
+    from verfedgnn.data.source_address import redact
 
-    return shlex.join(["verfedgnn", *map(shown, sys.argv[1:])])
+    return shlex.join(["verfedgnn", *map(redact, sys.argv[1:])])
 
 
 def _misused(error: typer.TyperException) -> int:

@@ -50,7 +50,7 @@ def paper(
     Needs ml-1m and book-crossing (with --quick: ml-100k and book-crossing) in the folder named by VERFEDGNN_DATA. Finished
     trainings are kept: Ctrl-C loses only those that run, and the same command goes on.
     """
-    from verfedgnn.core.files import writable
+    from verfedgnn.core.files import check_writable
     from verfedgnn.research.experiments.training_queue import finished_cells, run_cells
     from verfedgnn.research.paper import EXPERIMENTS as AT_HAND
     from verfedgnn.research.paper import Scope
@@ -67,7 +67,7 @@ def paper(
     if seeds is not None:
         scope = Scope(scope.data, seeds, seeds, scope.coarse)
     folder = out or Path("paper-quick" if quick else "paper")
-    writable(folder)
+    check_writable(folder)
     wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}
     cells = [cell for each in wanted.values() for cell in each]
     failed: RunError | None = None

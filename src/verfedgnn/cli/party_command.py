@@ -28,7 +28,7 @@ from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from verfedgnn.data import Ratings
-    from verfedgnn.data.read_options import Reading
+    from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
 
 RatingsFile = Annotated[
@@ -58,7 +58,7 @@ def party(
     ratings: RatingsFile = None,
     key: KeyFile = None,
     out: Out = None,
-    reading: Reading,
+    reading: ReadOptions,
     status: Status = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
@@ -72,7 +72,7 @@ def party(
 
     After Ctrl-C, SIGTERM or a kill, the same command resumes. `--json` prints the content of metrics.json.
     """
-    from verfedgnn.core.files import holding, writable
+    from verfedgnn.core.files import check_writable, lock_folder
     from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.event_log import log_event
@@ -88,14 +88,14 @@ def party(
     if store.is_finished:
         _show(load_finished(store), store.folder, output)
         return
-    writable(store.folder)
+    check_writable(store.folder)
     read = cache(lambda: read_own_ratings(ratings, reading))
     if not store.is_aligned:
         read()  # reports a mistake in the ratings before the first connection
     elif ratings is not None:
         log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
     pool = workers(processes or os.cpu_count() or 1)
-    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, pool as each:
+    with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
         publisher = make_publisher(store.folder, status)
         link = CoordinatorLink(identity, transport, halt.asked)
         run = run_party(
@@ -112,14 +112,14 @@ def align(
     ratings: RatingsFile = None,
     key: KeyFile = None,
     out: Out = None,
-    reading: Reading,
+    reading: ReadOptions,
     processes: Processes = 0,
     log: LogFormat = "text",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the users that all parties share, without exchanging lists of users; `party` does this if necessary."""
-    from verfedgnn.core.files import holding, writable
+    from verfedgnn.core.files import check_writable, lock_folder
     from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_link import CoordinatorLink
     from verfedgnn.federation.identity import load_party
@@ -132,16 +132,16 @@ def align(
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
-    writable(store.folder)
+    check_writable(store.folder)
     table = read_own_ratings(ratings, reading)
     pool = workers(processes or os.cpu_count() or 1)
-    with Halt(quiet=True) as halt, holding(store.folder), connected(identity) as transport, pool as each:
+    with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
         users = align_party(store, CoordinatorLink(identity, transport, halt.asked), table, each)
     found = {"users": users, "run": store.folder}
     Output(quiet=quiet, as_json=as_json).result(found, f"{users:,} common users, stored in {store.folder}")
 
 
-def read_own_ratings(ratings: str | None, reading: Reading) -> Ratings:
+def read_own_ratings(ratings: str | None, reading: ReadOptions) -> Ratings:
     """Read the --ratings source; raise `ConfigError` if the option is missing."""
     from verfedgnn.data import read_ratings
     from verfedgnn.data.table_sources import table_stem

@@ -18,13 +18,13 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's figures, curves, lift, bytes, guarantees and worst errors as one HTML page, and as Markdown."""
-    from verfedgnn.core.files import writable
+    from verfedgnn.core.files import check_writable
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
     loaded, folder = Run.load(run), run / "report" if out is None else out
-    writable(folder)
+    check_writable(folder)
     with output.busy("writing the report"):
         page, text = run_document(loaded, run.resolve().name).write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")

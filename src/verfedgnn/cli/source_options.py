@@ -37,20 +37,20 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "delimiter": ("Column separator of the table.", ()),
     "scale": ("Lowest and highest rating, as 1,5; unset: as found.", ()),
 }
-"""The fields of `Reading`: a sentence for the help, and what a shell completes."""
+"""The fields of `ReadOptions`: a sentence for the help, and what a shell completes."""
 
 
 def reads_ratings(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with a parameter `reading`, a `Reading`, that takes the options of `OPTIONS` in its place."""
+    """A command with a parameter `reading`, a `ReadOptions`, that takes the options of `OPTIONS` in its place."""
 
     @wraps(command)
     def wrapped(**given: Any) -> None:
-        from verfedgnn.data.read_options import Reading
+        from verfedgnn.data.read_options import ReadOptions
 
-        reading = Reading.of(**{name: given.pop(name) for name in OPTIONS})
+        reading = ReadOptions.from_texts(**{name: given.pop(name) for name in OPTIONS})
         command(**given, reading=reading)
 
-    hints = get_type_hints(command, localns={"Reading": object}, include_extras=True)
+    hints = get_type_hints(command, localns={"ReadOptions": object}, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name == "reading":

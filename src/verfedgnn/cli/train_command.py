@@ -35,7 +35,7 @@ from verfedgnn.plugins import check_gnn
 
 if TYPE_CHECKING:
     from verfedgnn.data import PartyData
-    from verfedgnn.data.read_options import Reading
+    from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
 
 
@@ -119,7 +119,7 @@ def train(
         ),
     ] = False,
     threads: Threads = 0,
-    reading: Reading,
+    reading: ReadOptions,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -129,7 +129,7 @@ def train(
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
-    from verfedgnn.privacy.rating_dp import within
+    from verfedgnn.privacy.rating_dp import fit_budget
     from verfedgnn.training.train import holds_run
     from verfedgnn.training.train import resume as resume_run
     from verfedgnn.training.train import train as train_run
@@ -159,7 +159,9 @@ def train(
         if delta is not None and epsilon is None:
             raise ConfigError("--delta belongs to a budget; give its --epsilon, too")
         if epsilon is not None:
-            chosen = within(chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta)
+            chosen = fit_budget(
+                chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta
+            )
         if lift and chosen.training.ranks:
             raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
         if out is not None:
@@ -235,15 +237,15 @@ def _report(run: Run, folder: Path | None, output: Output) -> None:
 
 
 def _introduce(parties: list[PartyData], output: Output) -> None:
-    from verfedgnn.data.ratings import counted
+    from verfedgnn.data.ratings import format_count
 
     first = parties[0].ratings
     ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
     parts = [
         f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}",
-        counted(first.n_users, "common user"),
+        format_count(first.n_users, "common user"),
     ]
-    output.remark(", ".join([*parts, counted(items, "item"), counted(ratings, "rating")]))
+    output.remark(", ".join([*parts, format_count(items, "item"), format_count(ratings, "rating")]))
     if len({p.ratings.scale for p in parties}) > 1:
         output.remark(
             "  rating scales differ between parties: errors are in each party's own stars", style="dim"

@@ -29,7 +29,7 @@ from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from verfedgnn.data.read_options import Reading
+    from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.training.tuning import Trial
 
 
@@ -45,7 +45,7 @@ def tune(
     model: Model = None,
     parties: Parties = None,
     by: By = None,
-    reading: Reading,
+    reading: ReadOptions,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = 0,
     trials: Annotated[int, typer.Option(help="How many trials the study shall have in all.", min=1)] = 40,
     study: Annotated[
@@ -66,7 +66,7 @@ def tune(
     Ctrl-C keeps the finished trials; the same command goes on with the study.
     """
     from verfedgnn.config import build_config, parse_settings
-    from verfedgnn.core.files import writable, write_bytes, writing
+    from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
     from verfedgnn.evaluation.lift_plots import draw_study
     from verfedgnn.training.tuning import parse_space
@@ -82,7 +82,7 @@ def tune(
             raise ConfigError(
                 f"{place.parent} is not a folder, so {place.name} cannot be written there; make it, or choose another"
             )
-        writable(place.parent)
+        check_writable(place.parent)
     overrides: dict[str, object] = {**parse_settings(set_ or []), "seed": seed}
     chosen = build_config(preset=preset or "best", model=parse_gnn(model), overrides=overrides)
     tried = parse_space(space) if space else None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def find_conflict(config: Config) -> str | None:
     """Return which settings of a configuration conflict and what to do about it, or None."""
     if config.model.gnn not in plugins.GNNS:
-        plugins.gnn(config.model.gnn, config.model.form)  # raises if the plug-in lacks that form
+        plugins.load_gnn(config.model.gnn, config.model.form)  # raises if the plug-in lacks that form
     return _missing_protection(config) or _mismatch(config)
 
 

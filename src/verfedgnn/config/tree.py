@@ -94,7 +94,7 @@ class Config(Section):
 
     def with_code(self) -> Config:
         """Return a copy that records the installed code of its plug-in; without a plug-in the copy is equal."""
-        code = plugins.gnn_code(self.model.gnn, self.model.form)
+        code = plugins.identify_gnn(self.model.gnn, self.model.form)
         return self.model_copy(update={"model": self.model.model_copy(update={"code": code})})
 
     def values(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def read_preset(name: str, gnn: str = "gcn") -> dict[str, Any]:
             f"there is no preset '{name}'; choose {', '.join(presets())} or a file that ends in .toml"
         )
     named = [key for key in tree if key not in Config.model_fields]
-    own = {key: tree.pop(key) for key in named if key in plugins.GNNS or key in plugins.gnn_names()}
+    own = {key: tree.pop(key) for key in named if key in plugins.GNNS or key in plugins.list_gnns()}
     return merge_trees(tree, own.get(gnn, {}))
 
 

@@ -36,7 +36,7 @@ def write_through(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Names in `folder` are on the disk when this returns: a rename outlives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -59,7 +59,7 @@ def writing(place: Path) -> Iterator[None]:
         raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
 
 
-def writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """An error if `folder` cannot be written, or made, before hours are spent on what it is for."""
     with writing(folder):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -67,7 +67,7 @@ def writable(folder: Path) -> None:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep a run folder to this process."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -67,65 +67,65 @@ class Graph:
 
     def sum_items(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """For each user, sum over own neighbours v of weights_uv x_v: (S, M, C) -> (S, N, C)."""
-        out: Tensor = _Sum.apply(self, items.reshape(self.parties * self.items, -1), weights, False)  # type: ignore[no-untyped-call]
+        out: Tensor = _NeighbourSum.apply(self, items.reshape(self.parties * self.items, -1), weights, False)  # type: ignore[no-untyped-call]
         return out.view(self.parties, self.users, -1)
 
     def sum_users(self, users: Tensor, weights: Tensor | None = None) -> Tensor:
         """For each item, sum over neighbours u of weights_uv x_u: (S, N, C) -> (S, M, C)."""
-        out: Tensor = _Sum.apply(self, users.reshape(self.parties * self.users, -1), weights, True)  # type: ignore[no-untyped-call]
+        out: Tensor = _NeighbourSum.apply(self, users.reshape(self.parties * self.users, -1), weights, True)  # type: ignore[no-untyped-call]
         return out.view(self.parties, self.items, -1)
 
     def products(self, users: Tensor, items: Tensor) -> Tensor:
         """x_u . x_v along every edge, in `by_user` order: (S, N, C), (S, M, C) -> (E,)."""
         flat = users.reshape(self.parties * self.users, -1), items.reshape(self.parties * self.items, -1)
-        out: Tensor = _Products.apply(self, *flat)  # type: ignore[no-untyped-call]
+        out: Tensor = _EdgeProducts.apply(self, *flat)  # type: ignore[no-untyped-call]
         return out
 
 
-class _Products(torch.autograd.Function):
+class _EdgeProducts(torch.autograd.Function):
     """Products along edges, without a row per edge: forward a sampled product, backward two sparse ones."""
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, users: Tensor, items: Tensor) -> Tensor:
         ctx.graph = graph
         ctx.save_for_backward(users, items)
-        return _along_edges(graph, users, items)
+        return _multiply_along_edges(graph, users, items)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         users, items = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return None, _product(ctx.graph, items, grad, False), _product(ctx.graph, users, grad, True)
+        return None, _multiply(ctx.graph, items, grad, False), _multiply(ctx.graph, users, grad, True)
 
 
-class _Sum(torch.autograd.Function):
+class _NeighbourSum(torch.autograd.Function):
     """A x or A^T x with optional trainable edge weights (E,), both directions as sparse products."""
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:
         ctx.graph, ctx.transposed = graph, transposed
         ctx.save_for_backward(dense, weights)
-        return _product(graph, dense, weights, transposed)
+        return _multiply(graph, dense, weights, transposed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         graph, (dense, weights) = ctx.graph, ctx.saved_tensors
         grad = grads[0].contiguous()
-        to_dense = _product(graph, grad, weights, not ctx.transposed) if ctx.needs_input_grad[1] else None
+        to_dense = _multiply(graph, grad, weights, not ctx.transposed) if ctx.needs_input_grad[1] else None
         to_weights = None
         if ctx.needs_input_grad[2]:
             of_user, of_item = (dense, grad) if ctx.transposed else (grad, dense)
-            to_weights = _along_edges(graph, of_user, of_item)
+            to_weights = _multiply_along_edges(graph, of_user, of_item)
         return None, to_dense, to_weights, None
 
 
-def _along_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
+def _multiply_along_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
     """x_u . x_v of every edge (E,)."""
     products: Tensor = torch.sparse.sampled_addmm(graph.adjacency[0], users, items.T, beta=0.0).values()
     return products
 
 
-def _product(graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:
+def _multiply(graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:
     if weights is None:
         return graph.adjacency[transposed] @ dense
     pointers, columns = graph.by_item if transposed else graph.by_user
@@ -137,7 +137,7 @@ def _csr(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
     return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
 
 
-def party_graph(
+def build_graph(
     user: NDArray[np.integer[Any]],
     item: NDArray[np.integer[Any]],
     *,
@@ -164,7 +164,7 @@ def party_graph(
     )
 
 
-def users_of(graph: Graph, users: slice | Tensor) -> Graph:
+def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
     """The graph (S = 1) of some users only, in order; items keep their numbers and the degrees they have in the whole."""
     pointers, columns = (part.cpu().numpy() for part in graph.by_user)
     rows = users if isinstance(users, slice) else users.cpu().numpy()
@@ -172,8 +172,8 @@ def users_of(graph: Graph, users: slice | Tensor) -> Graph:
     chosen[rows] = True
     count = int(chosen.sum())
     user = np.repeat(np.arange(count), degree[rows])
-    part = party_graph(user, columns[np.repeat(chosen, degree)], users=count, items=graph.items)
-    return replace(graph_to(part, graph.order.device), item_degree=graph.item_degree, ratio=graph.ratio)
+    part = build_graph(user, columns[np.repeat(chosen, degree)], users=count, items=graph.items)
+    return replace(move_graph(part, graph.order.device), item_degree=graph.item_degree, ratio=graph.ratio)
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:
@@ -215,7 +215,7 @@ def pad_items(rows: Sequence[Tensor], items: int, value: float = 0.0) -> Tensor:
     return out
 
 
-def graph_to(graph: Graph, device: torch.device) -> Graph:
+def move_graph(graph: Graph, device: torch.device) -> Graph:
     """The same graph on `device`."""
     tensors = ("order", "user_degree", "item_degree", "ratio")
     return replace(

@@ -16,18 +16,20 @@ CHUNK_SCORES = 1 << 23
 
 
 @dataclass(frozen=True)
-class Errors:
+class RatingErrors:
     """Sums of errors, so that parties' figures add up."""
 
     squared: float
     absolute: float
     count: int
 
-    def __add__(self, other: Errors) -> Errors:
-        return Errors(self.squared + other.squared, self.absolute + other.absolute, self.count + other.count)
+    def __add__(self, other: RatingErrors) -> RatingErrors:
+        return RatingErrors(
+            self.squared + other.squared, self.absolute + other.absolute, self.count + other.count
+        )
 
     @classmethod
-    def none(cls) -> Errors:
+    def zero(cls) -> RatingErrors:
         """Where a sum starts."""
         return cls(0.0, 0.0, 0)
 
@@ -42,10 +44,10 @@ class Errors:
         return self.absolute / self.count if self.count else None
 
 
-def rating_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Errors:
+def measure_errors(users: Tensor, items: Tensor, pairs: Pairs) -> RatingErrors:
     """Errors of h_u . h_v on rated pairs."""
     error = _errors(users, items, pairs)
-    return Errors(float(error.square().sum()), float(error.abs().sum()), len(pairs))
+    return RatingErrors(float(error.square().sum()), float(error.abs().sum()), len(pairs))
 
 
 def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
@@ -58,7 +60,7 @@ def _errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankingScores:
     """Sums over users with something to find, so that parties' figures add up."""
 
     recall: float
@@ -66,8 +68,8 @@ class Ranking:
     hits: float
     users: int
 
-    def __add__(self, other: Ranking) -> Ranking:
-        return Ranking(
+    def __add__(self, other: RankingScores) -> RankingScores:
+        return RankingScores(
             self.recall + other.recall,
             self.ndcg + other.ndcg,
             self.hits + other.hits,
@@ -75,7 +77,7 @@ class Ranking:
         )
 
     @classmethod
-    def none(cls) -> Ranking:
+    def zero(cls) -> RankingScores:
         """Where a sum starts."""
         return cls(0.0, 0.0, 0.0, 0)
 
@@ -85,7 +87,9 @@ class Ranking:
         return {name: value / self.users if self.users else None for name, value in sums.items()}
 
 
-def ranking(users: Tensor, items: Tensor, seen: Sequence[Pairs], wanted: Pairs, k: int = 20) -> Ranking:
+def measure_ranking(
+    users: Tensor, items: Tensor, seen: Sequence[Pairs], wanted: Pairs, k: int = 20
+) -> RankingScores:
     """Rank a party's whole catalogue for every user who has `wanted` items, leaving out what was `seen`.
 
     Recall@k = found / min(k, wanted); NDCG@k with gains of 1 and the ideal order below; HitRate@k = any found.
@@ -115,4 +119,4 @@ def ranking(users: Tensor, items: Tensor, seen: Sequence[Pairs], wanted: Pairs, 
         totals[1] += (found @ discount / ideal[best]).sum()
         totals[2] += (found.sum(1) > 0).sum()
     recall, ndcg, hits = totals.tolist()
-    return Ranking(recall, ndcg, hits, len(judged))
+    return RankingScores(recall, ndcg, hits, len(judged))

@@ -1,6 +1,6 @@
 """Files, tables and generators of ratings -> `Ratings` -> split -> parties."""
 
-from verfedgnn.data.bookcrossing import densest
+from verfedgnn.data.bookcrossing import select_densest
 from verfedgnn.data.parties import (
     PartyData,
     align_users,
@@ -23,12 +23,12 @@ __all__ = [
     "Ratings",
     "align_users",
     "check_parties",
-    "densest",
     "make_ratings",
     "parties_from_files",
     "pool_parties",
     "read_parties",
     "read_ratings",
+    "select_densest",
     "split_by_rating",
     "split_by_time",
     "split_items",

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.ids import TEXT, look_up
-from verfedgnn.data.ratings import Ratings, counted, make_ratings
+from verfedgnn.data.ratings import Ratings, format_count, make_ratings
 from verfedgnn.data.text_files import TextTable
 
 PAPER_SUBSET = (6000, 3000)
@@ -45,15 +45,15 @@ def read_bookcrossing(
         name=name,
         duplicates=duplicates,
         missing=missing,
-        notes=(f"{counted(implicit, 'implicit row')} (rating 0) left out",) if implicit else (),
+        notes=(f"{format_count(implicit, 'implicit row')} (rating 0) left out",) if implicit else (),
         where=lambda row: text.at(int(rows[row])),
     )
     if subset is not None:
-        ratings = densest(ratings, *subset)
+        ratings = select_densest(ratings, *subset)
     return ratings if books is None else _titled(ratings, books)
 
 
-def densest(ratings: Ratings, users: int, items: int) -> Ratings:
+def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
     """The `users` users with the most ratings, then the `items` items with the most ratings by those users."""
     kept = ratings.select_users(_most(ratings.user, ratings.n_users, users))
     kept = kept.select_items(_most(kept.item, kept.n_items, items))
@@ -62,7 +62,7 @@ def densest(ratings: Ratings, users: int, items: int) -> Ratings:
     kept = kept.select_users(active)
     return kept.with_notes(
         f"kept the {users:,} users with the most ratings, then the {items:,} items with the most ratings by them:"
-        f" {len(kept):,} of {len(ratings):,} ratings; dropped {counted(left, 'user')} left without a rating"
+        f" {len(kept):,} of {len(ratings):,} ratings; dropped {format_count(left, 'user')} left without a rating"
     )
 
 

@@ -12,20 +12,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.data.column_names import RATING_ROLES
-from verfedgnn.data.ids import TEXT, is_text, trimmed
-from verfedgnn.data.number_parsing import cut
-from verfedgnn.data.ratings import counted
-from verfedgnn.data.row_problems import SHOWN, SHOWN_OF, Problem
+from verfedgnn.data.ids import TEXT, is_text, trim
+from verfedgnn.data.number_parsing import shorten
+from verfedgnn.data.ratings import format_count
+from verfedgnn.data.row_problems import SHOWN, SHOWN_OF, DataProblem
 from verfedgnn.data.table_sources import PlainTable, TextSource, open_table
 from verfedgnn.data.text_files import EncodingError
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class CheckedRows:
     """A table with one column a role, ratings of text files as they are written."""
 
     table: pa.Table
-    unread: tuple[Problem, ...] = ()
+    unread: tuple[DataProblem, ...] = ()
     """What kept other rows from being read, with their lines."""
     text: TextSource | None = None
     broken: NDArray[np.int64] | None = None
@@ -36,7 +36,7 @@ class Rows:
         """What places count."""
         return "row" if self.text is None else "line"
 
-    def placed(self, problems: Sequence[Problem]) -> list[Problem]:
+    def placed(self, problems: Sequence[DataProblem]) -> list[DataProblem]:
         """All problems, with lines of the file (or rows counted from 1) for the table's rows, found in one pass."""
         rows = sorted({row for problem in problems for row in problem.places})
         if self.text is None or self.broken is None:
@@ -55,30 +55,30 @@ class Rows:
             ),
         ]
 
-    def _values(self, problem: Problem) -> tuple[str, ...]:
+    def _values(self, problem: DataProblem) -> tuple[str, ...]:
         """What stands in a problem's rows, of ratings and times only; no word that is an id in this table, or may be one."""
         column = SHOWN_OF.get(problem.kind)
         if column is None or not problem.places:
             return ()
         words = pc.cast(self.table[column].take(pa.array(problem.places)), TEXT).to_pylist()
         if problem.kind != "not-a-number":
-            return tuple(map(cut, words))
+            return tuple(map(shorten, words))
         if 2 * problem.count > self.table.num_rows:
             return ()
-        ids = [trimmed(self.table[role]) for role in ("user", "item") if is_text(self.table[role].type)]
+        ids = [trim(self.table[role]) for role in ("user", "item") if is_text(self.table[role].type)]
         return tuple(
-            "" if any(pc.any(pc.equal(each, word.strip())).as_py() for each in ids) else cut(word)
+            "" if any(pc.any(pc.equal(each, word.strip())).as_py() for each in ids) else shorten(word)
             for word in words
         )
 
 
-def read_rows(source: str | Path, **opening: Any) -> Rows:
+def read_rows(source: str | Path, **opening: Any) -> CheckedRows:
     """Read what can be read; a file in another encoding as latin-1, which every file is."""
     opened = open_table(source, **opening)
     opened = _only_looked_at(opened)
     if not isinstance(opened, TextSource):
-        return Rows(opened.read())
-    unread: list[Problem] = []
+        return CheckedRows(opened.read())
+    unread: list[DataProblem] = []
     try:
         table, broken = _read(opened)
     except EncodingError:
@@ -89,9 +89,9 @@ def read_rows(source: str | Path, **opening: Any) -> Rows:
         verb = "is" if count == 1 else "are"
         remedy = "read the file with --encoding latin-1, or the one it was written in"
         unread.append(
-            Problem(
+            DataProblem(
                 "encoding",
-                f"{counted(count, 'line')} {verb} not {encoding} text",
+                f"{format_count(count, 'line')} {verb} not {encoding} text",
                 remedy,
                 count,
                 first,
@@ -105,11 +105,13 @@ def read_rows(source: str | Path, **opening: Any) -> Rows:
         where = opened.text.lines(broken[:SHOWN])
         verb = "has" if len(broken) == 1 else "have"
         remedy = f"correct them, or name the delimiter with --delimiter (now {opened.text.delimiter!r})"
-        text = f"{counted(len(broken), 'line')} {verb} too few or too many fields"
+        text = f"{format_count(len(broken), 'line')} {verb} too few or too many fields"
         unread.append(
-            Problem("broken", text, remedy, len(broken), tuple(where[r] for r in broken[:SHOWN]), fatal=True)
+            DataProblem(
+                "broken", text, remedy, len(broken), tuple(where[r] for r in broken[:SHOWN]), fatal=True
+            )
         )
-    return Rows(table, tuple(unread), opened, np.array(broken, np.int64))
+    return CheckedRows(table, tuple(unread), opened, np.array(broken, np.int64))
 
 
 def _only_looked_at(opened: PlainTable) -> PlainTable:

@@ -32,7 +32,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def plain(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A column's name in lower case without punctuation."""
     # RecBole writes the type behind the name: user_id:token.
     return re.sub(r"[^a-z0-9]", "", name.split(":")[0].lower())
@@ -55,7 +55,7 @@ def match_columns(
     """
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}
-    by_alias = {plain(column): column for column in reversed(found)}
+    by_alias = {normalise_name(column): column for column in reversed(found)}
     for role, aliases in ALIASES.items():
         if role not in wanted and (role in required or role not in ("rating", "event")):
             hit = next((by_alias[alias] for alias in aliases if alias in by_alias), None)

@@ -15,10 +15,10 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data.checked_rows import read_rows
 from verfedgnn.data.event_ratings import required_columns
 from verfedgnn.data.ids import TEXT
-from verfedgnn.data.rating_distribution import Distribution, distribution
-from verfedgnn.data.rating_reader import layout_of, locate, read_ratings, tables_in
-from verfedgnn.data.row_problems import Problem, find_problems, worth_knowing
-from verfedgnn.data.source_address import is_address, shown
+from verfedgnn.data.rating_distribution import Distribution, describe_ratings
+from verfedgnn.data.rating_reader import find_layout, list_tables, locate, read_ratings
+from verfedgnn.data.row_problems import DataProblem, find_problems, find_warnings
+from verfedgnn.data.source_address import is_address, redact
 from verfedgnn.data.table_sources import is_inter
 
 
@@ -31,7 +31,7 @@ class Checked:
     """Where it is, without a password."""
     unit: str
     """What places count: "line" of a text file, "row" of anything else."""
-    problems: tuple[Problem, ...]
+    problems: tuple[DataProblem, ...]
     notes: tuple[str, ...]
     shape: Distribution | None
     """Of the rows without a problem."""
@@ -102,20 +102,20 @@ def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path |
     if is_address(source):
         return source
     path = locate(source)
-    if not options.get("columns") and layout_of(path) is not None:
+    if not options.get("columns") and find_layout(path) is not None:
         return None
     if path.is_dir():
-        files = tables_in(path)
+        files = list_tables(path)
         return files[0] if len(files) == 1 else None
     return path
 
 
 def _check_ratings(name: str, source: str | Path, now: int | None, options: Mapping[str, Any]) -> Checked:
     ratings = read_ratings(source, **options)
-    shape = distribution(ratings.user, ratings.item, ratings.rating, ratings.time, now)
-    problems = worth_knowing(ratings.user, ratings.item, ratings.rating, ratings.time, now)
+    shape = describe_ratings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
+    problems = find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
     users, items = (pa.array(ids, TEXT) for ids in (ratings.user_ids, ratings.item_ids))
-    return Checked(name, shown(source), "row", tuple(problems), ratings.notes, shape, users, items)
+    return Checked(name, redact(source), "row", tuple(problems), ratings.notes, shape, users, items)
 
 
 def _check_table(name: str, source: str | Path, now: int | None, options: Mapping[str, Any]) -> Checked:
@@ -134,16 +134,16 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
     good = found.good
     problems = [
         *found.problems,
-        *worth_knowing(good.user, good.item, good.rating, good.time, now, found.row_of),
+        *find_warnings(good.user, good.item, good.rating, good.time, now, found.row_of),
     ]
     placed = rows.placed(problems)
-    shape = distribution(good.user, good.item, good.rating, good.time, now)
+    shape = describe_ratings(good.user, good.item, good.rating, good.time, now)
     return Checked(
-        name, shown(source), rows.unit, tuple(placed), found.notes, shape, found.users, found.items
+        name, redact(source), rows.unit, tuple(placed), found.notes, shape, found.users, found.items
     )
 
 
 def _unreadable(name: str, source: str | Path, error: DataError) -> Checked:
     nobody = pa.array([], TEXT)
-    problem = Problem("unreadable", str(error), "", 1, fatal=True)
-    return Checked(name, shown(source), "row", (problem,), (), None, nobody, nobody)
+    problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
+    return Checked(name, redact(source), "row", (problem,), (), None, nobody, nobody)

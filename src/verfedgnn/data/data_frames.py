@@ -10,7 +10,7 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import RATING_ROLES, match_columns
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.time_parsing import seconds
+from verfedgnn.data.time_parsing import parse_times
 
 
 def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = ()) -> Ratings:
@@ -37,7 +37,7 @@ def _from_table(table: pa.Table, name: str, keep: Sequence[str]) -> Ratings:
     names = match_columns(
         table.column_names, {}, keep=keep, source=name, remedy="rename yours to user, item and rating"
     )
-    time, notes = seconds(table[names["time"]]) if "time" in names else (None, ())
+    time, notes = parse_times(table[names["time"]]) if "time" in names else (None, ())
     return make_ratings(
         *(table[names[role]] for role in RATING_ROLES),
         time=time,

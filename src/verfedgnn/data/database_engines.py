@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.source_address import check_address, shown, without
+from verfedgnn.data.source_address import check_address, redact, remove_secrets
 
 ROWS = 1 << 16
 """Rows of a batch."""
@@ -47,7 +47,7 @@ def is_database(head: bytes) -> bool:
 
 
 @contextmanager
-def connected(source: str | Path, head: bytes | None) -> Iterator[Engine]:
+def connect(source: str | Path, head: bytes | None) -> Iterator[Engine]:
     """The database at an address, or in a file that starts with `head`, for reading; closed at the end."""
     if head is None:
         with _postgres(str(source)) as server:
@@ -66,7 +66,7 @@ def connected(source: str | Path, head: bytes | None) -> Iterator[Engine]:
             yield DuckDB(database)
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """A name as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
@@ -108,7 +108,7 @@ class Sqlite:
         names = self.file.execute(
             "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by name"
         )
-        found = [quoted(name) for (name,) in names.fetchall()]
+        found = [quote_identifier(name) for (name,) in names.fetchall()]
         return {
             name: [column[0] for column in self._description(f"select * from {name} limit 0")]
             for name in found
@@ -117,7 +117,7 @@ class Sqlite:
     def schema(self, query: str) -> pa.Schema:
         """The narrowest type that holds all values; a mixture is text."""
         names = [column[0] for column in self._description(f"select * from ({query}\n) limit 0")]
-        asked = ", ".join(f"group_concat(distinct typeof({quoted(name)}))" for name in names)
+        asked = ", ".join(f"group_concat(distinct typeof({quote_identifier(name)}))" for name in names)
         kinds = self.file.execute(f"select {asked} from ({query}\n)").fetchone()
         return pa.schema([(name, _sqlite_type(kind)) for name, kind in zip(names, kinds, strict=True)])
 
@@ -177,7 +177,11 @@ where table_schema not in ({own}) order by table_schema, table_name, ordinal_pos
 def _by_table(rows: list[tuple[str, str, str]], default: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for schema, table, column in rows:
-        name = quoted(table) if schema == default else f"{quoted(schema)}.{quoted(table)}"
+        name = (
+            quote_identifier(table)
+            if schema == default
+            else f"{quote_identifier(schema)}.{quote_identifier(table)}"
+        )
         found.setdefault(name, []).append(column)
     return found
 
@@ -211,10 +215,10 @@ def _failing(source: str | Path, secrets: list[str], kind: type[Exception]) -> I
     try:
         yield
     except DataError as error:
-        raise DataError(f"{shown(source)}: {error}") from None
+        raise DataError(f"{redact(source)}: {error}") from None
     except (kind, pa.ArrowException) as error:
         # Without the chain: a driver may quote what it was given.
-        raise DataError(f"{shown(source)}: {_reason(without(secrets, str(error)))}") from None
+        raise DataError(f"{redact(source)}: {_reason(remove_secrets(secrets, str(error)))}") from None
 
 
 def _reason(message: str) -> str:

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import IF_EVENTS, match_columns
-from verfedgnn.data.database_engines import Engine, connected, quoted
-from verfedgnn.data.source_address import address_name, shown
+from verfedgnn.data.database_engines import Engine, connect, quote_identifier
+from verfedgnn.data.source_address import address_name, redact
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class DatabaseTable:
 
     def read(self) -> pa.Table:
         """All rows, one column a role."""
-        with connected(self.source, self.head) as engine:
+        with connect(self.source, self.head) as engine:
             query, schema = self._typed(engine)
             return pa.Table.from_batches(engine.batches(query, schema), schema)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows some at a time."""
-        with connected(self.source, self.head) as engine:
+        with connect(self.source, self.head) as engine:
             yield from engine.batches(*self._typed(engine))
 
     def at(self, row: int) -> str:
@@ -45,7 +45,7 @@ class DatabaseTable:
 
     def _typed(self, engine: Engine) -> tuple[str, pa.Schema]:
         """The query for these columns alone, those Arrow has no plain type for (uuid, numeric) made plain, and its schema."""
-        columns = {role: quoted(name) for role, name in self.names.items()}
+        columns = {role: quote_identifier(name) for role, name in self.names.items()}
         found = engine.schema(self._select(columns))
         odd = [role for role in columns if not _plain(found.field(role).type)]
         if not odd:
@@ -57,7 +57,7 @@ class DatabaseTable:
         return query, engine.schema(query)
 
     def _select(self, columns: Mapping[str, str]) -> str:
-        chosen = ", ".join(f"{column} as {quoted(role)}" for role, column in columns.items())
+        chosen = ", ".join(f"{column} as {quote_identifier(role)}" for role, column in columns.items())
         return f"select {chosen} from ({self.query}\n) as asked"
 
 
@@ -71,8 +71,8 @@ def open_database(
     keep: Sequence[str],
 ) -> DatabaseTable:
     """The table of a query; without one, the only table (or view) with the required columns."""
-    label = shown(source)
-    with connected(source, head) as engine:
+    label = redact(source)
+    with connect(source, head) as engine:
         if query is not None:
             asked = query.strip().rstrip(";").strip()
             if not asked:

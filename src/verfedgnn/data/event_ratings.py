@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.ids import TEXT, about_items, as_text, encode, is_text, look_up, trimmed
-from verfedgnn.data.ratings import FILL_IN, Ratings, counted, left_out
-from verfedgnn.data.time_parsing import day_first, parsed, seconds
+from verfedgnn.data.ids import TEXT, as_item_text, as_text, encode, is_text, look_up, trim
+from verfedgnn.data.ratings import FILL_IN, Ratings, format_count, note_left_out
+from verfedgnn.data.time_parsing import detect_day_first, parse_time_text, parse_times
 
 EventWeights = Mapping[str, float] | float
 """What an event is worth, by its kind or whatever its kind."""
@@ -67,13 +67,13 @@ def check_events(events: EventWeights) -> EventWeights:
     return events
 
 
-def rating_of(strength: NDArray[np.float64], scale: tuple[float, float] = (1, 5)) -> NDArray[np.float64]:
+def rate_strength(strength: NDArray[np.float64], scale: tuple[float, float] = (1, 5)) -> NDArray[np.float64]:
     """The rule: a rating from what a pair's events are worth together."""
     low, high = scale
     return low + (high - low) * (1 - 4.0 ** (-strength / FULL))
 
 
-def ratings_of_events(
+def rate_events(
     batches: Batches,
     events: EventWeights,
     *,
@@ -108,17 +108,17 @@ def ratings_of_events(
     pair, group = np.unique(user.astype(np.int64) * len(item_ids) + item, return_inverse=True)
     time, notes = _newest(used, group, len(pair))
     if dropped:
-        notes = (left_out(dropped, "no user, item or event"), *notes)
+        notes = (note_left_out(dropped, "no user, item or event"), *notes)
     strength = _strength(used, events, group, len(pair))
     about = [n for n in used.column_names if n not in ("user", "item", "event", "time", "count")]
     items = used.group_by("item").aggregate([(column, "max") for column in about])
     per_item = {column: look_up(item_ids, items["item"], items[f"{column}_max"]) for column in about}
     summed = int(pc.sum(used["count"]).as_py())
-    left = f", {counted(rows - summed, 'event')} left out" if rows > summed else ""
+    left = f", {format_count(rows - summed, 'event')} left out" if rows > summed else ""
     return Ratings(
         user=(pair // len(item_ids)).astype(np.int32),
         item=(pair % len(item_ids)).astype(np.int32),
-        rating=rating_of(strength, scale).astype(np.float32),
+        rating=rate_strength(strength, scale).astype(np.float32),
         user_ids=user_ids,
         item_ids=item_ids,
         time=time,
@@ -127,7 +127,7 @@ def ratings_of_events(
         scale=(float(scale[0]), float(scale[1])),
         name=name,
         notes=(
-            f"{counted(summed, 'event')} became {counted(len(pair), 'rating')} (--events {_text(events)}){left}",
+            f"{format_count(summed, 'event')} became {format_count(len(pair), 'rating')} (--events {_text(events)}){left}",
             *notes,
         ),
     )
@@ -143,7 +143,7 @@ def _counted(batches: Batches, *, by_kind: bool, where: Callable[[int], str] | N
     rows = dropped = waiting = 0
     room = _PENDING
     # What 3/4/2025 means may take a second look at all rows, and is asked when such a date is met.
-    order = cache(lambda: day_first(batch.column("time") for batch in batches()))
+    order = cache(lambda: detect_day_first(batch.column("time") for batch in batches()))
     for batch in batches():
         table = _prepared(batch, keys, rows, where, order)
         rows += batch.num_rows
@@ -165,7 +165,7 @@ def _prepared(
     order: Callable[[], bool | None],
 ) -> pa.Table:
     """A batch with ids as text, times parsed and a count; without a `where` for errors, rows that lack a key are left out."""
-    columns = {name: trimmed(as_text(batch.column(name), name)) for name in keys}
+    columns = {name: trim(as_text(batch.column(name), name)) for name in keys}
     absent = {name: pc.fill_null(pc.equal(columns[name], ""), True) for name in keys}
     lacking = [name for name in keys if pc.any(absent[name]).as_py()]
     if lacking and where is not None:
@@ -176,10 +176,10 @@ def _prepared(
         return _prepared(batch.filter(kept), keys, before, where, order)
     for name in batch.schema.names:
         if name == "time":
-            times = parsed(batch.column(name))
-            columns[name] = parsed(batch.column(name), order()) if is_text(times.type) else times
+            times = parse_time_text(batch.column(name))
+            columns[name] = parse_time_text(batch.column(name), order()) if is_text(times.type) else times
         elif name not in keys:
-            columns[name] = trimmed(about_items(batch.column(name), name))
+            columns[name] = trim(as_item_text(batch.column(name), name))
     return pa.table({**columns, "count": pa.array(np.ones(batch.num_rows, np.int64))})
 
 
@@ -203,7 +203,7 @@ def _newest(
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     if "time" not in table.column_names:
         return None, ()
-    time, notes = seconds(table["time"])
+    time, notes = parse_times(table["time"])
     if time is None:
         return None, notes
     newest = np.full(pairs, np.iinfo(np.int64).min)

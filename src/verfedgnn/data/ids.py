@@ -46,7 +46,7 @@ def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
         ) from error
 
 
-def about_items(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
     """Titles and other columns of items as text.
 
     They are for people and for cutting a table, so no type of column is refused: a list is its parts with | between them, as
@@ -84,7 +84,7 @@ def _as_arrow(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
         ) from error
 
 
-def trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def trim(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Text without blanks around it: '17, 4, 5' must not make ' 4' another item than '4' at the next party."""
     return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
 
@@ -104,7 +104,7 @@ def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> S
     return array.to_numpy(zero_copy_only=False).astype(np.str_)  # type: ignore[no-any-return]
 
 
-def order_of(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
+def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
     """The order in which ids, given in both forms, are kept: by number if all of them are integers, else by code point."""
     # NumPy sorts fixed-width text in half of Arrow's time.
     by_text: NDArray[np.int64] = np.argsort(text)
@@ -114,12 +114,12 @@ def order_of(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
     return by_text
 
 
-def sorted_ids(ids: StrArray) -> StrArray:
+def sort_ids(ids: StrArray) -> StrArray:
     """Ids in the order of `order_of`, so that everyone who holds the same ids holds them in the same order."""
-    return ids[order_of(pa.array(ids, type=TEXT), ids)]
+    return ids[order_ids(pa.array(ids, type=TEXT), ids)]
 
 
-def coded(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
+def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
     """The code of each value, in no particular order, and the values; nulls are coded -1."""
     found = pc.dictionary_encode(values)
     # All chunks have the last one's dictionary, as far as it was when they were made.
@@ -132,7 +132,7 @@ def coded(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Arr
 
 def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], StrArray]:
     """The code of each value and the ids in order, ``ids[codes] == values``."""
-    codes, dictionary = coded(values)
+    codes, dictionary = encode_unordered(values)
     longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
     if longest > LONGEST_ID:
         raise DataError(
@@ -140,13 +140,13 @@ def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.in
             f" name another with --columns {what}=..."
         )
     ids = to_numpy(dictionary)
-    order = order_of(dictionary, ids)
+    order = order_ids(dictionary, ids)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
     return rank[codes], ids[order]
 
 
-def positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
+def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """The row of each id in `among`, -1 where it is not there."""
     found = pc.index_in(pa.array(ids, type=TEXT), value_set=pa.array(among, type=TEXT))
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]

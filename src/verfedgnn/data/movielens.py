@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import TEXT, StrArray, look_up
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.table_sources import header, read_table
-from verfedgnn.data.text_files import TextTable, first_bytes, open_stream, readable
+from verfedgnn.data.table_sources import read_header, read_table
+from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 
 # u.genre, for copies that lack it.
 _GENRES_100K = [
@@ -73,7 +73,7 @@ def read_dat(
     ratings = _read(text, names, name, duplicates, missing)
     if items is None:
         return ratings
-    with readable(items), open_stream(items) as stream:
+    with reading(items), open_stream(items) as stream:
         # 10M is UTF-8, 1M latin-1.
         raw = stream.read()
     try:
@@ -102,7 +102,7 @@ def read_csv(
     ratings = replace(ratings, scale=_stars(ratings.rating))
     if items is None:
         return ratings
-    found = header(TextTable(items), first_bytes(items))
+    found = read_header(TextTable(items), read_first_bytes(items))
     if len(found) < 3:
         raise DataError(
             f"{items} has columns {', '.join(found)} instead of movieId, title, genres: download it again"
@@ -136,7 +136,7 @@ def _read(text: TextTable, names: list[str], name: str, duplicates: str, missing
 def _genre_names(path: Path) -> list[str]:
     if not path.exists():
         return _GENRES_100K
-    with readable(path):
+    with reading(path):
         lines = path.read_text("latin-1").splitlines()
     return [line.split("|")[0] for line in lines if "|" in line]
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.ids import NOTHING, coded, is_text, trimmed
+from verfedgnn.data.ids import NOTHING, encode_unordered, is_text, trim
 
 Mask = NDArray[np.bool_]
 
@@ -34,7 +34,7 @@ _WHICH = (
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
+class ParsedNumbers:
     """A column of ratings."""
 
     values: NDArray[np.float64]
@@ -52,20 +52,20 @@ class Numbers:
         """Raise if one is no number; `at` names the place of a row."""
         if self.unlike.any():
             place = at(int(self.unlike.argmax()))
-            raise DataError(f"the rating {brief(self.first)} in {place} is not a number: {self.remedy}")
+            raise DataError(f"the rating {quote_value(self.first)} in {place} is not a number: {self.remedy}")
 
 
-def brief(value: str) -> str:
+def quote_value(value: str) -> str:
     """A value in front of people: short, in quotes, and nothing in it that a terminal would obey."""
-    return repr(cut(value))
+    return repr(shorten(value))
 
 
-def cut(value: str) -> str:
+def shorten(value: str) -> str:
     """The start of a value that is long."""
     return value if len(value) <= 40 else value[:37] + "..."
 
 
-def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
+def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> ParsedNumbers:
     """Ratings from an Arrow column, a numpy array or a sequence; `scale` is the one people gave, if they did."""
     if not isinstance(ratings, pa.Array | pa.ChunkedArray):
         array = np.asarray(ratings)
@@ -76,7 +76,7 @@ def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
         ratings = pc.cast(ratings, ratings.type.value_type)
     if not is_text(ratings.type):
         return _all(_stored(ratings))
-    place, words = coded(trimmed(ratings))
+    place, words = encode_unordered(trim(ratings))
     words = pc.if_else(
         pc.is_in(words, value_set=pa.array(NOTHING, words.type)), pa.scalar(None, words.type), words
     )
@@ -95,19 +95,19 @@ def numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Numbers:
     # One more for nulls, whose code is -1.
     unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
     values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
-    return Numbers(
+    return ParsedNumbers(
         values, unlike, remedy, words[int(place[unlike.argmax()])].as_py() if unlike.any() else "", notes
     )
 
 
-def infinite(rating: NDArray[np.float64]) -> Mask:
+def find_infinite(rating: NDArray[np.float64]) -> Mask:
     """Which ratings are beyond all numbers when they are kept, in single precision."""
     with np.errstate(over="ignore"):
         return np.isinf(rating.astype(np.float32))
 
 
-def _all(values: NDArray[np.float64]) -> Numbers:
-    return Numbers(values, np.zeros(len(values), bool))
+def _all(values: NDArray[np.float64]) -> ParsedNumbers:
+    return ParsedNumbers(values, np.zeros(len(values), bool))
 
 
 def _sequence(array: NDArray[Any]) -> pa.Array:

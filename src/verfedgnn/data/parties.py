@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.ids import positions, sorted_ids
+from verfedgnn.data.ids import find_positions, sort_ids
 from verfedgnn.data.pooling import pool_tables, refuse_shared_items
-from verfedgnn.data.rating_reader import is_folder_of_tables, locate, read_ratings, tables_in
-from verfedgnn.data.ratings import Ratings, counted
-from verfedgnn.data.read_options import AS_FOUND, Reading
+from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate, read_ratings
+from verfedgnn.data.ratings import Ratings, format_count
+from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.source_address import is_address
 from verfedgnn.data.table_sources import table_stem
 
@@ -133,22 +133,22 @@ def align_users(parties: Sequence[PartyData]) -> list[PartyData]:
         raise _no_parties()
     common = parties[0].ratings.user_ids
     for party in parties[1:]:
-        common = common[positions(common, party.ratings.user_ids) >= 0]
+        common = common[find_positions(common, party.ratings.user_ids) >= 0]
     if not len(common):
         names = ", ".join(party.name for party in parties)
         raise DataError(f"no user is at every one of {names}: check that they write user ids in the same way")
-    users = sorted_ids(common)
+    users = sort_ids(common)
     return [PartyData(party.name, _restricted(party.ratings, users)) for party in parties]
 
 
 def _restricted(ratings: Ratings, users: np.ndarray[Any, np.dtype[np.str_]]) -> Ratings:
-    kept = replace(ratings.select_users(positions(users, ratings.user_ids)), user_ids=users)
+    kept = replace(ratings.select_users(find_positions(users, ratings.user_ids)), user_ids=users)
     dropped = ratings.n_users - len(users)
     if not dropped:
         return kept
     return kept.with_notes(
-        f"kept {len(users):,} of {ratings.n_users:,} users, dropped {counted(dropped, 'user')} with"
-        f" {counted(len(ratings) - len(kept), 'rating')} that are not at every party"
+        f"kept {len(users):,} of {ratings.n_users:,} users, dropped {format_count(dropped, 'user')} with"
+        f" {format_count(len(ratings) - len(kept), 'rating')} that are not at every party"
     )
 
 
@@ -180,7 +180,7 @@ def check_parties(parties: Sequence[PartyData]) -> None:
         idle = int((~rated).sum())
         first = str(users[int(np.argmin(rated))])
         raise DataError(
-            f"{counted(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids"
+            f"{format_count(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids"
         )
     refuse_shared_items([replace(party.ratings, name=party.name) for party in parties])
 
@@ -199,7 +199,7 @@ def read_parties(
     parties: int | None = None,
     seed: int = 0,
     by: str | None = None,
-    reading: Reading = AS_FOUND,
+    reading: ReadOptions = DEFAULT_OPTIONS,
     **options: Any,
 ) -> list[PartyData]:
     """From what stands on the command line to checked parties.
@@ -235,7 +235,7 @@ def sources_of(
         whole = str(source) == "synthetic" or is_address(source) or by is not None
         if whole or not is_folder_of_tables(locate(source)):
             return {table_stem(source): source}, True
-        named = [(None, table) for table in tables_in(locate(source))]
+        named = [(None, table) for table in list_tables(locate(source))]
     names = [name or table_stem(source) for name, source in named]
     _refuse_same_names(names)
     return dict(zip(names, (source for _, source in named), strict=True)), False

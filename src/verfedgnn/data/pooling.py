@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.ids import positions, sorted_ids
-from verfedgnn.data.ratings import Ratings, counted
+from verfedgnn.data.ids import find_positions, sort_ids
+from verfedgnn.data.ratings import Ratings, format_count
 
 
 def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
@@ -19,17 +19,17 @@ def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
     user_ids = tables[0].user_ids
     same = all(t.user_ids is user_ids or np.array_equal(t.user_ids, user_ids) for t in tables)
     if not same:
-        user_ids = sorted_ids(np.unique(np.concatenate([t.user_ids for t in tables])))
-    users = [t.user if same else positions(t.user_ids, user_ids)[t.user] for t in tables]
+        user_ids = sort_ids(np.unique(np.concatenate([t.user_ids for t in tables])))
+    users = [t.user if same else find_positions(t.user_ids, user_ids)[t.user] for t in tables]
     all_items = np.concatenate([t.item_ids for t in tables])
-    item_ids = sorted_ids(all_items)
-    order = positions(item_ids, all_items)
+    item_ids = sort_ids(all_items)
+    order = find_positions(item_ids, all_items)
     times = [t.time for t in tables if t.time is not None]
     titles = [t.titles for t in tables if t.titles is not None]
     shared = [key for key in tables[0].columns if key != column and all(key in t.columns for t in tables)]
     return Ratings(
         user=np.concatenate(users).astype(np.int32),
-        item=np.concatenate([positions(t.item_ids, item_ids)[t.item] for t in tables]).astype(np.int32),
+        item=np.concatenate([find_positions(t.item_ids, item_ids)[t.item] for t in tables]).astype(np.int32),
         rating=np.concatenate([t.rating for t in tables]),
         user_ids=user_ids,
         item_ids=item_ids,
@@ -53,6 +53,6 @@ def refuse_shared_items(tables: Sequence[Ratings]) -> None:
         first, second = [t.name for t in tables if item in t.item_ids][:2]
         shared = int((count > 1).sum())
         raise DataError(
-            f"item {item!r} is at both {first!r} and {second!r} ({counted(shared, 'such item')}): an item belongs to"
+            f"item {item!r} is at both {first!r} and {second!r} ({format_count(shared, 'such item')}): an item belongs to"
             " one party, drop it at one of them, or prefix the ids if they mean different things"
         )

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.data.time_parsing import EARLIEST, latest
+from verfedgnn.data.time_parsing import EARLIEST, latest_plausible_time
 
 Bars = tuple[tuple[str, int], ...]
 """Labels and counts, in the order they are drawn."""
@@ -43,7 +43,7 @@ class Distribution:
         return self.ratings / max(1, self.users * self.items)
 
 
-def distribution(
+def describe_ratings(
     user: NDArray[np.integer],
     item: NDArray[np.integer],
     rating: NDArray[np.floating],
@@ -58,7 +58,7 @@ def distribution(
         return None
     by_user, by_item = (counts[counts > 0] for counts in (np.bincount(user), np.bincount(item)))
     if time is not None:
-        likely = (time >= EARLIEST) & (time <= latest(now))
+        likely = (time >= EARLIEST) & (time <= latest_plausible_time(now))
         time = time[likely] if likely.any() else time
     days, daily = (None, None) if time is None else _by_day(time)
     return Distribution(
@@ -69,15 +69,15 @@ def distribution(
         highest=float(rating.max()),
         mean=float(rating.mean(dtype=np.float64)),
         values=_values(rating),
-        per_user=sizes(by_user),
-        per_item=sizes(by_item),
+        per_user=bin_counts(by_user),
+        per_item=bin_counts(by_item),
         first=None if days is None else str(days[0]),
         last=None if days is None else str(days[-1]),
         over_time=() if days is None or daily is None else _periods(days, daily),
     )
 
 
-def sizes(counts: NDArray[np.integer]) -> Bars:
+def bin_counts(counts: NDArray[np.integer]) -> Bars:
     """How many counts fall into 1, 2-4, 5-9, 10-19, 20-49, ..., from the smallest to the largest."""
     edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
     edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]

@@ -9,14 +9,14 @@ from typing import Any
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import bookcrossing, movielens, yelp
-from verfedgnn.data.column_names import plain
+from verfedgnn.data.column_names import normalise_name
 from verfedgnn.data.event_ratings import EventWeights
 from verfedgnn.data.pooling import pool_tables
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.data.source_address import is_address, shown
+from verfedgnn.data.source_address import is_address, redact
 from verfedgnn.data.synthetic import synthetic_ratings
-from verfedgnn.data.table_sources import TABLE_SUFFIXES, header, is_table, read_table
-from verfedgnn.data.text_files import TextTable, first_bytes, missing_file, readable
+from verfedgnn.data.table_sources import TABLE_SUFFIXES, is_table, read_header, read_table
+from verfedgnn.data.text_files import TextTable, missing_file, read_first_bytes, reading
 
 DATA_FOLDER = "VERFEDGNN_DATA"
 
@@ -79,7 +79,7 @@ def read_ratings(
             )
         return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
     if options:
-        raise DataError(f"{', '.join(options)}: options of synthetic data only, not of {shown(path)}")
+        raise DataError(f"{', '.join(options)}: options of synthetic data only, not of {redact(path)}")
     table = partial(
         read_table,
         columns=columns,
@@ -95,7 +95,7 @@ def read_ratings(
     if is_address(path):
         return table(path)
     found = locate(path)
-    layout = None if columns or events is not None else layout_of(found)
+    layout = None if columns or events is not None else find_layout(found)
     if layout is not None:
         main, companion, read = layout
         given = {"duplicates": duplicates, "missing": missing}
@@ -107,17 +107,17 @@ def read_ratings(
         ratings: Ratings = read(main, companion, **extra)
         return ratings
     if found.is_dir():
-        return pool_tables([table(file) for file in tables_in(found)], "file", found.resolve().name)
+        return pool_tables([table(file) for file in list_tables(found)], "file", found.resolve().name)
     return table(found)
 
 
 def locate(path: str | Path) -> Path:
     """The file or folder a path or a data set's name stands for."""
     given = Path(path).expanduser()
-    with readable(given):
+    with reading(given):
         if given.exists():
             return given
-    name = shown(path)
+    name = redact(path)
     if re.match(r"\w+://", name):
         raise DataError(
             f"{name} is not an address that is known: ratings are read from files and from postgresql://..."
@@ -138,9 +138,9 @@ def locate(path: str | Path) -> Path:
     return Path(folder) / name
 
 
-def tables_in(folder: Path) -> list[Path]:
+def list_tables(folder: Path) -> list[Path]:
     """The tables of a folder, by name; none is an error that says what was found."""
-    with readable(folder):
+    with reading(folder):
         names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     files = [
         entry
@@ -158,10 +158,10 @@ def tables_in(folder: Path) -> list[Path]:
 
 def is_folder_of_tables(path: Path) -> bool:
     """Whether a path is a folder without a publisher's layout, to be read as one organisation per table."""
-    return path.is_dir() and layout_of(path) is None and len(tables_in(path)) > 1
+    return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
 
 
-def layout_of(path: Path) -> tuple[Path, Path | None, Any] | None:
+def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
     """Main file, companion if there is one, and reader, for a folder in a publisher's layout or its main file."""
     folder = path if path.is_dir() else path.parent
     for main, companion, read in _LAYOUTS:
@@ -175,5 +175,5 @@ def layout_of(path: Path) -> tuple[Path, Path | None, Any] | None:
 
 def _is_movielens(path: Path) -> bool:
     """Whether a ratings.csv is MovieLens' and not just a table of that name."""
-    names = {plain(name) for name in header(TextTable(path), first_bytes(path))}
+    names = {normalise_name(name) for name in read_header(TextTable(path), read_first_bytes(path))}
     return {"userid", "movieid", "rating"} <= names

@@ -11,8 +11,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, about_items, as_text, coded, encode, to_numpy
-from verfedgnn.data.number_parsing import INFINITE, NO_RATING, Mask, infinite, numbers
+from verfedgnn.data.ids import (
+    LONGEST_TITLE,
+    TEXT,
+    StrArray,
+    as_item_text,
+    as_text,
+    encode,
+    encode_unordered,
+    to_numpy,
+)
+from verfedgnn.data.number_parsing import INFINITE, NO_RATING, Mask, find_infinite, parse_numbers
 
 DUPLICATES = ("error", "first", "last", "mean")
 MISSING = ("error", "drop")
@@ -112,7 +121,7 @@ class Ratings:
         return replace(self, notes=(*self.notes, *notes))
 
 
-def missing_in(
+def find_missing(
     user: pa.Array | pa.ChunkedArray, item: pa.Array | pa.ChunkedArray, rating: NDArray[np.float64]
 ) -> dict[str, Mask]:
     """Which rows have no user, which no item and which no rating."""
@@ -127,7 +136,7 @@ def check_options(duplicates: str, missing: str) -> None:
             raise DataError(f"{option}={given!r} is not known: use one of {', '.join(known)}")
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A number of things in words: "1 user", "1,329 users"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
@@ -168,7 +177,7 @@ def make_ratings(
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     check_options(duplicates, missing)
     users, items = as_text(user, "user"), as_text(item, "item")
-    found = numbers(rating, scale)
+    found = parse_numbers(rating, scale)
     found.refuse(at)
     values = found.values
     if len({len(users), len(items), len(values)}) > 1:
@@ -181,7 +190,7 @@ def make_ratings(
                 f"{name}: {len(column):,} entries of {what} for {len(values):,} ratings: give one of each per row"
             )
     notes = (*notes, *found.notes)
-    absent = missing_in(users, items, values)
+    absent = find_missing(users, items, values)
     gone = absent["user"] | absent["item"] | absent["rating"]
     if missing == "drop" and gone.any():
         kept = np.flatnonzero(~gone)
@@ -190,17 +199,17 @@ def make_ratings(
             items.take(kept),
             values[kept],
             time=None if time is None else np.asarray(time)[kept],
-            titles=None if titles is None else about_items(titles, "title").take(kept),
-            columns={key: about_items(column, key).take(kept) for key, column in (columns or {}).items()},
+            titles=None if titles is None else as_item_text(titles, "title").take(kept),
+            columns={key: as_item_text(column, key).take(kept) for key, column in (columns or {}).items()},
             scale=scale,
             name=name,
             duplicates=duplicates,
-            notes=(*notes, left_out(int(gone.sum()), "no user, item or rating")),
+            notes=(*notes, note_left_out(int(gone.sum()), "no user, item or rating")),
             where=lambda row: at(int(kept[row])),
         )
     for what, told in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
         _refuse(absent[what], told, at, FILL_IN)
-    _refuse(infinite(values), INFINITE, at, "correct or remove them")
+    _refuse(find_infinite(values), INFINITE, at, "correct or remove them")
     if not len(values):
         raise DataError(f"{name} holds no ratings: give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
@@ -232,9 +241,9 @@ def make_ratings(
     return _without_duplicates(table, duplicates, at)
 
 
-def left_out(count: int, lack: str) -> str:
+def note_left_out(count: int, lack: str) -> str:
     """The note about rows without something."""
-    return f"{counted(count, 'row')} {'has' if count == 1 else 'have'} {lack}: left out"
+    return f"{format_count(count, 'row')} {'has' if count == 1 else 'have'} {lack}: left out"
 
 
 def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None:
@@ -242,14 +251,16 @@ def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None
     if bad.any():
         count = int(bad.sum())
         verb = what.replace("have", "has", 1) if count == 1 else what
-        raise DataError(f"{counted(count, 'row')} {verb}, the first in {at(int(bad.argmax()))}: {remedy}")
+        raise DataError(
+            f"{format_count(count, 'row')} {verb}, the first in {at(int(bad.argmax()))}: {remedy}"
+        )
 
 
 def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:
     """The first non-empty value of each item."""
     if not isinstance(values, pa.ChunkedArray) or values.type != pa.dictionary(pa.int32(), TEXT):
-        values = about_items(values, what)
-    codes, texts = coded(values)
+        values = as_item_text(values, what)
+    codes, texts = encode_unordered(values)
     # One more for nulls, whose code is -1.
     dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
@@ -267,7 +278,7 @@ def _without_duplicates(table: Ratings, duplicates: str, at: Callable[[int], str
     order = np.argsort(key, kind="stable")
     new = np.append(True, in_order[1:] != in_order[:-1])
     repeats = int((~new).sum())
-    rows = counted(repeats, "row") + (" repeats" if repeats == 1 else " repeat")
+    rows = format_count(repeats, "row") + (" repeats" if repeats == 1 else " repeat")
     if duplicates == "error":
         starts = order[new]
         twice = np.flatnonzero(np.diff(np.append(np.flatnonzero(new), len(key))) > 1)

@@ -14,7 +14,7 @@ from verfedgnn.data.event_ratings import parse_events
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """The options of `read_ratings` as texts; hashable, so that what was read can be remembered."""
 
     query: tuple[str, ...] = ()
@@ -27,11 +27,11 @@ class Reading:
     scale: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, **texts: Sequence[str] | None) -> "Reading":
+    def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
         """From what a command line gives, with None for options that were left out."""
         return cls(**{option: tuple(given or ()) for option, given in texts.items()})
 
-    def words(self) -> list[str]:
+    def to_arguments(self) -> list[str]:
         """The options as they would stand on a command line."""
         return [
             word
@@ -55,7 +55,7 @@ class Reading:
         return found
 
 
-AS_FOUND = Reading()
+DEFAULT_OPTIONS = ReadOptions()
 """Without any option."""
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_ID, NOTHING, as_text, coded, trimmed
-from verfedgnn.data.number_parsing import CORRECT, INFINITE, NO_RATING, Mask, infinite, numbers
-from verfedgnn.data.ratings import check_options, counted
-from verfedgnn.data.time_parsing import EARLIEST, latest, seconds
+from verfedgnn.data.ids import LONGEST_ID, NOTHING, as_text, encode_unordered, trim
+from verfedgnn.data.number_parsing import CORRECT, INFINITE, NO_RATING, Mask, find_infinite, parse_numbers
+from verfedgnn.data.ratings import check_options, format_count
+from verfedgnn.data.time_parsing import EARLIEST, latest_plausible_time, parse_times
 
 SHOWN = 5
 """Places that are named for each kind of problem."""
@@ -29,7 +29,7 @@ SHOWN_OF = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class DataProblem:
     """One kind of problem."""
 
     kind: str
@@ -47,7 +47,7 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Good:
+class UsableRows:
     """The rows without a problem, users and items as codes."""
 
     user: NDArray[np.int32]
@@ -57,11 +57,11 @@ class Good:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class TableScan:
     """What was found in a table; places of problems are its rows, counted from 0."""
 
-    problems: list[Problem]
-    good: Good
+    problems: list[DataProblem]
+    good: UsableRows
     row_of: NDArray[np.int64]
     """The row of each good one."""
     users: pa.Array
@@ -72,10 +72,10 @@ class Found:
 
 def find_problems(
     table: pa.Table, *, scale: tuple[float, float] | None, duplicates: str, missing: str
-) -> Found:
+) -> TableScan:
     """Everything that keeps a table from being used, and the rows that are left without it."""
     check_options(duplicates, missing)
-    problems: list[Problem] = []
+    problems: list[DataProblem] = []
     bad = np.zeros(table.num_rows, bool)
 
     def note(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> None:
@@ -85,7 +85,7 @@ def find_problems(
 
     with ThreadPoolExecutor(2) as both:
         (user, users), (item, items) = both.map(_ids, (table["user"], table["item"]), ("user", "item"))
-    rating = numbers(table["rating"], scale)
+    rating = parse_numbers(table["rating"], scale)
     # One more for nulls, whose code is -1.
     absent = {
         "user": np.append(_mask(pc.equal(users, "")), True)[user],
@@ -106,7 +106,7 @@ def find_problems(
         lack = (
             "no row has a user, an item and a rating" if len(gone) else "there are no ratings, only columns"
         )
-        problems.append(Problem("empty", lack, "check how it was written", 1, fatal=True))
+        problems.append(DataProblem("empty", lack, "check how it was written", 1, fatal=True))
     for role, codes, ids in (("user", user, users), ("item", item, items)):
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
         what, remedy = (
@@ -126,7 +126,7 @@ def find_problems(
             )
             remedy = f"leave the {role} empty where there is none, then --missing drop leaves those rows out"
             problems.append(
-                Problem(
+                DataProblem(
                     f"named-nothing-{role}",
                     text,
                     remedy,
@@ -137,32 +137,32 @@ def find_problems(
     hardly = rating.remedy == CORRECT and 2 * int(rating.unlike.sum()) > len(bad)
     remedy = "name the column of ratings with --columns rating=..." if hardly else rating.remedy
     note("not-a-number", "have a rating that is not a number", remedy, rating.unlike)
-    note("infinite", INFINITE, CORRECT, infinite(rating.values) & ~gone)
+    note("infinite", INFINITE, CORRECT, find_infinite(rating.values) & ~gone)
     if scale is not None:
         outside = ~bad & ((rating.values < scale[0]) | (rating.values > scale[1]))
         what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
         note("off-scale", what, "correct them or give another --scale", outside)
-    time, notes = seconds(table["time"], but=[gone]) if "time" in table.column_names else (None, ())
+    time, notes = parse_times(table["time"], but=[gone]) if "time" in table.column_names else (None, ())
     outcome = {"error": "", "mean": "the mean rating is taken"}.get(
         duplicates, f"the {duplicates} one is kept"
     )
     remedy = "keep one with --duplicates first, last or mean"
     note("repeated", "repeat a (user, item) pair", remedy, _repeated(user, item, len(items), ~bad), outcome)
     kept = np.flatnonzero(~bad)
-    good = Good(user[kept], item[kept], rating.values[kept], None if time is None else time[kept])
-    return Found(
+    good = UsableRows(user[kept], item[kept], rating.values[kept], None if time is None else time[kept])
+    return TableScan(
         problems, good, kept, _used(users, good.user), _used(items, good.item), (*rating.notes, *notes)
     )
 
 
-def worth_knowing(
+def find_warnings(
     user: NDArray[Any],
     item: NDArray[Any],
     rating: NDArray[Any],
     time: NDArray[np.int64] | None,
     now: int | None = None,
     row_of: NDArray[np.int64] | None = None,
-) -> list[Problem]:
+) -> list[DataProblem]:
     """What does not keep ratings from being used and is still likely to be a mistake, or to disappoint."""
     if not len(rating):
         return []
@@ -172,18 +172,23 @@ def worth_knowing(
         if mask.any():
             first = np.flatnonzero(mask)[:SHOWN]
             places = () if row_of is None else tuple(row_of[first].tolist())
-            found.append(Problem(kind, _sentence(int(mask.sum()), what), remedy, int(mask.sum()), places))
+            found.append(DataProblem(kind, _sentence(int(mask.sum()), what), remedy, int(mask.sum()), places))
 
     low, high = float(rating.min()), float(rating.max())
     if low == high and len(rating) > 1:
         text = f"all ratings are {low:g}: there is nothing to learn from them"
-        found.append(Problem("all-equal", text, "if they are events, weigh them with --events", len(rating)))
+        found.append(
+            DataProblem("all-equal", text, "if they are events, weigh them with --events", len(rating))
+        )
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
         warn("zeros", rating == 0, what, "if 0 means 'not rated', remove them")
     if time is not None:
         warn(
-            "future", time > latest(now), "have a time in the future", "check the unit and the zone of times"
+            "future",
+            time > latest_plausible_time(now),
+            "have a time in the future",
+            "check the unit and the zone of times",
         )
         warn(
             "early",
@@ -195,19 +200,19 @@ def worth_knowing(
     few, everybody = int(((counts > 0) & (counts < FEW)).sum()), int((counts > 0).sum())
     if few:
         have = "has" if few == 1 else "have"
-        text = f"{few:,} of {counted(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
-        found.append(Problem("few-ratings", text, "little can be learnt about them alone", few))
+        text = f"{few:,} of {format_count(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"
+        found.append(DataProblem("few-ratings", text, "little can be learnt about them alone", few))
     return found
 
 
-def _of_rows(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> Problem:
+def _of_rows(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> DataProblem:
     """An error; or, where it is said what becomes of such rows, a warning."""
     count = int(mask.sum())
     places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
     text = _sentence(count, what)
     if outcome:
-        return Problem(kind, f"{text}: {outcome}", "", count, places)
-    return Problem(kind, text, remedy, count, places, fatal=True)
+        return DataProblem(kind, f"{text}: {outcome}", "", count, places)
+    return DataProblem(kind, text, remedy, count, places, fatal=True)
 
 
 def _sentence(count: int, what: str) -> str:
@@ -222,11 +227,11 @@ def _mask(array: Any) -> Mask:
 
 def _ids(column: pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], pa.Array]:
     """Codes and trimmed ids; millions of rows are trimmed by trimming their different ids."""
-    codes, ids = coded(as_text(column, what))
-    plain = trimmed(ids)
+    codes, ids = encode_unordered(as_text(column, what))
+    plain = trim(ids)
     if plain.equals(ids):
         return codes, ids
-    recoded, ids = coded(plain)
+    recoded, ids = encode_unordered(plain)
     return np.append(recoded, np.int32(-1))[codes], ids
 
 

@@ -20,7 +20,7 @@ def is_address(source: str | Path) -> bool:
     return isinstance(source, str) and _SCHEME.match(source) is not None
 
 
-def shown(source: str | Path) -> str:
+def redact(source: str | Path) -> str:
     """A source as it may stand in errors, logs and files: a path as it is, an address without password and settings.
 
     Whatever stands before the last @ may be part of a password with a character that a URL reserves, so only a user before it
@@ -53,7 +53,7 @@ def check_address(address: str) -> list[str]:
     parts = _PARTS.fullmatch(address)
     if parts is None or re.search(r"%(?![0-9a-fA-F]{2})", address):
         raise DataError(
-            f"{shown(address)} cannot be read as postgresql://user@host:port/database: write special characters as % and two"
+            f"{redact(address)} cannot be read as postgresql://user@host:port/database: write special characters as % and two"
             " digits (@ is %40, / is %2F), or leave the password out and set PGPASSWORD or ~/.pgpass"
         )
     secrets = [parts["password"] or ""]
@@ -65,7 +65,7 @@ def check_address(address: str) -> list[str]:
     return [text for secret in secrets if secret for text in (secret, unquote(secret))]
 
 
-def without(secrets: list[str], text: str) -> str:
+def remove_secrets(secrets: list[str], text: str) -> str:
     """The text with every secret replaced."""
     for secret in secrets:
         text = text.replace(secret, "***")

@@ -13,13 +13,13 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import RATING_ROLES, match_columns
 from verfedgnn.data.database_engines import is_database
 from verfedgnn.data.database_tables import DatabaseTable, open_database
-from verfedgnn.data.event_ratings import EventWeights, ratings_of_events, required_columns
-from verfedgnn.data.ids import TEXT, as_text, trimmed
-from verfedgnn.data.number_parsing import numbers
-from verfedgnn.data.ratings import Ratings, check_options, make_ratings, missing_in
-from verfedgnn.data.source_address import address_name, is_address, shown
-from verfedgnn.data.text_files import NumberError, TextTable, first_bytes, readable
-from verfedgnn.data.time_parsing import seconds
+from verfedgnn.data.event_ratings import EventWeights, rate_events, required_columns
+from verfedgnn.data.ids import TEXT, as_text, trim
+from verfedgnn.data.number_parsing import parse_numbers
+from verfedgnn.data.ratings import Ratings, check_options, find_missing, make_ratings
+from verfedgnn.data.source_address import address_name, is_address, redact
+from verfedgnn.data.text_files import NumberError, TextTable, read_first_bytes, reading
+from verfedgnn.data.time_parsing import parse_times
 
 DATABASE_SUFFIXES = (".duckdb", ".db", ".sqlite", ".sqlite3")
 TABLE_SUFFIXES = (".csv", ".tsv", ".inter", ".parquet", ".pq", *DATABASE_SUFFIXES)
@@ -75,7 +75,7 @@ class ParquetSource:
 
     def read(self) -> pa.Table:
         """All rows, one column a role."""
-        with readable(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
+        with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
             # By row group: a read of all at once holds the packed pages of all as well.
             columns, groups = list(self.names.values()), range(file.num_row_groups)
             parts = [file.read_row_group(group, columns=columns) for group in groups]
@@ -83,7 +83,7 @@ class ParquetSource:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows some at a time."""
-        with readable(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
+        with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
             for batch in file.iter_batches(columns=list(self.names.values())):
                 yield _by_role(batch, self.names)
 
@@ -108,7 +108,7 @@ def is_table(path: Path) -> bool:
     """Whether the file's name says that it is a table; that of a database is believed when it starts like one."""
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(DATABASE_SUFFIXES):
-        with readable(path), path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             return is_database(file.read(16))
     return name.endswith(TABLE_SUFFIXES)
 
@@ -129,7 +129,7 @@ def open_table(
     required: Sequence[str] = RATING_ROLES,
 ) -> PlainTable:
     """A table whose columns are known and whose rows are not read yet; what it is, its first bytes say."""
-    head = None if is_address(source) else first_bytes(Path(source))
+    head = None if is_address(source) else read_first_bytes(Path(source))
     wanted = columns or {}
     if head is None or is_database(head):
         return open_database(source, head, query=query, columns=wanted, required=required, keep=keep)
@@ -139,7 +139,7 @@ def open_table(
             f"--query is for databases, and {path} is none; with several sources, name the one it is for: --query NAME:SELECT"
         )
     if head.startswith(b"PAR1"):
-        with readable(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:
+        with reading(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:
             there = file.schema_arrow.names
         return ParquetSource(
             path, match_columns(there, wanted, required=required, keep=keep, source=str(path))
@@ -148,7 +148,7 @@ def open_table(
         path, delimiter=delimiter or _delimiter(path, head), encoding=encoding, quoted=not is_inter(path)
     )
     advice = " (or add a header if it has none)"
-    there = header(text, head)
+    there = read_header(text, head)
     return TextSource(
         text, match_columns(there, wanted, required=required, keep=keep, source=str(path), advice=advice)
     )
@@ -174,7 +174,7 @@ def read_table(
     opened = open_table(source, required=required_columns(events), **opening)
     name = name or table_stem(source)
     if events is not None:
-        return ratings_of_events(
+        return rate_events(
             opened.batches,
             events,
             scale=scale or (1, 5),
@@ -184,13 +184,13 @@ def read_table(
         )
     table = opened.read()
     if not table.num_rows:
-        raise DataError(f"{shown(source)} holds no ratings: it has a header but no rows")
-    user, item = (trimmed(as_text(table[role], role)) for role in ("user", "item"))
-    rating = numbers(table["rating"], scale)
+        raise DataError(f"{redact(source)} holds no ratings: it has a header but no rows")
+    user, item = (trim(as_text(table[role], role)) for role in ("user", "item"))
+    rating = parse_numbers(table["rating"], scale)
     rating.refuse(opened.at)
     table = table.drop_columns(list(RATING_ROLES))
-    absent = missing_in(user, item, rating.values) if missing == "drop" else {}
-    time, notes = seconds(table["time"], but=absent.values()) if "time" in opened.names else (None, ())
+    absent = find_missing(user, item, rating.values) if missing == "drop" else {}
+    time, notes = parse_times(table["time"], but=absent.values()) if "time" in opened.names else (None, ())
     return make_ratings(
         user,
         item,
@@ -207,7 +207,7 @@ def read_table(
     )
 
 
-def header(text: TextTable, head: bytes) -> list[str]:
+def read_header(text: TextTable, head: bytes) -> list[str]:
     """The column names in the first line of a text table whose start is `head`."""
     wide = (text.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
     if b"\0" in head and not wide:

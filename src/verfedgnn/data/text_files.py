@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.csv
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.number_parsing import brief
-from verfedgnn.data.source_address import shown
+from verfedgnn.data.number_parsing import quote_value
+from verfedgnn.data.source_address import redact
 
 _GZIP = b"\x1f\x8b"
 _BLOCK = 8 << 20
 _UTF8 = re.compile("UTF8|utf-8")
 
 
-def first_bytes(path: Path, count: int = 1 << 16) -> bytes:
+def read_first_bytes(path: Path, count: int = 1 << 16) -> bytes:
     """The start of a file, unpacked if it is gzip; a file without a byte in it is an error."""
-    with readable(path):
+    with reading(path):
         with path.open("rb") as file:
             head = file.read(count)
         if head.startswith(_GZIP):
@@ -37,7 +37,7 @@ def first_bytes(path: Path, count: int = 1 << 16) -> bytes:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn the system's complaints about a file into a `DataError`."""
     try:
         yield
@@ -61,7 +61,7 @@ def readable(path: Path) -> Iterator[None]:
 def missing_file(path: str | Path) -> DataError:
     """The error for a path where there is nothing."""
     return DataError(
-        f"{shown(path)} does not exist: check the path, or give the name of a data set such as ml-1m"
+        f"{redact(path)} does not exist: check the path, or give the name of a data set such as ml-1m"
     )
 
 
@@ -73,7 +73,7 @@ def _broken_gzip(path: Path) -> DataError:
 
 def open_stream(path: Path) -> pa.NativeFile:
     """The bytes of a file, unpacked."""
-    with readable(path):
+    with reading(path):
         packed = path.open("rb")
         head = packed.read(2)
         packed.close()
@@ -133,7 +133,7 @@ class TextTable:
             return self._read(types, names, skip_broken, threads=True)
         except pa.ArrowInvalid as error:
             message = str(error)
-            first_bytes(self.path)
+            read_first_bytes(self.path)
             if _UTF8.search(message):
                 raise self._wrong_encoding() from error
             # Only a read in one thread knows the row it failed in.
@@ -152,7 +152,7 @@ class TextTable:
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         """The same columns, some rows at a time; each has its type."""
         try:
-            with readable(self.path), open_stream(self.path) as stream:
+            with reading(self.path), open_stream(self.path) as stream:
                 yield from pa.csv.open_csv(stream, **self._options(dict(types)))
         except (pa.ArrowInvalid, KeyError, UnicodeError) as error:
             self.read(dict(types))  # fails as well, and says where
@@ -166,7 +166,7 @@ class TextTable:
             broken.append(row.number)
             return "skip"
 
-        with readable(self.path):
+        with reading(self.path):
             try:
                 for threads in (True, False):
                     broken.clear()
@@ -187,7 +187,7 @@ class TextTable:
         self, types: dict[str, pa.DataType | None], names: list[str] | None, skip: bool, threads: bool
     ) -> pa.Table:
         handler = (lambda row: "skip") if skip else None
-        with readable(self.path), open_stream(self.path) as stream:
+        with reading(self.path), open_stream(self.path) as stream:
             return pa.csv.read_csv(stream, **self._options(types, names, threads=threads, handler=handler))
 
     def _options(
@@ -222,7 +222,7 @@ class TextTable:
         value = re.search(r"conversion error to double: invalid value '(.*)'", message, re.DOTALL)
         if value:
             return NumberError(
-                f"the rating {brief(value[1])} in {place} is not a number: correct it or remove the line"
+                f"the rating {quote_value(value[1])} in {place} is not a number: correct it or remove the line"
             )
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
         if fields:
@@ -236,7 +236,7 @@ class TextTable:
 
     def undecodable(self) -> Iterator[int]:
         """The numbers of the lines that are not text in this encoding."""
-        with readable(self.path), open_stream(self.path) as stream:
+        with reading(self.path), open_stream(self.path) as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 try:
                     line.decode(self.encoding or "utf-8")
@@ -255,7 +255,7 @@ class TextTable:
         """The line in which each of these records (header included, counted from 0) ends."""
         wanted = set(records)
         last = max(wanted, default=-1)
-        with readable(self.path), open_stream(self.path) as stream:
+        with reading(self.path), open_stream(self.path) as stream:
             text = io.TextIOWrapper(
                 io.BufferedReader(stream), self.encoding or "utf-8", "replace", newline=""
             )

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import NOTHING, is_text, trimmed
-from verfedgnn.data.number_parsing import brief
-from verfedgnn.data.ratings import counted
+from verfedgnn.data.ids import NOTHING, is_text, trim
+from verfedgnn.data.number_parsing import quote_value
+from verfedgnn.data.ratings import format_count
 
 EARLIEST = 631_152_000
 """1990: ratings from before are times in another unit, or none."""
@@ -28,12 +28,12 @@ _LATE = "(?:1[3-9]|[23][0-9])"
 """The number of a day that is none of a month."""
 
 
-def latest(now: int | None = None) -> int:
+def latest_plausible_time(now: int | None = None) -> int:
     """Until when ratings can have been given: tomorrow, because zones differ."""
     return (int(clock.time()) if now is None else now) + _DAY
 
 
-def seconds(
+def parse_times(
     column: pa.ChunkedArray, but: Iterable[NDArray[np.bool_]] = ()
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Seconds since 1970 from numbers (seconds or milliseconds), dates or timestamps, and a note if that went wrong.
@@ -42,14 +42,14 @@ def seconds(
     """
     kept = ~np.logical_or.reduce([np.zeros(len(column), bool), *but])
     if not kept.all():
-        found, notes = seconds(column.filter(pa.array(kept)))
+        found, notes = parse_times(column.filter(pa.array(kept)))
         time = np.zeros(len(kept), np.int64)
         time[kept] = 0 if found is None else found
         return None if found is None else time, notes
     column = _plain(column)
-    written, column = column, parsed(column)
+    written, column = column, parse_time_text(column)
     if is_text(column.type):
-        column = parsed(column, day_first([column]))
+        column = parse_time_text(column, detect_day_first([column]))
     kind = column.type
     if _is_date(kind):
         # Not by way of a finer unit, which has no room for the years that a date may hold.
@@ -62,7 +62,7 @@ def seconds(
     else:
         return None, (_why_not(written),)
     if column.null_count:
-        rows = counted(column.null_count, "row") + (" has" if column.null_count == 1 else " have")
+        rows = format_count(column.null_count, "row") + (" has" if column.null_count == 1 else " have")
         return None, (f"{rows} no time: all times are left out",)
     numbers: NDArray[np.int64] = column.to_numpy()
     # In seconds 1e11 is the year 5138.
@@ -75,7 +75,9 @@ def _is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def parsed(column: pa.Array | pa.ChunkedArray, day_first: bool | None = None) -> pa.Array | pa.ChunkedArray:
+def parse_time_text(
+    column: pa.Array | pa.ChunkedArray, day_first: bool | None = None
+) -> pa.Array | pa.ChunkedArray:
     """Text as numbers, as ISO 8601, with a zone or without, or as 31.12.2025 18:05; anything else as it is.
 
     31/12/2025 and 31-12-2025 are dates only where `day_first` says which number is the day. What stands for a missing value in
@@ -106,7 +108,7 @@ def _cast(given: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray | Non
     return None
 
 
-def day_first(parts: Iterable[pa.Array | pa.ChunkedArray]) -> bool | None:
+def detect_day_first(parts: Iterable[pa.Array | pa.ChunkedArray]) -> bool | None:
     """Whether dates such as 3/4/2025 have the day first, which a 31/12/2025 in the same column tells; None: nothing tells.
 
     Only as many parts of the column are looked at as it takes.
@@ -127,7 +129,7 @@ def _any(text: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
 
 
 def _given(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    text = trimmed(column)
+    text = trim(column)
     missing = pc.is_in(text, value_set=pa.array(NOTHING, text.type))
     return pc.if_else(missing, pa.scalar(None, text.type), text)
 
@@ -150,7 +152,7 @@ def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Arra
     for pattern, iso in found + digits:
         if _any(text, pattern):
             text = pc.replace_substring_regex(text, pattern, iso)
-    return trimmed(text)
+    return trim(text)
 
 
 def _why_not(column: pa.ChunkedArray) -> str:
@@ -160,13 +162,13 @@ def _why_not(column: pa.ChunkedArray) -> str:
     given = _given(column).drop_null()
     both = [_as_iso(given, order) for order in (True, False)]
     unsure = given.filter(pc.match_substring_regex(given, "^[0-9]{1,2}[/-]"))
-    if len(unsure) and not any(is_text(parsed(dates).type) for dates in both):
-        example = brief(unsure[0].as_py())
+    if len(unsure) and not any(is_text(parse_time_text(dates).type) for dates in both):
+        example = quote_value(unsure[0].as_py())
         return f"the day or the month may come first in times such as {example}: left out, write them as 2025-12-31 18:05"
     row = max(_alike(dates, kind) for dates in both for kind in _KINDS)
     if not row:
         return "the times are neither numbers nor dates: left out"
-    return f"the time {brief(given[row].as_py())} cannot be read like those before it: all times are left out"
+    return f"the time {quote_value(given[row].as_py())} cannot be read like those before it: all times are left out"
 
 
 def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:

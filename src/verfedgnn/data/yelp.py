@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import TEXT, look_up
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.text_files import first_bytes, open_stream, readable
-from verfedgnn.data.time_parsing import seconds
+from verfedgnn.data.text_files import open_stream, read_first_bytes, reading
+from verfedgnn.data.time_parsing import parse_times
 
 _BLOCK = 16 << 20
 
@@ -31,13 +31,13 @@ def read_yelp(
 
     People do review a business again: by default the latest review counts.
     """
-    first_bytes(path)
+    read_first_bytes(path)
     table = _read(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
     where: Callable[[int], str] | None = None
     time: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
     if table["date"].null_count < table.num_rows:
-        time, notes = seconds(_dates(table["date"], path))
+        time, notes = parse_times(_dates(table["date"], path))
     if time is not None:
         order = pc.sort_indices(pa.array(time))
         table, time = table.take(order), time[order.to_numpy()]
@@ -70,7 +70,7 @@ def read_yelp(
 
 
 def _read(path: Path, fields: dict[str, pa.DataType]) -> pa.Table:
-    with readable(path), open_stream(path) as stream:
+    with reading(path), open_stream(path) as stream:
         try:
             return pa.json.read_json(
                 stream,

@@ -22,7 +22,7 @@ from verfedgnn.federation.identity import check_key
 from verfedgnn.federation.mask_faults import MaskFaultSearch
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
-from verfedgnn.privacy.masking import usable
+from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Closed, Coordinator
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
@@ -261,7 +261,7 @@ class CoordinatorService:
         """Refuse a key here that the other parties would refuse, since here its sender is known."""
         try:
             check_key(self.agreement, purpose, self.coordinator.names.index(name), key, signature)
-            usable(key)
+            check_public_key(key)
         except ProtocolError:
             raise ProtocolError(f"{name}: its {purpose} key is not usable, or not signed by it") from None
         if key in others:

@@ -14,7 +14,7 @@ from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import cost
+from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.run import read_history, write_history, write_json, write_public
 
 
@@ -90,7 +90,7 @@ class CoordinatorStore:
         best = coordinator.best
         metrics = {
             "valid": config.training.judged(best.error),
-            **cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
+            **summarise_cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
             "best_round": best.round,
             "public": parameters_digest(best.parameters),
             "parties": [{"name": name, "has_result": name in record.finished} for name in coordinator.names],

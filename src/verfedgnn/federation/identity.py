@@ -107,7 +107,7 @@ def _check_code(agreement: Agreement, name: str) -> None:
     model = agreement.config.model
     if model.gnn in plugins.GNNS:
         return
-    here = plugins.gnn_code(model.gnn, model.form)
+    here = plugins.identify_gnn(model.gnn, model.form)
     if here is None:
         raise ConfigError(
             f"{name}: GNN '{model.gnn}' is not defined in a file, so its code cannot be compared; {plugins.REMEDY}"
@@ -115,12 +115,12 @@ def _check_code(agreement: Agreement, name: str) -> None:
     if model.code is None:
         raise ConfigError(
             f"federation {agreement.name} did not agree on the code of GNN '{model.gnn}'; "
-            f"create it again with `verfedgnn federation init`; {name} has {origin.shown(here)}"
+            f"create it again with `verfedgnn federation init`; {name} has {origin.format_code(here)}"
         )
-    if origin.digest(here) != origin.digest(model.code):
+    if origin.extract_digest(here) != origin.extract_digest(model.code):
         raise ConfigError(
             f"{name} has other code of GNN '{model.gnn}' than federation {agreement.name} agreed on: "
-            f"{origin.shown(here)} here, {origin.shown(model.code)} agreed; get the agreed version from the others, "
+            f"{origin.format_code(here)} here, {origin.format_code(model.code)} agreed; get the agreed version from the others, "
             "install it or pass it with --plugin, or create a federation with yours"
         )
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.data import PartyData, Ratings
-from verfedgnn.data.ids import positions, sorted_ids
+from verfedgnn.data.ids import find_positions, sort_ids
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.identity import MemberIdentity
@@ -26,8 +26,8 @@ def align(
     """This party's data with the common users only, in the order everybody has, and the name of that order."""
     agreement = identity.agreement
     if agreement.alignment == "none":
-        users = sorted_ids(ratings.user_ids)
-        rows = positions(users, ratings.user_ids)
+        users = sort_ids(ratings.user_ids)
+        rows = find_positions(users, ratings.user_ids)
         digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()[:32]
         return _restricted(ratings, rows, identity.name), digest
     guest = Guest(

@@ -27,7 +27,7 @@ from verfedgnn.protocol.wire.alignment_messages import AlignStart, Common, Seale
 from verfedgnn.protocol.wire.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import figures, history_entry, round_seconds
+from verfedgnn.runs.metrics_file import build_metrics, history_entry, round_seconds
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import Run, read_history, write_history
@@ -196,7 +196,7 @@ class PartyService:
         assert party.best is not None
         assert party.public is not None
         model = PartyModel(**party.best[1])
-        metrics = figures(
+        metrics = build_metrics(
             [self.prepared],
             [model],
             self.config,

@@ -12,7 +12,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.runs.party_tables import read_parties
+from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder
 from verfedgnn.training.local_runtime import party_secret
@@ -76,7 +76,7 @@ class PartyStore:
             raise RunError(
                 f"{self.folder} belongs to another agreement than the given federation.toml; choose another --out"
             )
-        parties, parts = read_parties(self.folder / "parties")
+        parties, parts = read_party_tables(self.folder / "parties")
         (prepared,) = prepare(parties, self.identity.agreement.config, device, parts)
         return prepared, alignment
 

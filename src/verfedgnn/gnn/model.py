@@ -59,7 +59,7 @@ def neighbour_from(config: ModelConfig, scale: tuple[float, float]) -> float:
 
 def plugin_operator(gnn: str, form: str) -> type[Operator]:
     """Return the operator that a plug-in registered for a GNN and a model form."""
-    found = plugins.gnn(gnn, form)
+    found = plugins.load_gnn(gnn, form)
     assert issubclass(found, Operator), "the registry takes nothing else"
     return found
 

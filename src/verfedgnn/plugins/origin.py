@@ -21,14 +21,14 @@ PATTERN = r"^[^\x00-\x1f\x7f]{1,100} sha256:[0-9a-f]{64}$"
 """What `identify` returns."""
 
 
-def home(plugin: type) -> str:
+def find_source(plugin: type) -> str:
     """Where a class is written; the module's file, since a file may be loaded under several names."""
     return getattr(sys.modules.get(plugin.__module__), "__file__", None) or plugin.__module__
 
 
 def identify(plugin: type) -> str | None:
     """Which code a class is, as it stands on the disk now; None for one that is in no file, such as a notebook's."""
-    file = Path(home(plugin))
+    file = Path(find_source(plugin))
     if not file.is_file():
         return None
     source, package = file.read_bytes(), _package(plugin)
@@ -38,14 +38,14 @@ def identify(plugin: type) -> str | None:
     return f"{name} sha256:{hashlib.sha256(source).hexdigest()}"
 
 
-def digest(code: str) -> str:
+def extract_digest(code: str) -> str:
     """The hash in what `identify` returned, 64 hex digits."""
     return code[-64:]
 
 
-def shown(code: str) -> str:
+def format_code(code: str) -> str:
     """What `identify` returned, for people: the first digits are enough to see which file it is."""
-    return f"{code[: -len(' sha256:') - 64]} (SHA-256 {digest(code)[:16]}...)"
+    return f"{code[: -len(' sha256:') - 64]} (SHA-256 {extract_digest(code)[:16]}...)"
 
 
 def _package(plugin: type) -> str | None:

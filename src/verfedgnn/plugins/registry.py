@@ -86,8 +86,8 @@ def register(plugin: Plugin) -> Plugin:
 def _refuse_taken(name: str, plugin: type, what: str, built_in: Any, before: type | None) -> None:
     if name in built_in:
         raise ConfigError(f"'{name}' is built in; give {plugin.__name__} another name")
-    if before is not None and (origin.home(before), before.__qualname__) != (
-        origin.home(plugin),
+    if before is not None and (origin.find_source(before), before.__qualname__) != (
+        origin.find_source(plugin),
         plugin.__qualname__,
     ):
         raise ConfigError(
@@ -98,7 +98,7 @@ def _refuse_taken(name: str, plugin: type, what: str, built_in: Any, before: typ
 # -- by name ---------------------------------------------------------------------------------------------------------------
 
 
-def gnn_names() -> list[str]:
+def list_gnns() -> list[str]:
     """Every GNN there is here, built-in ones first."""
     _load_files()
     return [*GNNS, *sorted({*_gnns, *_offered("verfedgnn.gnns")} - set(GNNS))]
@@ -106,15 +106,15 @@ def gnn_names() -> list[str]:
 
 def check_gnn(name: str, code: str | None = None) -> str:
     """`name`, if there is a GNN of that name here; `code` is what is known of the one that is looked for."""
-    if name in GNNS or name in _gnns or name in gnn_names():
+    if name in GNNS or name in _gnns or name in list_gnns():
         return name
-    wanted = f"; what is needed is {origin.shown(code)}" if code else ""
+    wanted = f"; what is needed is {origin.format_code(code)}" if code else ""
     raise ConfigError(
-        f"there is no GNN '{name[:40]}' here; there are: {', '.join(gnn_names())}; {REMEDY}{wanted}"
+        f"there is no GNN '{name[:40]}' here; there are: {', '.join(list_gnns())}; {REMEDY}{wanted}"
     )
 
 
-def gnn(name: str, form: str) -> type[GnnPlugin]:
+def load_gnn(name: str, form: str) -> type[GnnPlugin]:
     """The operator of a plug-in for one form of the model; factors call none, so any of its operators will do."""
     check_gnn(name)
     if name not in _gnns:
@@ -130,7 +130,7 @@ def gnn(name: str, form: str) -> type[GnnPlugin]:
     return found[form]
 
 
-def methods() -> dict[str, MethodPlugin]:
+def load_methods() -> dict[str, MethodPlugin]:
     """Every method that is not built in, by name."""
     _load_files()
     for name in _offered("verfedgnn.methods"):
@@ -139,15 +139,15 @@ def methods() -> dict[str, MethodPlugin]:
     return dict(sorted(_methods.items()))
 
 
-def gnn_code(name: str, form: str) -> str | None:
+def identify_gnn(name: str, form: str) -> str | None:
     """Which code a plug-in's GNN is here (see `origin`); None for built-in ones, and for those that are in no file."""
-    return None if name in GNNS else _codes[gnn(name, form)]
+    return None if name in GNNS else _codes[load_gnn(name, form)]
 
 
-def code(plugin: type) -> str:
+def hash_code(plugin: type) -> str:
     """A hash of a registered plug-in's code, for records that must not outlive a change of it; "" where it is in no file."""
     found = _codes[plugin]
-    return "" if found is None else origin.digest(found)[:16]
+    return "" if found is None else origin.extract_digest(found)[:16]
 
 
 # -- where they come from --------------------------------------------------------------------------------------------------
@@ -157,16 +157,16 @@ def load_file(path: str | Path) -> None:
     """Run a Python file that registers plug-ins, here and in processes that are started from here."""
     file = Path(path).resolve()
     _run(file)
-    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*files(), str(file)]))
+    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*list_files(), str(file)]))
 
 
-def files() -> list[str]:
+def list_files() -> list[str]:
     """The files that plug-ins come from."""
     return [path for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
 def _load_files() -> None:
-    for path in files():
+    for path in list_files():
         _run(Path(path))
 
 

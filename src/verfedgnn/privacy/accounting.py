@@ -14,7 +14,7 @@ from verfedgnn.privacy.rating_dp import (
     validation_releases,
 )
 from verfedgnn.privacy.release_events import Release
-from verfedgnn.privacy.skellam_noise import noised_sum
+from verfedgnn.privacy.skellam_noise import noised_sum_event
 
 SIMULATED = (
     "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
@@ -74,7 +74,7 @@ def _sum_releases(config: Config, count: int) -> list[Release]:
     if exchange.mode != "noised":
         return [Release("neighbourhoods", count)]
     columns = config.model.dim + (not config.model.estimators)
-    event = noised_sum(
+    event = noised_sum_event(
         noise=exchange.noise, clip=exchange.row_clip, columns=columns, unit=1 << FRACTION_BITS[exchange.bits]
     )
     return [Release("neighbourhoods", config.model.layers * count, event)]  # a row for every layer
@@ -102,10 +102,10 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
         pure = settings.epsilon * releases
         return report | {
             "per_round": {"epsilon": settings.epsilon, "delta": 0.0},
-            "composed": _smaller(pure, events.epsilon(sent, settings.delta), settings.delta),
+            "composed": _smaller(pure, events.compose_epsilon(sent, settings.delta), settings.delta),
             "guarantee": f"epsilon = {settings.epsilon:g} per release, at worst {pure:g} over the run",
         }
-    delta, composed = min(1.0, 1 / settings.r), events.total_variation(sent)
+    delta, composed = min(1.0, 1 / settings.r), events.compose_total_variation(sent)
     meaning = "no guarantee" if composed >= WORTHLESS else f"delta {composed:.3g}"
     return report | {
         "r": settings.r,
@@ -164,8 +164,10 @@ def _neighbourhoods(
             seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
         return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
     delta = config.gradients.delta
-    one = events.epsilon([Release("one", config.model.layers, release.event) for release in sent], delta)
-    whole = events.epsilon(sent, delta)
+    one = events.compose_epsilon(
+        [Release("one", config.model.layers, release.event) for release in sent], delta
+    )
+    whole = events.compose_epsilon(sent, delta)
     return report | {
         "noise": exchange.noise,
         "row_clip": exchange.row_clip,

@@ -17,7 +17,7 @@ def clip(gradient: Tensor, bound: float | None) -> Tensor:
     return gradient if bound is None else gradient.clamp(-bound, bound)
 
 
-def ternary(x: Tensor, r: float, generator: torch.Generator) -> Tensor:
+def quantize_ternary(x: Tensor, r: float, generator: torch.Generator) -> Tensor:
     r"""Signs of the ternary scheme, int8 in {-1, 0, 1} (Def. 4.2).
 
     .. math::
@@ -29,7 +29,7 @@ def ternary(x: Tensor, r: float, generator: torch.Generator) -> Tensor:
     return x.sign().to(torch.int8).mul_(chosen)
 
 
-def laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
+def add_laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
     """x plus Laplace noise of scale 1/epsilon: epsilon-DP per release for gradients that differ by at most 1 in l1."""
     uniform = torch.rand(x.shape, generator=generator, device=x.device, dtype=torch.float64) - 0.5
     noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-16)) / epsilon
@@ -38,7 +38,7 @@ def laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Rescale:
-    """The public factors s on a gradient before the clip, for user parameters and shared weights; `worth` divides them out."""
+    """The public factors s on a gradient before the clip, for user parameters and shared weights; `invert_rescale` divides them out."""
 
     users: float
     weights: float
@@ -71,13 +71,13 @@ def protect(
     scaled[user_size:] *= rescale.weights
     scaled = clip(scaled, config.clip)
     if config.mechanism == "ternary":
-        return ternary(scaled, config.r, generator)
+        return quantize_ternary(scaled, config.r, generator)
     if config.mechanism == "laplace":
-        return laplace(scaled, config.epsilon, generator)
+        return add_laplace(scaled, config.epsilon, generator)
     return scaled
 
 
-def worth(config: GradientConfig, rescale: Rescale, scale: float) -> Rescale:
+def invert_rescale(config: GradientConfig, rescale: Rescale, scale: float) -> Rescale:
     """What 1 in a sum of protected gradients says about the summed gradient, times the participation factor `scale`."""
     unit = config.r if config.mechanism == "ternary" else 1.0
     return Rescale(unit * scale / rescale.users, unit * scale / rescale.weights)

@@ -45,7 +45,7 @@ class Masker:
         self.index = -1
         self._secrets: dict[int, bytes] = {}
 
-    def meet(self, index: int, keys: Sequence[str]) -> None:
+    def derive_secrets(self, index: int, keys: Sequence[str]) -> None:
         """Take this party's place and everybody's public keys, in order; "" for those who are not there."""
         self.index, self._secrets = index, {}
         known = [key for key in keys if key]
@@ -91,7 +91,7 @@ class Masker:
         return total.view(flat.dtype).reshape(values.shape)
 
 
-def usable(key: str) -> None:
+def check_public_key(key: str) -> None:
     """Raise `ProtocolError` unless a public key can be used; some points of the curve give every secret away."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))

@@ -63,7 +63,7 @@ class Projection:
         cache_values: int = CACHE_VALUES,
     ) -> None:
         self.users, self.seed, self.device = users, seed, torch.device(device)
-        bounds = blocks(users, block)
+        bounds = cut_blocks(users, block)
         self.tiles: list[Tile] = []
         self.protected = True
         self.rows = 0
@@ -178,7 +178,7 @@ class Projection:
         return rows, columns, torch.from_numpy(values).to(self.device)
 
 
-class Identity:
+class IdentityProjection:
     """The exact exchange: X itself travels. It protects nothing."""
 
     protected = False
@@ -187,13 +187,13 @@ class Identity:
         self.users = self.rows = users
         self._members = members
 
-    def part(self, users: slice, rows: slice) -> Identity:
+    def part(self, users: slice, rows: slice) -> IdentityProjection:
         """The same for some users alone."""
-        return Identity(users.stop - users.start)
+        return IdentityProjection(users.stop - users.start)
 
-    def among(self, members: Tensor) -> Identity:
+    def among(self, members: Tensor) -> IdentityProjection:
         """The same where only some users have a row in X, and the others' is 0."""
-        return Identity(self.users, members)
+        return IdentityProjection(self.users, members)
 
     def project(self, x: Tensor) -> Tensor:
         """X."""
@@ -223,7 +223,7 @@ def _moved(place: slice, by: int) -> slice:
     return slice(place.start - by, place.stop - by)
 
 
-def blocks(users: int, block: int) -> list[tuple[int, int]]:
+def cut_blocks(users: int, block: int) -> list[tuple[int, int]]:
     """First and last-plus-one user of each block; block 0: one for all.
 
     As many blocks as have room for `block` users each; what is left over is spread over the last ones, so that none is smaller

@@ -28,7 +28,7 @@ from verfedgnn.config.gradient_mechanisms import SkellamGradients
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.release_events import Release
-from verfedgnn.privacy.skellam_noise import skellam
+from verfedgnn.privacy.skellam_noise import draw_skellam
 
 STEPS = 512.0
 """About how many integers one standard deviation of the noise spans; finer ones would only cost bytes."""
@@ -54,7 +54,7 @@ def unit(config: Config) -> float:
     return 2.0 ** round(math.log2(STEPS / (noise_multiplier(config) * sensitivity(config))))
 
 
-def released(
+def release_gradient(
     gradient: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator
 ) -> NDArray[np.int32]:
     """A party's public gradient, flat, as integers with its share of the noise.
@@ -65,10 +65,12 @@ def released(
     limit = (2**31 - 1) // max(1, parties) - 1
     values = np.clip(np.rint(gradient.cpu().numpy().astype(np.float64) * scale), -limit // 2, limit // 2)
     variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2 / max(1, active - 1)
-    return (values + skellam(values.shape, variance, rng)).astype(np.int32)
+    return (values + draw_skellam(values.shape, variance, rng)).astype(np.int32)
 
 
-def noised_items(gradients: dict[str, Tensor], config: Config, rng: np.random.Generator) -> dict[str, Tensor]:
+def add_item_noise(
+    gradients: dict[str, Tensor], config: Config, rng: np.random.Generator
+) -> dict[str, Tensor]:
     """A party's private gradients with Gaussian noise; it never leaves the party, but what does is computed from it."""
     deviation = noise_multiplier(config) * sensitivity(config)
     return {
@@ -78,7 +80,7 @@ def noised_items(gradients: dict[str, Tensor], config: Config, rng: np.random.Ge
     }
 
 
-def noised_validation(
+def add_validation_noise(
     squared: Tensor, scale: tuple[float, float], config: Config, rng: np.random.Generator
 ) -> tuple[float, int]:
     """Sum of squared errors, each cut off at the square of the scale's width, and their number, both with Gaussian noise."""
@@ -111,10 +113,10 @@ def validation_releases(config: Config, validations: int) -> list[Release]:
 def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
     """Epsilon at `delta` for one rating over a training: the larger of what training and validation ratings have."""
     parts = training_releases(config, rounds), validation_releases(config, validations)
-    return max(events.epsilon(part, delta) for part in parts)
+    return max(events.compose_epsilon(part, delta) for part in parts)
 
 
-def within(config: Config, *, wanted: float, delta: float) -> Config:
+def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
     """The configuration with the least noise, to a thousandth of it, with which its training stays within (`wanted`, `delta`)."""
     if config.gradients.mechanism != "skellam":
         raise ConfigError(

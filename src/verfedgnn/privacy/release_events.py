@@ -22,7 +22,7 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
-class Event:
+class ReleaseEvent:
     """How far one release moves: a name of `dp-accounting`'s events with its parameters, or `total variation`."""
 
     name: str
@@ -39,7 +39,7 @@ class Release:
 
     what: str
     count: int
-    event: Event | None = None
+    event: ReleaseEvent | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For a report."""
@@ -50,17 +50,17 @@ class Release:
         }
 
 
-def gaussian(noise: float) -> Event:
+def gaussian(noise: float) -> ReleaseEvent:
     """Normal noise of `noise` times the l2 sensitivity."""
-    return Event("GaussianDpEvent", (("noise_multiplier", noise),))
+    return ReleaseEvent("GaussianDpEvent", (("noise_multiplier", noise),))
 
 
-def laplace(epsilon: float) -> Event:
+def laplace(epsilon: float) -> ReleaseEvent:
     """Laplace noise of 1/epsilon times the l1 sensitivity."""
-    return Event("LaplaceDpEvent", (("noise_multiplier", 1 / epsilon),))
+    return ReleaseEvent("LaplaceDpEvent", (("noise_multiplier", 1 / epsilon),))
 
 
-def skellam(variance: float, l2: float, l1: float) -> Event:
+def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
     r"""Skellam noise on integers that differ by (l2, l1) (Agarwal, Kairouz and Liu, NeurIPS 2021).
 
     .. math::
@@ -71,15 +71,15 @@ def skellam(variance: float, l2: float, l1: float) -> Event:
     A xi below 0 is counted as 0.
     """
     rho, xi = l2**2 / (2 * variance) * (1 + 1 / variance), max(0.0, (6 * l1 - l2**2) / (4 * variance**2))
-    return Event("ZCDpEvent", (("rho", rho), ("xi", xi)))
+    return ReleaseEvent("ZCDpEvent", (("rho", rho), ("xi", xi)))
 
 
-def ternary(r: float) -> Event:
+def ternary(r: float) -> ReleaseEvent:
     """Def. 4.2 on gradients that differ by 1 in l1: each release moves by at most 1/r."""
-    return Event("total variation", (("delta", min(1.0, 1 / r)),))
+    return ReleaseEvent("total variation", (("delta", min(1.0, 1 / r)),))
 
 
-def epsilon(releases: Iterable[Release], delta: float) -> float:
+def compose_epsilon(releases: Iterable[Release], delta: float) -> float:
     """The epsilon at `delta` of noisy releases together."""
     from dp_accounting import dp_event  # takes a second to load
     from dp_accounting.rdp import RdpAccountant
@@ -93,7 +93,7 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def total_variation(releases: Iterable[Release]) -> float:
+def compose_total_variation(releases: Iterable[Release]) -> float:
     """The delta at epsilon = 0 of ternary releases together."""
     events = [(release.event, release.count) for release in releases]
     return 1 - math.prod(

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from verfedgnn.privacy import release_events as events
 
 
-def skellam(shape: tuple[int, ...], variance: float, rng: np.random.Generator) -> NDArray[np.int64]:
+def draw_skellam(shape: tuple[int, ...], variance: float, rng: np.random.Generator) -> NDArray[np.int64]:
     """Independent Skellam variables of mean 0."""
     return rng.poisson(variance / 2, shape) - rng.poisson(variance / 2, shape)
 
 
-def noised_sum(*, noise: float, clip: float, columns: int, unit: int) -> events.Event:
+def noised_sum_event(*, noise: float, clip: float, columns: int, unit: int) -> events.ReleaseEvent:
     """A noised sum as an event, for matrices that differ in one user's row by at most `clip` in l2.
 
     Everything is measured in the integers that travel, 1/`unit` each; rounding may add half of one to every coordinate's change.

@@ -45,7 +45,7 @@ def _write_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
     part.rename(final)
-    files.sync(folder)
+    files.sync_folder(folder)
     for old in folder.iterdir():
         if old != final:
             shutil.rmtree(old, ignore_errors=True)

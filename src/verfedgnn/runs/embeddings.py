@@ -91,7 +91,7 @@ def _matrix(table: pa.Table) -> NDArray[np.float32]:
     return lists.flatten().to_numpy().reshape(len(lists), -1)  # type: ignore[no-any-return]
 
 
-def export(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Path]:
+def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Path]:
     """Write them as `parquet` or `npy`, a folder a party, and embeddings.json, which explains them; the files, in order."""
     if kind not in FORMATS:
         raise ConfigError(f"there is no format '{kind}'; there are: {', '.join(FORMATS)}")

@@ -15,7 +15,7 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run_evaluation import evaluate
 
 
-def figures(
+def build_metrics(
     prepared: Sequence[Prepared],
     models: Sequence[PartyModel],
     config: Config,
@@ -31,21 +31,21 @@ def figures(
     """The content of metrics.json; `digest` is the hash of the public parameters, `gates` how much of them the parties take."""
     figures = {
         **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.ranks),
-        **cost(ledger, rounds, len(models), seconds),
+        **summarise_cost(ledger, rounds, len(models), seconds),
         "best_round": best_round,
         "privacy": privacy,
         "public": digest,
         "data": [{"name": p.party.ratings.name, "notes": list(p.party.ratings.notes)} for p in prepared],
         "config": config.fingerprint(),
         "seed": config.seed,
-        "environment": environment(prepared[0].train.user.device),
+        "environment": describe_environment(prepared[0].train.user.device),
     }
     for row, gate in zip(figures["parties"], gates or [], strict=False):
         row["gate"] = gate
     return figures
 
 
-def cost(ledger: Ledger, rounds: int, parties: int, seconds: float) -> dict[str, Any]:
+def summarise_cost(ledger: Ledger, rounds: int, parties: int, seconds: float) -> dict[str, Any]:
     """Rounds, seconds and bytes."""
     traffic = ledger.total(kind="RoundStart") + ledger.total(kind="RoundReply")
     return {
@@ -65,7 +65,7 @@ def history_entry(round: int, error: float, config: Config, ledger: Ledger, seco
     return {"round": round, **judged, "bytes": ledger.total(), "seconds": round_seconds(seconds)}
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def describe_environment(device: torch.device) -> dict[str, Any]:
     """What the figures were computed on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {

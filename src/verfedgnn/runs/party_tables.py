@@ -32,7 +32,7 @@ def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
     return names
 
 
-def write_parties(folder: Path, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
+def write_party_tables(folder: Path, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
     """All tables and the part of each rating, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     users = pa.table({"user": parties[0].ratings.user_ids.tolist()})
@@ -42,8 +42,8 @@ def write_parties(folder: Path, parties: Sequence[PartyData], parts: Sequence[ND
     _write(folder / "_parties.parquet", pa.table({"file": safe_names(parties)}))
 
 
-def read_parties(folder: Path) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
-    """What `write_parties` wrote."""
+def read_party_tables(folder: Path) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
+    """What `write_party_tables` wrote."""
     try:
         users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
         files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
@@ -72,7 +72,8 @@ def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
 
 def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
     about = json.loads(arrow.schema.metadata[_KEY])
-    columns = {name: arrow[name].to_numpy() for name in arrow.column_names}
+    # Arrow hands out read-only arrays, which torch refuses to wrap.
+    columns = {name: np.array(arrow[name].to_numpy()) for name in arrow.column_names}
     part = columns.pop("part")
     ratings = Ratings(
         **columns,

@@ -14,7 +14,7 @@ from verfedgnn.config.sections import SplitConfig
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
-from verfedgnn.data.ratings import counted
+from verfedgnn.data.ratings import format_count
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ def prepare(
 ) -> list[Prepared]:
     """Split each party's ratings as configured (or as given by `parts`) and move them to `device`; each by itself."""
     if parts is None:
-        parts = [split(party.ratings, config.split, config.seed) for party in parties]
+        parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must give TRAIN, VALID or TEST for every rating of every party, in order")
     return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
 
 
-def split(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:
+def split_ratings(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:
     """The part of each rating; a party computes it alone."""
     if config.kind == "time":
         return split_by_time(ratings)
@@ -61,7 +61,7 @@ def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) ->
     for name, pairs in (("training", train), ("validation", valid)):
         if not len(pairs):
             raise DataError(
-                f"party '{party.name}' has {counted(len(party.ratings), 'rating')} and none of them falls into its {name} part; "
+                f"party '{party.name}' has {format_count(len(party.ratings), 'rating')} and none of them falls into its {name} part; "
                 "give it more data or change split.fractions"
             )
     return Prepared(party, parts, train, valid, test)

@@ -27,13 +27,13 @@ from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import PluginWarning, RunError
 from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.data import PartyData
-from verfedgnn.data.ids import as_text, positions, to_numpy
-from verfedgnn.data.ratings import counted
+from verfedgnn.data.ids import as_text, find_positions, to_numpy
+from verfedgnn.data.ratings import format_count
 from verfedgnn.plugins import origin
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.party_tables import read_parties, safe_names, write_parties
+from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_evaluation import evaluate
 
@@ -105,17 +105,17 @@ class Run:
         if len(user) != len(item):
             raise RunError(f"{len(user):,} users and {len(item):,} items are no pairs; give as many of both")
         known = self.parties[0].ratings.user_ids
-        row = positions(user, known)
+        row = find_positions(user, known)
         if (row < 0).any():
             strange = np.unique(user[row < 0])
             raise RunError(
-                f"{counted(len(strange), 'user')} not in training, first '{strange[0]}': those at every party are, such as "
+                f"{format_count(len(strange), 'user')} not in training, first '{strange[0]}': those at every party are, such as "
                 f"'{known[0]}'; leave the others out"
             )
         predicted = np.full(len(user), np.nan)
         for p in self._chosen(party):
             table, model = self.parties[p].ratings, self.models[p]
-            place = positions(item, table.item_ids)
+            place = find_positions(item, table.item_ids)
             here = np.flatnonzero(place >= 0)
             u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
             scores = (model.users[u] * model.items[v]).sum(-1).double().cpu().numpy()
@@ -124,7 +124,7 @@ class Run:
         if len(missing):
             where = "this run" if party is None else f"the catalogue of '{party}'"
             raise RunError(
-                f"{counted(len(missing), 'item')} not in {where}, first '{item[missing[0]]}'; leave them out"
+                f"{format_count(len(missing), 'item')} not in {where}, first '{item[missing[0]]}'; leave them out"
             )
         return predicted
 
@@ -182,14 +182,14 @@ class Run:
     def load(cls, path: str | Path) -> Run:
         """A finished run from its folder."""
         folder = Path(path)
-        config = run_config(folder)
+        config = read_run_config(folder)
         if not (folder / "metrics.json").is_file():
             raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
         if not (folder / "parties").is_dir():
             raise RunError(
                 f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder"
             )
-        parties, parts = read_parties(folder / "parties")
+        parties, parts = read_party_tables(folder / "parties")
         try:
             models = _read_models(folder / "model", parties)
             own = folder / "model" / "alone"
@@ -205,26 +205,26 @@ class Run:
         )
 
 
-def run_config(folder: Path) -> Config:
+def read_run_config(folder: Path) -> Config:
     """The configuration of a run; warns where its GNN is a plug-in's and other code than the run was trained with."""
     if not (folder / "config.toml").is_file():
         what = "is not a run folder" if folder.exists() else "does not exist"
         raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
     config = load_config(folder / "config.toml")
-    other = other_code(config)
+    other = describe_code_change(config)
     if other is not None:
         text = f"{folder} was trained with {other}; what it computes anew may differ, so go back to that version or train again"
         warnings.warn(text, PluginWarning, stacklevel=3)
     return config
 
 
-def other_code(config: Config) -> str | None:
+def describe_code_change(config: Config) -> str | None:
     """That a configuration's GNN is a plug-in's whose code is another one here, in words; None if it is not."""
-    then, now = config.model.code, plugins.gnn_code(config.model.gnn, config.model.form)
-    if then is None or (now is not None and origin.digest(then) == origin.digest(now)):
+    then, now = config.model.code, plugins.identify_gnn(config.model.gnn, config.model.form)
+    if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):
         return None
-    here = origin.shown(now) if now is not None else "in no file"
-    return f"other code of GNN '{config.model.gnn}': {origin.shown(then)} then, {here} now"
+    here = origin.format_code(now) if now is not None else "in no file"
+    return f"other code of GNN '{config.model.gnn}': {origin.format_code(then)} then, {here} now"
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
@@ -251,7 +251,7 @@ def begin_folder(
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / "config.toml", config.to_toml().encode())
             write_history(folder, [])
-            write_parties(folder / "parties", parties, parts)
+            write_party_tables(folder / "parties", parties, parts)
     except RunError:
         # Half a run could not be resumed, and would be in the way; what else is in the folder is not ours.
         shutil.rmtree(folder / "parties", ignore_errors=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from verfedgnn.core.metrics import Errors, Ranking, ranking, rating_errors
+from verfedgnn.core.metrics import RankingScores, RatingErrors, measure_errors, measure_ranking
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.runs.prepared_data import Prepared
 
@@ -21,13 +21,13 @@ def evaluate(
     the training and validation parts is not recommended again. A model that `ranks` predicts no stars, so it has no errors.
     """
     rows: list[dict[str, Any]] = []
-    tests, valids, rankings = Errors.none(), Errors.none(), Ranking.none()
+    tests, valids, rankings = RatingErrors.zero(), RatingErrors.zero(), RankingScores.zero()
     for party, (users, items) in zip(parties, models, strict=True):
-        test = valid = Errors.none()
+        test = valid = RatingErrors.zero()
         if not ranks:
-            test, valid = rating_errors(users, items, party.test), rating_errors(users, items, party.valid)
+            test, valid = measure_errors(users, items, party.test), measure_errors(users, items, party.valid)
         wanted = party.test.take(party.test.rating >= upper_quarter(party.party.ratings.scale))
-        found = ranking(users, items, [party.train, party.valid], wanted, k)
+        found = measure_ranking(users, items, [party.train, party.valid], wanted, k)
         tests, valids, rankings = tests + test, valids + valid, rankings + found
         table = party.party.ratings
         rows.append(
@@ -46,5 +46,5 @@ def evaluate(
     }
 
 
-def _figures(errors: Errors, found: Ranking, k: int) -> dict[str, float | None]:
+def _figures(errors: RatingErrors, found: RankingScores, k: int) -> dict[str, float | None]:
     return {"rmse": errors.rmse, "mae": errors.mae, **found.means(k)}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.metrics import rating_errors
+from verfedgnn.core.metrics import measure_errors
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import TEST
 from verfedgnn.reports.phrases import size
@@ -92,7 +92,7 @@ def _rmse(run: Run, p: int) -> float | None:
     assert run.alone is not None
     table, test = run.parties[p].ratings, run.parts[p] == TEST
     user, item = (torch.from_numpy(rows[test].astype(np.int64)) for rows in (table.user, table.item))
-    return rating_errors(
+    return measure_errors(
         run.alone[p].users, run.alone[p].items, Pairs(user, item, torch.from_numpy(table.rating[test]))
     ).rmse
 

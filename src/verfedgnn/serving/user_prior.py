@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.metrics import rating_errors
+from verfedgnn.core.metrics import measure_errors
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import VALID, Ratings
 from verfedgnn.runs.party_model import PartyModel
@@ -103,7 +103,7 @@ def _place(
 def _variance(model: PartyModel, table: Ratings, part: NDArray[np.int8]) -> float:
     chosen = part == VALID if (part == VALID).any() else np.ones(len(part), bool)
     user, item = (torch.from_numpy(rows[chosen].astype(np.int64)) for rows in (table.user, table.item))
-    errors = rating_errors(
+    errors = measure_errors(
         model.users, model.items, Pairs(user, item, torch.from_numpy(table.rating[chosen]))
     )
     return max(errors.squared / errors.count, 1e-6) if errors.count else 1.0

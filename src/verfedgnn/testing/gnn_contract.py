@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from verfedgnn.config import Config
-from verfedgnn.core.graph import party_graph, stack_graphs
+from verfedgnn.core.graph import build_graph, stack_graphs
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.plugins import register
-from verfedgnn.privacy.projection import Identity
+from verfedgnn.privacy.projection import IdentityProjection
 from verfedgnn.protocol.round.forward_backward import Work, compute
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.testing.random_inputs import (
@@ -106,7 +106,7 @@ class GNNContract:
 
     def test_a_user_without_neighbours_says_nothing(self) -> None:
         """An empty row is sent as zeros, so that parties without a user's ratings add nothing; and it is taken in without NaN."""
-        graph = party_graph(np.array([0]), np.array([0]), users=USERS, items=ITEMS, ratio=4.0)
+        graph = build_graph(np.array([0]), np.array([0]), users=USERS, items=ITEMS, ratio=4.0)
         model = self._model()
         out = model.propagate(drawn_public(model), drawn_private(model), graph, None)
         assert torch.isfinite(out.users).all()
@@ -119,7 +119,7 @@ class GNNContract:
         In 64 bits: an operator takes its type from what it is given.
         """
         with double():
-            model, graph, identity = self._model(), double_graph(small_graph()), Identity(USERS)
+            model, graph, identity = self._model(), double_graph(small_graph()), IdentityProjection(USERS)
             others = torch.stack([x[0] for x in drawn_others(model)])
             public, private = (
                 model.flat({n: v[0] for n, v in drawn_public(model).items()}),
@@ -160,7 +160,7 @@ class GNNContract:
         people, things = rng.permutation(USERS), rng.permutation(ITEMS)
         public, private, others = drawn_public(model), drawn_private(model), drawn_others(model)
         one = model.propagate(public, private, small_graph(), others)
-        graph = party_graph(
+        graph = build_graph(
             np.argsort(people)[user], np.argsort(things)[item], users=USERS, items=ITEMS, ratio=2.0
         )
         moved = {
@@ -218,7 +218,7 @@ class GNNContract:
             user.append(liked.user.numpy())
             item.append(liked.item.numpy() + start)
             start += party.data.items
-        graph = party_graph(np.concatenate(user), np.concatenate(item), users=40, items=start)
+        graph = build_graph(np.concatenate(user), np.concatenate(item), users=40, items=start)
         lead = {n: v.unsqueeze(0) for n, v in (model.views(public) | private).items()}
         pooled = model.propagate(lead, lead, graph, None)
         runtime.round()

@@ -14,7 +14,7 @@ from verfedgnn.data import TEST, PartyData
 from verfedgnn.plugins import register
 from verfedgnn.research.baselines import METHODS
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
-from verfedgnn.runs.prepared_data import prepare, split
+from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.testing.small_federation import CPU, parties
 from verfedgnn.training.progress import Progress
@@ -77,7 +77,7 @@ class MethodContract:
         config, changed = self._config(), []
         for party in SMALL:
             table = party.ratings
-            hidden = split(table, config.split, config.seed) == TEST
+            hidden = split_ratings(table, config.split, config.seed) == TEST
             rating = np.where(hidden, sum(table.scale) - table.rating, table.rating).astype(np.float32)
             changed.append(PartyData(party.name, replace(table, rating=rating)))
         for a, b in zip(self._trained().models, self._train(changed).models, strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verfedgnn.core.graph import Graph, party_graph
+from verfedgnn.core.graph import Graph, build_graph
 from verfedgnn.gnn.model import Model
 
 USERS, ITEMS = 14, 9
@@ -25,7 +25,7 @@ def small_edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any]
 
 def small_graph(seed: int = 3, items: int = ITEMS) -> Graph:
     """A party that holds half of all items."""
-    return party_graph(*small_edges(seed, items), users=USERS, items=items, ratio=2.0)
+    return build_graph(*small_edges(seed, items), users=USERS, items=items, ratio=2.0)
 
 
 def drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:

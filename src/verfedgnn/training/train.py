@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, Interrupted, RunError
-from verfedgnn.core.files import writable
+from verfedgnn.core.files import check_writable
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.runs.metrics_file import figures
-from verfedgnn.runs.party_tables import read_parties
+from verfedgnn.runs.metrics_file import build_metrics
+from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run, begin_folder, other_code
+from verfedgnn.runs.run import Run, begin_folder, describe_code_change
 from verfedgnn.training.gate import gated_models
 from verfedgnn.training.loop import TrainingLoop, device_of, resume_hint, usable_device
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -81,12 +81,12 @@ def resume(
     if (folder / "metrics.json").is_file():
         return Run.load(folder)
     config = load_config(folder / "config.toml")
-    other = other_code(config)
+    other = describe_code_change(config)
     if other is not None:
         raise RunError(
             f"{folder} was begun with {other}; go back to that version to resume it, or train anew with --overwrite"
         )
-    parties, parts = read_parties(folder / "parties")
+    parties, parts = read_party_tables(folder / "parties")
     prepared = prepare(parties, config, usable_device(device), parts)
     loop = TrainingLoop(prepared, config, folder=folder, stack=stack)
     loop.restore()
@@ -108,7 +108,7 @@ def _run_to_end(loop: TrainingLoop, watch: Watcher | None, stop: Stop) -> Run:
             ) from None
         models = [each.model for each in gated]
     first = next(iter(loop.runtime.parties.values()))
-    metrics = figures(
+    metrics = build_metrics(
         loop.prepared,
         models,
         config,
@@ -148,7 +148,7 @@ def _run_to_end(loop: TrainingLoop, watch: Watcher | None, stop: Stop) -> Run:
 
 def holds_run(folder: Path, overwrite: bool) -> bool:
     """Return whether `folder` holds a run to overwrite; raise `RunError` if it holds anything else or cannot be written."""
-    writable(folder)
+    check_writable(folder)
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     if not overwrite:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.metrics import Errors
+from verfedgnn.core.metrics import RatingErrors
 from verfedgnn.data import TEST, TRAIN, VALID, Ratings
 
 DAMPINGS = (1.0, 2.0, 5.0, 10.0, 25.0)
@@ -33,10 +33,10 @@ def bias_predictions(ratings: Ratings, parts: NDArray[np.int8]) -> NDArray[np.fl
     return _predict(ratings, *fit_biases(ratings, parts))
 
 
-def bias_errors(ratings: Ratings, parts: NDArray[np.int8]) -> Errors:
+def bias_errors(ratings: Ratings, parts: NDArray[np.int8]) -> RatingErrors:
     """Their test errors."""
     error = (bias_predictions(ratings, parts) - ratings.rating)[parts == TEST]
-    return Errors(float(np.square(error).sum()), float(np.abs(error).sum()), len(error))
+    return RatingErrors(float(np.square(error).sum()), float(np.abs(error).sum()), len(error))
 
 
 def _fit(

@@ -19,16 +19,15 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
-from verfedgnn.core.graph import Graph, graph_to, party_graph
+from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.metrics import squared_errors
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.privacy.gradient_protection import protect
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
-from verfedgnn.privacy.projection import Identity, Projection
-from verfedgnn.privacy.rating_dp import noised_items, noised_validation
-from verfedgnn.privacy.rating_dp import released as released_integers
+from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.privacy.rating_dp import add_item_noise, add_validation_noise, release_gradient
 from verfedgnn.protocol.checkpoint_state import EvaluatedModel, State, tensor
 from verfedgnn.protocol.party.batches import Batches
 from verfedgnn.protocol.party.exchange_state import Before, Memory
@@ -90,7 +89,7 @@ class Party:
         self.batches = Batches(self.targets, config, data.users, data.items, self._rng)
         self._scopes: dict[tuple[int, bool], Scope] = {}
         self.replica: Replica
-        self.projection: Projection | Identity | None
+        self.projection: Projection | IdentityProjection | None
         self.graph: Graph | None = None
 
     def _rng(self, *purpose: int) -> np.random.Generator:
@@ -131,7 +130,7 @@ class Party:
         self,
         message: Welcome,
         replica: Replica | None = None,
-        projection: Projection | Identity | None = None,
+        projection: Projection | IdentityProjection | None = None,
     ) -> None:
         """Take the coordinator's answer; on one machine, parties are handed one shared replica and projection."""
         if message.stay != self.stay or self._welcomed == self.stay:
@@ -164,14 +163,14 @@ class Party:
     def _graph(self, ratio: float) -> Graph:
         train = self.data.train
         neighbour = (train.rating >= self.threshold).cpu().numpy()
-        graph = party_graph(
+        graph = build_graph(
             train.user.cpu().numpy()[neighbour],
             train.item.cpu().numpy()[neighbour],
             users=self.data.users,
             items=self.data.items,
             ratio=ratio,
         )
-        return graph_to(graph, self.device)
+        return move_graph(graph, self.device)
 
     # -- the users of a round ------------------------------------------------------------------------------------------------
 
@@ -270,7 +269,7 @@ class Party:
             self.candidate = (message.round, model)
             if self.noised:
                 squared = squared_errors(model["users"], model["items"], self.data.valid)
-                error, count = noised_validation(
+                error, count = add_validation_noise(
                     squared, self.data.scale, self.config, self._rng(8, message.round)
                 )
             else:
@@ -288,7 +287,7 @@ class Party:
             training = self.config.training
             gradients = self.private.all_users(scope.widen(outcome.private_gradients), part.users)
             if self.noised:
-                gradients = noised_items(gradients, self.config, self._rng(7, message.round))
+                gradients = add_item_noise(gradients, self.config, self._rng(7, message.round))
             items = (
                 gradients["items"]
                 + (2 * training.l2 / sum(self.all_items)) * self.private.parameters["items"]
@@ -461,7 +460,7 @@ class Party:
         if self.noised:
             count = {"parties": len(self.all_items), "active": len(message.active)}
             return residues(
-                self._masked(released_integers(gradient, self.config, rng=rng, **count), message, GRADIENT),
+                self._masked(release_gradient(gradient, self.config, rng=rng, **count), message, GRADIENT),
                 32,
             )
         generator = torch.Generator(self.device)

@@ -41,7 +41,7 @@ class Masks:
             for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
                 if key:
                     self.terms.vouching.check("mask", party, key, signature)
-        self._masker.meet(index, keys)
+        self._masker.derive_secrets(index, keys)
 
     def on(
         self, values: NDArray[Any], message: RoundStart, use: int, context: Callable[[], bytes]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
-from verfedgnn.core.metrics import ranking, rating_errors
+from verfedgnn.core.metrics import measure_errors, measure_ranking
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.rating_scale import upper_quarter
 
@@ -69,8 +69,8 @@ class Targets:
         """Validation error and count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
         valid = self.data.valid
         if not self.ranks:
-            errors = rating_errors(users, items, valid)
+            errors = measure_errors(users, items, valid)
             return errors.squared, errors.count
         wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
-        found = ranking(users, items, [self.data.train], wanted)
+        found = measure_ranking(users, items, [self.data.train], wanted)
         return max(0.0, found.users - found.ndcg), found.users

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.privacy.gradient_protection import worth
+from verfedgnn.privacy.gradient_protection import invert_rescale
 from verfedgnn.protocol.checkpoint_state import State, tensor
 from verfedgnn.protocol.round.replica import Replica, participation_scale
 
@@ -62,4 +62,4 @@ def others_gradient(
         values = values - own.values
     scale = participation_scale(replica.items, parties, index)
     rows = values[: model.users * model.config.dim].view(model.users, model.config.dim)
-    return rows.to(torch.float32) * worth(replica.config.gradients, replica.rescale, scale).users
+    return rows.to(torch.float32) * invert_rescale(replica.config.gradients, replica.rescale, scale).users

@@ -15,7 +15,7 @@ from torch import Tensor
 from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.graph import Graph, pad_items
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.round.loss import Batch, data_loss, penalty
 
 
@@ -59,7 +59,7 @@ def compute(
     model: Model,
     graph: Graph,
     public: Tensor,
-    projection: Projection | Identity | None,
+    projection: Projection | IdentityProjection | None,
     works: Sequence[Work],
     training: TrainingConfig,
 ) -> list[Outcome]:
@@ -127,7 +127,7 @@ def _pull(works: Sequence[Work]) -> Tensor | None:
 
 
 def _reconstruct(
-    graph: Graph, projection: Projection | Identity | None, works: Sequence[Work]
+    graph: Graph, projection: Projection | IdentityProjection | None, works: Sequence[Work]
 ) -> list[Tensor] | None:
     """X^ = Phi^T Y of everybody's others as one product: K tensors (S, N, C)."""
     known = [work.others for work in works if work.others is not None]
@@ -142,7 +142,7 @@ def _reconstruct(
 
 def _project(
     graph: Graph,
-    projection: Projection | Identity | None,
+    projection: Projection | IdentityProjection | None,
     works: Sequence[Work],
     neighbourhoods: Sequence[Tensor],
 ) -> Tensor | None:

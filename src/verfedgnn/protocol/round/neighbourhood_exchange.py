@@ -16,8 +16,8 @@ from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.vectors import clip_rows
-from verfedgnn.privacy.projection import Identity, Projection
-from verfedgnn.privacy.skellam_noise import skellam
+from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.privacy.skellam_noise import draw_skellam
 from verfedgnn.protocol.checkpoint_state import State, tensor
 from verfedgnn.protocol.round.user_blocks import passes
 from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed, wrapped
@@ -40,13 +40,15 @@ def fewest(config: Config, parties: int) -> int:
     return 2 if config.exchange.mode == "noised" else 1
 
 
-def make_projection(config: Config, users: int, device: torch.device | str) -> Projection | Identity | None:
+def make_projection(
+    config: Config, users: int, device: torch.device | str
+) -> Projection | IdentityProjection | None:
     """The exchange's projection, or the reason why it may not be used; None when nothing is exchanged."""
     exchange = config.exchange
     if exchange.mode == "off":
         return None
     if exchange.mode != "projected":
-        return Identity(users)
+        return IdentityProjection(users)
     projection = Projection(
         users,
         ratio=exchange.ratio,
@@ -75,7 +77,7 @@ def outgoing(
         return to_fixed(x, parties, exchange.bits).cpu().numpy()
     values = to_fixed(clip_rows(x, exchange.row_clip), parties, exchange.bits).cpu().numpy()
     unit = 1 << FRACTION_BITS[exchange.bits]
-    values += skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng()).astype(
+    values += draw_skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng()).astype(
         values.dtype
     )
     return values

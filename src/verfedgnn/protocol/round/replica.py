@@ -16,7 +16,7 @@ from verfedgnn.config import Config
 from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.gradient_protection import Rescale, worth
+from verfedgnn.privacy.gradient_protection import Rescale, invert_rescale
 from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.round.optimizer import average, pieces, step
 from verfedgnn.protocol.round.user_blocks import Rotation, passes
@@ -110,7 +110,7 @@ class Replica:
         if self.config.gradients.mechanism == "skellam":
             worths = Rescale(scale / unit(self.config), scale / unit(self.config))
         else:
-            worths = worth(self.config.gradients, self.rescale, scale)
+            worths = invert_rescale(self.config.gradients, self.rescale, scale)
         now, sums = part.of(self.model, self.parameters), part.of(self.model, self.accumulator)
         pulled = {
             "users": 2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch),

@@ -17,7 +17,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import block_rows, blocks
+from verfedgnn.privacy.projection import block_rows, cut_blocks
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Rotation:
         """All parts, in the order of rows."""
         users, exchange, count = self.model.users, self.config.exchange, self.count
         if exchange.mode == "projected":
-            bounds = blocks(users, exchange.block)
+            bounds = cut_blocks(users, exchange.block)
             sizes = [block_rows(stop - start, exchange.ratio) for start, stop in bounds]
         else:
             bounds = [(users * i // count, users * (i + 1) // count) for i in range(count)]

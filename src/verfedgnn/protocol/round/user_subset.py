@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.core.graph import Graph, users_of
+from verfedgnn.core.graph import Graph, restrict_graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.round.forward_backward import Work
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.user_blocks import Part
@@ -33,17 +33,17 @@ class Scope:
     part: Part
     model: Model
     graph: Graph
-    projection: Projection | Identity | None
+    projection: Projection | IdentityProjection | None
     rows: Tensor | None = None
     """Which of the part's users, in order; None: all of them."""
 
     @classmethod
-    def of(cls, part: Part, graph: Graph, projection: Projection | Identity | None) -> Scope:
+    def of(cls, part: Part, graph: Graph, projection: Projection | IdentityProjection | None) -> Scope:
         """All users of a part, from the graph and the projection of all there are."""
         if part.whole:
             return cls(part, part.model, graph, projection)
         cut = None if projection is None else projection.part(part.users, part.rows)
-        return cls(part, part.model, users_of(graph, part.users), cut)
+        return cls(part, part.model, restrict_graph(graph, part.users), cut)
 
     def rated(self, user: Tensor, config: Config) -> Scope:
         """Those with ratings alone (`user` has the user of each rating), if they are few and nothing but 0 is due for the others.
@@ -60,7 +60,7 @@ class Scope:
         """Some users of the part, all of whom these are."""
         projection = None if self.projection is None else self.projection.among(rows)
         return Scope(
-            self.part, Model(self.model.config, len(rows)), users_of(self.graph, rows), projection, rows
+            self.part, Model(self.model.config, len(rows)), restrict_graph(self.graph, rows), projection, rows
         )
 
     def rest(self, some: Scope) -> Iterator[Scope]:

@@ -19,7 +19,7 @@ from verfedgnn.research.baselines import Where
 from verfedgnn.research.baselines.fedpergnn import PseudoParty
 from verfedgnn.research.experiments.training_cell import Cell
 from verfedgnn.runs.metrics_file import round_seconds
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.train import train
 
 ATTACKS = 1
@@ -52,7 +52,7 @@ class AttackCell(Cell):
         """Plant, train, attack, and say how."""
         config, parties = self.config(), self.read()
         rng = np.random.default_rng([self.seed, 7])
-        parts = [split(party.ratings, config.split, config.seed) for party in parties]
+        parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
         planted = plant(parties, parts, target=TARGET, share=max(SHARES), rng=rng)
         kind = PseudoParty if self.method == "fedpergnn" else Party
         run = train(

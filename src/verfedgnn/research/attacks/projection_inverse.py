@@ -25,10 +25,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.privacy.projection import IdentityProjection, Projection
 
 
-def dense(projection: Projection | Identity) -> Tensor:
+def dense(projection: Projection | IdentityProjection) -> Tensor:
     """Phi itself (q, N)."""
     device = projection.device if isinstance(projection, Projection) else torch.device("cpu")
     return projection.project(torch.eye(projection.users, device=device)).cpu()

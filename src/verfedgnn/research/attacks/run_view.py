@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.graph import Graph, graph_to, party_graph, stack_graphs
+from verfedgnn.core.graph import Graph, build_graph, move_graph, stack_graphs
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.gnn.operator import Neighbourhood
 from verfedgnn.privacy.gradient_protection import Rescale, protect
-from verfedgnn.privacy.projection import Identity, Projection
+from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.round.forward_backward import Work, compute
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.neighbourhood_exchange import make_projection
@@ -58,7 +58,7 @@ class Inside:
         }
 
     @cached_property
-    def projection(self) -> Projection | Identity | None:
+    def projection(self) -> Projection | IdentityProjection | None:
         """Phi of the run."""
         return make_projection(self.run.config, self.model.users, self.run.device)
 
@@ -145,6 +145,6 @@ def _graph(prepared: Prepared, run: Run, ratio: float) -> Graph:
     train, table = prepared.train, prepared.party.ratings
     chosen = (train.rating >= neighbour_from(run.config.model, table.scale)).cpu().numpy()
     user, item = train.user.cpu().numpy()[chosen], train.item.cpu().numpy()[chosen]
-    return graph_to(
-        party_graph(user, item, users=table.n_users, items=table.n_items, ratio=ratio), run.device
+    return move_graph(
+        build_graph(user, item, users=table.n_users, items=table.n_items, ratio=ratio), run.device
     )

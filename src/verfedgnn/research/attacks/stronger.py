@@ -44,7 +44,7 @@ from verfedgnn.research.attacks.round_stacking import stacked, unmix, unmix_sums
 from verfedgnn.research.attacks.separation import auc, auc_within, rank_correlation, separate
 from verfedgnn.research.attacks.sparse_recovery import Recovered, equal_size, largest, nnls, omp, polish
 from verfedgnn.research.attacks.subset_search import SCALES, best_subsets
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 
 COLUMNS = 2048
 """Most columns that are stacked; more would make the solution slow and hardly better."""
@@ -108,7 +108,7 @@ def attack_sums(
     """
     config = config.with_values({"training.user_blocks": 1})
     rng = np.random.default_rng([seed, 7])
-    parts = [split(party.ratings, config.split, config.seed) for party in parties]
+    parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
     planted = plant(parties, parts, target=target, share=share, rng=rng, copies=copies)
     federation = tapped(planted.parties, config, parts=planted.parts)
     exchanges: list[Exchange] = []

@@ -35,7 +35,7 @@ METHODS: dict[str, Method] = {
 def methods() -> dict[str, Method]:
     """The built-in methods, and plug-ins after them."""
     return METHODS | {
-        name: method for name, method in plugins.methods().items() if isinstance(method, Method)
+        name: method for name, method in plugins.load_methods().items() if isinstance(method, Method)
     }
 
 

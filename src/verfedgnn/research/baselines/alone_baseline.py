@@ -9,7 +9,7 @@ from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.alone import solo_config, train_alone
 
 
@@ -39,7 +39,7 @@ class Alone(Method):
         total = sum(len(party.ratings) for party in parties)
         models = []
         for party in parties:
-            parts, share = split(party.ratings, config.split, config.seed), len(party.ratings) / total
+            parts, share = split_ratings(party.ratings, config.split, config.seed), len(party.ratings) / total
             models.append(
                 train_alone(party, parts, config, share, where.device, watch=where.watch, stop=where.stop)
             )

@@ -9,11 +9,11 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData, Ratings, pool_parties
-from verfedgnn.data.ids import positions
+from verfedgnn.data.ids import find_positions
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.alone import solo_config
 from verfedgnn.training.train import train
 
@@ -44,7 +44,7 @@ class CentralGNN(Method):
 def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
     """Train on all ratings, in the parts the parties would have made, and cut the model into the parties' items."""
     table = pool_parties(parties)
-    parts = np.concatenate([split(party.ratings, config.split, config.seed) for party in parties])
+    parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
     run = train(
         [PartyData("pooled", table)],
         config,
@@ -62,7 +62,7 @@ def cut(model: PartyModel, table: Ratings, parties: Sequence[PartyData]) -> list
     """A model of the pooled table as one of each party's catalogue, so that all methods are judged alike."""
     models = []
     for party in parties:
-        rows = torch.from_numpy(positions(party.ratings.item_ids, table.item_ids)).to(model.items.device)
+        rows = torch.from_numpy(find_positions(party.ratings.item_ids, table.item_ids)).to(model.items.device)
         models.append(PartyModel(model.users, model.items[rows], model.embeddings[rows]))
     return models
 

@@ -21,7 +21,7 @@ from verfedgnn.protocol.wire.messages import RoundStart
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.research.baselines.verfedgnn_method import federated
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 
 ID_BYTES, INDEX_BYTES, NUMBER_BYTES = 16, 4, 4
 """An encrypted user id; the number of an anonymous item, or of a row; a coordinate of an embedding."""
@@ -149,5 +149,5 @@ def count_messages(
 
 def _edges(party: PartyData, config: Config) -> int:
     """Neighbours in the party's training part."""
-    table, parts = party.ratings, split(party.ratings, config.split, config.seed)
+    table, parts = party.ratings, split_ratings(party.ratings, config.split, config.seed)
     return int(((parts == TRAIN) & (table.rating >= neighbour_from(config.model, table.scale))).sum())

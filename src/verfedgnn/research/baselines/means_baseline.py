@@ -13,7 +13,7 @@ from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.research.baselines.central_gnn import CENTRAL, cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.alone import solo_config
 from verfedgnn.training.user_item_means import fit_biases
 
@@ -36,7 +36,7 @@ class Bias(Method):
         """No rounds: sums."""
         began = time.perf_counter()
         table = pool_parties(parties)
-        parts = np.concatenate([split(party.ratings, config.split, config.seed) for party in parties])
+        parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
         mean, by_user, by_item = fit_biases(table, parts)
         users = (
             torch.from_numpy(np.stack([mean + by_user, np.ones_like(by_user)], 1)).float().to(where.device)

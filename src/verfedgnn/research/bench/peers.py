@@ -24,7 +24,7 @@ from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
 from verfedgnn.research.bench.bytes_curve import LEAN, SPARING
 from verfedgnn.research.bench.measure import medians, timed
 from verfedgnn.research.bench.phases import federation
-from verfedgnn.runs.prepared_data import split
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.local_runtime import LocalRuntime
 
 TARGETS = (0.9152, 0.875)
@@ -41,7 +41,7 @@ Fit = Callable[[int], Predict]
 def rows(data: str, part: int, seed: int = 0) -> tuple[Rows, tuple[float, float]]:
     """Users, items and ratings of one part of the pooled table, and the scale."""
     table = read_ratings(data)
-    chosen = split(table, SplitConfig(), seed) == part
+    chosen = split_ratings(table, SplitConfig(), seed) == part
     return (table.user[chosen], table.item[chosen], table.rating[chosen]), table.scale
 
 

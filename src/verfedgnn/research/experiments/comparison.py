@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verfedgnn.data.read_options import AS_FOUND, Reading
+from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.research.baselines import method, methods
 from verfedgnn.research.experiments.result_tables import (
     comma_separated,
@@ -38,7 +38,7 @@ def comparison_cells(
     seeds: int,
     parties: int | None,
     settings: Mapping[str, Any],
-    reading: Reading = AS_FOUND,
+    reading: ReadOptions = DEFAULT_OPTIONS,
 ) -> list[Cell]:
     """Every method with every GNN it comes with, and every seed."""
     cells = []

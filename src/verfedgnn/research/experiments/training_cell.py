@@ -17,10 +17,10 @@ import numpy as np
 from verfedgnn import plugins
 from verfedgnn.config import Config, build_config
 from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
-from verfedgnn.data.read_options import AS_FOUND, Reading
-from verfedgnn.data.source_address import shown
+from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
+from verfedgnn.data.source_address import redact
 from verfedgnn.research.baselines import METHODS, Where, method
-from verfedgnn.runs.metrics_file import cost, environment
+from verfedgnn.runs.metrics_file import describe_environment, summarise_cost
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run_evaluation import evaluate
 
@@ -43,13 +43,13 @@ class Cell:
     """What differs from the method's own settings."""
     users: int | None = None
     """Only the first so many users."""
-    reading: Reading = AS_FOUND
+    reading: ReadOptions = DEFAULT_OPTIONS
     """How the data is read."""
 
     @property
     def shown(self) -> tuple[str, ...]:
         """Where the data is, without passwords."""
-        return tuple(shown(source) for source in self.data)
+        return tuple(redact(source) for source in self.data)
 
     @property
     def name(self) -> str:
@@ -89,8 +89,8 @@ class Cell:
         """The code of plug-ins, which their names do not tell; nothing without them."""
         used: list[type] = [] if self.method in METHODS else [type(method(self.method))]
         if self.gnn not in plugins.GNNS:
-            used.append(plugins.gnn(self.gnn, config.model.form))
-        return [plugins.code(plugin) for plugin in used]
+            used.append(plugins.load_gnn(self.gnn, config.model.form))
+        return [plugins.hash_code(plugin) for plugin in used]
 
     def run(self, where: Where) -> dict[str, Any]:
         """Train, judge, and say how."""
@@ -105,7 +105,7 @@ class Cell:
             **self.about(where),
             "test": {name: _short(value) for name, value in judged["test"].items()},
             "valid": {name: _short(value) for name, value in judged["valid"].items()},
-            **cost(trained.ledger, trained.rounds, len(parties), trained.seconds),
+            **summarise_cost(trained.ledger, trained.rounds, len(parties), trained.seconds),
             "best_round": trained.best_round,
         }
 
@@ -114,7 +114,7 @@ class Cell:
         return {
             "key": self.key(),
             "data": list(self.shown),
-            **({"reading": self.reading.words()} if self.reading else {}),
+            **({"reading": self.reading.to_arguments()} if self.reading else {}),
             "data_sha256": checksum(self),
             "parties": len(self.read()),
             **({} if self.users is None else {"users": self.users}),
@@ -124,7 +124,7 @@ class Cell:
             "settings": dict(self.settings),
             "config": self.config().fingerprint(),
             "commit": commit(),
-            "environment": environment(where.device),
+            "environment": describe_environment(where.device),
         }
 
 
@@ -134,7 +134,7 @@ def _short(value: float | None) -> float | None:
 
 @lru_cache(maxsize=4)
 def _read(
-    data: tuple[str, ...], reading: Reading, parties: int | None, seed: int, users: int | None
+    data: tuple[str, ...], reading: ReadOptions, parties: int | None, seed: int, users: int | None
 ) -> list[PartyData]:
     found = read_parties(list(data), parties=parties, seed=seed, reading=reading)
     if users is None:
@@ -165,7 +165,7 @@ def checksum(cell: Cell) -> str:
 
 
 @lru_cache(maxsize=16)
-def _checksum(data: tuple[str, ...], reading: Reading, seed: int) -> str:
+def _checksum(data: tuple[str, ...], reading: ReadOptions, seed: int) -> str:
     table = pool_parties(read_parties(list(data), seed=seed, reading=reading))
     order = np.lexsort((table.item, table.user))
     digest = hashlib.sha256("\n".join([*table.user_ids.tolist(), "", *table.item_ids.tolist()]).encode())

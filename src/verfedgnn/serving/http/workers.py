@@ -15,7 +15,7 @@ from multiprocessing.context import SpawnProcess
 from tempfile import TemporaryDirectory
 
 from verfedgnn.core.errors import ConfigError, PluginWarning, VerFedGNNError
-from verfedgnn.runs.run import run_config
+from verfedgnn.runs.run import read_run_config
 from verfedgnn.serving.http.server_process import Served, serve
 
 LONGEST_STOP = 10
@@ -24,7 +24,7 @@ LONGEST_STOP = 10
 
 def serve_by(count: int, served: Served, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve by so many processes until interrupted (`KeyboardInterrupt`), or until one of them ends by itself, an error."""
-    run_config(served.run)  # warns, if need be, for all of them
+    read_run_config(served.run)  # warns, if need be, for all of them
     with _common_figures():
         workers, lines = _start(count, served, listener)
         before = signal.signal(
