@@ -19,7 +19,8 @@ from federation_round import COMMAND, command, free_port
 
 
 def write_ids(path: Path, party: int, ids: int) -> None:
-    own, common = ids // 10, ids - ids // 10
+    own = ids // 10
+    common = ids - ids // 10
     users = [f"person{n}@example.org" for n in range(common)] + [
         f"party{party}-{n}@example.org" for n in range(own)
     ]

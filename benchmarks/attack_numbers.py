@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 import verfedgnn as vf
+from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 from verfedgnn.research.attacks.count_sketch import CountSketch, expected_share
 from verfedgnn.research.attacks.membership_inference import membership
-from verfedgnn.research.attacks.stronger import attack_gradients, attack_sums
+from verfedgnn.research.attacks.sum_attacks import attack_sums
 from verfedgnn.research.experiments.result_tables import markdown, mean_std
 from verfedgnn.research.experiments.training_cell import commit
 
@@ -83,7 +84,8 @@ def main() -> None:
         return vf.Config.preset(preset).with_values({"training.gate": False, **values, "seed": seed})
 
     found["commit"] = found.get("commit") or commit()
-    sums, rmse = {}, {}
+    sums = {}
+    rmse = {}
     for name, (preset, values, rounds) in SUMS.items():
         sums[name] = each(
             f"sums/{name}",
@@ -126,7 +128,8 @@ def member(parties: list[vf.PartyData], config: vf.Config) -> dict[str, float]:
 def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any, members: Any) -> None:
     rows = []
     for name in SUMS:
-        row, records = [name], sums[name]
+        row = [name]
+        records = sums[name]
         for attack in SHOWN:
             known = [r[attack] for r in records if attack in r]
             row.append(
@@ -134,7 +137,8 @@ def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any
             )
         rows.append([*row, mean_std(rmse[name])])
     rows.append(["best, no exchange", *("-" for _ in SHOWN), mean_std(rmse["best, no exchange"])])
-    noised, areas = [], []
+    noised = []
+    areas = []
     for name, records in sums.items():
         if "noised" in name:
             known = {attack: [r[attack] for r in records] for attack in EXPECTED}
@@ -211,7 +215,8 @@ def write(data: str, found: dict[str, Any], sums: Any, rmse: Any, gradients: Any
 
 
 def _alone(ratio: int) -> list[str]:
-    users, generator = 6040, torch.Generator().manual_seed(0)
+    users = 6040
+    generator = torch.Generator().manual_seed(0)
     sketch = CountSketch.draw(users, users // ratio, generator)
     active = torch.rand(users, generator=generator) < 0.2
     shares = (

@@ -232,7 +232,8 @@ def lift_table() -> list[str]:
     for path in sorted((RESULTS / "best").glob("lift-*.json")):
         result = json.loads(path.read_text())
         case = path.stem.removeprefix("lift-").rsplit("-", 1)
-        rows, gates = result["lift"]["parties"], [f"{gate:.2f}" for gate in result["gates"]]
+        rows = result["lift"]["parties"]
+        gates = [f"{gate:.2f}" for gate in result["gates"]]
         if len(rows) > 3:
             pays = ", ".join(sorted({row["pays"] for row in rows}))
             gates = [f"{min(result['gates']):.2f} to {max(result['gates']):.2f}"]

@@ -29,7 +29,8 @@ from verfedgnn.training.user_item_means import bias_errors
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-MODELS, SEEDS = ("gcn", "gat", "ggnn"), (0, 1, 2)
+MODELS = ("gcn", "gat", "ggnn")
+SEEDS = (0, 1, 2)
 PAPER = {data: {model: rows["verfedgnn", model] for model in MODELS} for data, rows in TABLE2.items()}
 """Table 2 of the paper, VerFedGNN: mean and standard deviation of five."""
 FILES = {"ml-1m": "ratings.dat*", "book-crossing": "BX-Book-Ratings.csv*"}

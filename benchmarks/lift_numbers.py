@@ -89,8 +89,10 @@ def control(parties: list[Any], config: Config) -> list[dict[str, float]]:
             for s in (config.seed, config.seed + 100)
         )
         mixed = blend(second, first, choose(second, first, party.valid))
-        table, test = party.party.ratings, party.parts == TEST
-        user, item = torch.from_numpy(table.user[test]), torch.from_numpy(table.item[test])
+        table = party.party.ratings
+        test = party.parts == TEST
+        user = torch.from_numpy(table.user[test])
+        item = torch.from_numpy(table.item[test])
         errors = [
             float(
                 np.sqrt(

@@ -34,7 +34,8 @@ from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import read_ratings, split_items
 from verfedgnn.runs.prepared_data import Prepared, prepare
 
-K, PARTIES = 20, 10
+K = 20
+PARTIES = 10
 Model = list[tuple[Tensor, Tensor]]
 """h_u and h_v at each party."""
 
@@ -162,7 +163,8 @@ def popularity(parties: list[Prepared], liked_only: bool) -> Model:
     """Everybody gets the items with most training ratings, or most of 4 stars or more."""
     model = []
     for party in parties:
-        table, pairs = party.party.ratings, party.train
+        table = party.party.ratings
+        pairs = party.train
         if liked_only:
             pairs = pairs.take(pairs.rating >= upper_quarter(table.scale))
         count = torch.bincount(pairs.item.long(), minlength=table.n_items).float()
@@ -172,9 +174,11 @@ def popularity(parties: list[Prepared], liked_only: bool) -> Model:
 
 def pooled(parties: list[Prepared], kind: str) -> Tensor:
     """All parties' training pairs (2, n) as rows of users and of all items; with kind "liked" those of 4 stars or more."""
-    columns, first = [], 0
+    columns = []
+    first = 0
     for party in parties:
-        table, pairs = party.party.ratings, party.train
+        table = party.party.ratings
+        pairs = party.train
         if kind == "liked":
             pairs = pairs.take(pairs.rating >= upper_quarter(table.scale))
         columns.append(torch.stack([pairs.user.long(), pairs.item.long() + first]))
@@ -185,8 +189,10 @@ def pooled(parties: list[Prepared], kind: str) -> Tensor:
 def train(parties: list[Prepared], settings: Settings, seed: int) -> tuple[Model, int, int]:
     """The model with the best validation NDCG, its epoch, and the last one."""
     torch.manual_seed(seed)
-    users, sizes = parties[0].party.ratings.n_users, [party.party.ratings.n_items for party in parties]
-    nodes, positives = users + sum(sizes), pooled(parties, settings.positives)
+    users = parties[0].party.ratings.n_users
+    sizes = [party.party.ratings.n_items for party in parties]
+    nodes = users + sum(sizes)
+    positives = pooled(parties, settings.positives)
     device = positives.device
     taken = torch.zeros(users, sum(sizes), dtype=torch.bool, device=device)
     taken[positives[0], positives[1]] = True
@@ -195,7 +201,10 @@ def train(parties: list[Prepared], settings: Settings, seed: int) -> tuple[Model
     network.convs = torch.nn.ModuleList(SymmetricConv(normalize=False) for _ in range(settings.layers))
     network.to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
-    best, best_epoch, best_model, epoch = -1.0, 0, [], 0
+    best = -1.0
+    best_epoch = 0
+    best_model = []
+    epoch = 0
     while epoch < min(settings.epochs, best_epoch + settings.patience):
         epoch += 1
         for user, item, other in batches(positives, taken, settings.batch):
@@ -212,7 +221,9 @@ def train(parties: list[Prepared], settings: Settings, seed: int) -> tuple[Model
             model = [(h[:users], items) for items in h[users:].split(sizes)]
             ndcg = figures(parties, model, "valid")[f"ndcg@{K}"]
             if ndcg > best:
-                best, best_epoch, best_model = ndcg, epoch, model
+                best = ndcg
+                best_epoch = epoch
+                best_model = model
     return best_model, best_epoch, epoch
 
 
@@ -228,7 +239,8 @@ def batches(positives: Tensor, taken: Tensor, size: int) -> Iterator[tuple[Tenso
 
 def adjacency(pairs: Tensor, users: int, nodes: int) -> Tensor:
     """D^-1/2 A D^-1/2 of the graph of users and items."""
-    user, item = pairs[0], pairs[1] + users
+    user = pairs[0]
+    item = pairs[1] + users
     edges = torch.stack([torch.cat([user, item]), torch.cat([item, user])])
     edges, weights = gcn_norm(edges, None, nodes, add_self_loops=False)
     return torch.sparse_coo_tensor(edges, weights, (nodes, nodes)).to_sparse_csr()

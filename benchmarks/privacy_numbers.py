@@ -24,7 +24,9 @@ from verfedgnn.research.experiments.training_queue import run_cells
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DATA = {"ml-1m": "ML-1M", "ml-100k": "ML-100K", "book-crossing": "BookCrossing"}
-BUDGETS, DELTA, SEEDS = (1.0, 2.0, 4.0, 8.0, 20.0), 1e-6, range(5)
+BUDGETS = (1.0, 2.0, 4.0, 8.0, 20.0)
+DELTA = 1e-6
+SEEDS = range(5)
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ class Soak:
     """The processes of one federation, killed and started again."""
 
     def __init__(self, folder: Path, parties: int, rounds: int) -> None:
-        self.folder, self.home = folder, folder / "coordinator"
+        self.folder = folder
+        self.home = folder / "coordinator"
         data = vf.split_items(
             synthetic_ratings(users=600, items=400, ratings=30_000, seed=1), parties=parties, seed=1
         )
@@ -106,10 +107,12 @@ def main() -> None:
     draw = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as name:
         soak = Soak(Path(name), options.parties, options.rounds)
-        watched, mortal = ["server", *soak.names[:2]], soak.names[2:]
+        watched = ["server", *soak.names[:2]]
+        mortal = soak.names[2:]
         samples: list[tuple[int, dict[str, float]]] = []
         kills: list[tuple[int, str]] = []
-        next_kill, began = options.every, time.monotonic()
+        next_kill = options.every
+        began = time.monotonic()
         while soak.processes["server"].poll() is None or soak.due:
             soak.revive()
             round = soak.status().get("round", 0)

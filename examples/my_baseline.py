@@ -12,7 +12,7 @@ import torch
 import verfedgnn as vf
 from verfedgnn.data import TRAIN, pool_parties
 from verfedgnn.research.baselines.central_gnn import cut, handed_over
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.user_item_means import fit_biases
@@ -36,7 +36,7 @@ class Ease(Method):
         protects="nothing: whoever trains holds all ratings",
     )
 
-    def train(self, parties: Sequence[vf.PartyData], config: vf.Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[vf.PartyData], config: vf.Config, where: Where) -> MethodResult:
         """A model is two matrices for each party whose products are ratings; here users are rows of what is left of ratings."""
         began = time.perf_counter()
         table = pool_parties(parties)
@@ -52,4 +52,6 @@ class Ease(Method):
         whole = PartyModel(
             *(torch.from_numpy(each).float().to(where.device) for each in (users, items, items))
         )
-        return Trained(cut(whole, table, parties), handed_over(parties), 0, 0, time.perf_counter() - began)
+        return MethodResult(
+            cut(whole, table, parties), handed_over(parties), 0, 0, time.perf_counter() - began
+        )

@@ -35,7 +35,8 @@ class Sage(Operator):
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
         """Users (S, N, D) hear their items here and, through `others`, everywhere else; items (S, M, D) hear their users."""
-        a, b = weights["self"][:, k].mT, weights["near"][:, k].mT
+        a = weights["self"][:, k].mT
+        b = weights["near"][:, k].mT
         near = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
         fans = graph.sum_users(users) / graph.item_degree
         return near, self.activation(users @ a + near.total @ b), self.activation(items @ a + fans @ b)

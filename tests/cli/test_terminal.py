@@ -358,7 +358,7 @@ def test_an_interruption_elsewhere_is_not_an_error_of_the_program(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("verfedgnn.research.attacks.stronger.attack_gradients", stop)
+    monkeypatch.setattr("verfedgnn.research.attacks.coordinator_attack.attack_gradients", stop)
     code, out, err = command("attack", "run", "--as", "coordinator", "--quiet")
     assert (code, out) == (4, "")
     assert err == "error: interrupted; continue with `verfedgnn attack run --as coordinator --quiet`\n"

@@ -58,6 +58,6 @@ def test_only_the_attacks_asked_for(run: Path) -> None:
         "party, fakes, all exchanges",
     }
     with pytest.raises(
-        vf.ConfigError, match="no attack here is called 'magic'; there are: colluders, insider, nnls"
+        vf.ConfigError, match="no attack has 'magic' in its name; choose from: colluders, insider, nnls"
     ):
         attack(run, "party:0", "2", "magic", 7, 20, 1)

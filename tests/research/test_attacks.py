@@ -25,15 +25,15 @@ from verfedgnn.research.attacks import subset_search as subset
 from verfedgnn.research.attacks.adversaries import Planted, plant
 from verfedgnn.research.attacks.attack_cell import AttackCell
 from verfedgnn.research.attacks.attack_scores import Scores, claimed, misplaced, popular, score
-from verfedgnn.research.attacks.gradient_attack import match_gradients
+from verfedgnn.research.attacks.gradient_matching import match_gradients
 from verfedgnn.research.attacks.matching import match_items, match_users
-from verfedgnn.research.attacks.paper_attacks import choose_victims, mount, neighbours
-from verfedgnn.research.attacks.run_view import Inside
+from verfedgnn.research.attacks.paper_attacks import choose_victims, mount_paper_attacks, neighbours
+from verfedgnn.research.attacks.run_view import RunInternals
 from verfedgnn.research.attacks.subset_search import SCALES, best_subsets
 from verfedgnn.research.baselines import METHODS, Where
-from verfedgnn.research.experiments.training_queue import Record
+from verfedgnn.research.experiments.job_queue import Record
 from verfedgnn.research.paper.attack_tables import TABLE3, TABLE4, TABLE5, TABLE7
-from verfedgnn.research.paper.paper_experiment import Scope
+from verfedgnn.research.paper.paper_experiment import PaperScope
 from verfedgnn.runs.prepared_data import split_ratings
 
 SHARES = (0.2, 0.5, 0.8)
@@ -60,7 +60,8 @@ def attacked(small_parties: list[vf.PartyData]) -> tuple[Planted, vf.Run]:
 def test_adversaries_rate_one_item_each_and_only_in_training(small_parties: list[vf.PartyData]) -> None:
     fakes = planted(small_parties, config())
     check_parties(fakes.parties)
-    before, after = small_parties[1].ratings, fakes.parties[1].ratings
+    before = small_parties[1].ratings
+    after = fakes.parties[1].ratings
     assert len(fakes.users) == round(0.8 * before.n_items) == len(after) - len(before)
     assert fakes.honest == before.n_users
     assert len(set(fakes.items.tolist())) == len(fakes.items)
@@ -138,7 +139,9 @@ def test_the_search_finds_what_trying_all_subsets_finds(
 def by_highs(x: Tensor, candidates: Tensor, scale: subset.Scale, most: int) -> float:
     """The least distance by mixed-integer programs: |x - f(c) sum_j b_j c_j| <= t in every coordinate, b whole with sum c."""
     count, dim = candidates.shape
-    atoms, target, one = candidates.T.double().numpy(), x.double().numpy(), np.eye(dim)
+    atoms = candidates.T.double().numpy()
+    target = x.double().numpy()
+    one = np.eye(dim)
     found = []
     for size in range(1, min(most, count) + 1):
         columns = scale(size) * atoms
@@ -264,7 +267,7 @@ def test_a_row_of_the_exchange_is_what_the_search_takes_it_for(small_parties: li
     for gnn in ("gcn", "ggnn"):
         chosen = config(gnn=gnn, epochs=1)
         fakes = planted(small_parties, chosen)
-        inside = Inside.of(trained(fakes, chosen))
+        inside = RunInternals.of(trained(fakes, chosen))
         x = inside.neighbourhood(1).own[0]
         truth, _ = neighbours(inside, fakes)
         row = {int(item): int(user) for user, item in zip(fakes.users, fakes.items, strict=True)}
@@ -280,7 +283,7 @@ def test_a_settled_exchange_is_what_a_synchronous_training_ends_with(
 ) -> None:
     chosen = config(epochs=1, **{"exchange.refresh": 2})
     run = vf.train(small_parties, chosen)
-    inside = Inside.of(run)
+    inside = RunInternals.of(run)
     for p, others in enumerate(inside.others):
         work = Work(private=inside.private(p), others=others, evaluate=True)
         (outcome,) = compute(
@@ -292,7 +295,7 @@ def test_a_settled_exchange_is_what_a_synchronous_training_ends_with(
 
 def test_gradients_are_the_parties_own_and_protected_as_configured(attacked: tuple[Planted, vf.Run]) -> None:
     fakes, run = attacked
-    inside = Inside.of(run)
+    inside = RunInternals.of(run)
     elsewhere = inside.of_users(inside.user_gradient(0))
     assert not elsewhere[fakes.honest :].any()  # adversaries have no rating there
     gradient = inside.user_gradient(1)
@@ -316,7 +319,7 @@ def test_the_mean_coefficient_is_over_edges(attacked: tuple[Planted, vf.Run]) ->
     run.public = torch.zeros_like(
         run.public
     )  # attention is even: a user with n neighbours gives each 1 / (1 + ratio n)
-    inside = Inside.of(run)
+    inside = RunInternals.of(run)
     degree = inside.graphs[0].user_degree.flatten()
     expected = (degree / (1 + 3 * degree)).sum() / degree.sum()
     assert inside.mean_coefficient(0) == pytest.approx(float(expected), rel=1e-5)
@@ -325,20 +328,22 @@ def test_the_mean_coefficient_is_over_edges(attacked: tuple[Planted, vf.Run]) ->
 def test_other_models_are_refused_with_a_reason(small_parties: list[vf.PartyData]) -> None:
     run = vf.train(small_parties, config(form="messages", epochs=1))
     with pytest.raises(ConfigError, match="propagation"):
-        Inside.of(run)
+        RunInternals.of(run)
 
 
 # -- whole attacks ---------------------------------------------------------------------------------------------------------
 
 
 def victims_of(fakes: Planted, run: vf.Run) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return choose_victims(neighbours(Inside.of(run), fakes)[0], 500, np.random.default_rng(0))
+    return choose_victims(neighbours(RunInternals.of(run), fakes)[0], 500, np.random.default_rng(0))
 
 
 def test_with_projection_the_attack_finds_no_more_than_a_guess(attacked: tuple[Planted, vf.Run]) -> None:
     """Margin 0.05: F1 of 120 victims with about ten neighbours each is known to about 0.02."""
     fakes, run = attacked
-    found = mount(run, "verfedgnn", fakes, attacker=0, victims=victims_of(fakes, run), shares=SHARES)
+    found = mount_paper_attacks(
+        run, "verfedgnn", fakes, attacker=0, victims=victims_of(fakes, run), shares=SHARES
+    )
     for share in SHARES:
         for attack in ("neighbourhood", "gradients"):
             judged = found[attack][f"{share:g}"]
@@ -358,11 +363,11 @@ def test_exact_sums_show_every_user_with_one_or_two_items(
     chosen = config(gnn=gnn, **{"exchange.mode": "exact"})
     fakes = planted(sparse, chosen, share=1.0)
     run = trained(fakes, chosen)
-    inside = Inside.of(run)
+    inside = RunInternals.of(run)
     truth, _ = neighbours(inside, fakes)
     few = np.flatnonzero(((truth.sum(1) >= 1) & (truth.sum(1) <= 2)).numpy())
     assert len(few) > 20
-    found = mount(run, "verfedgnn", fakes, attacker=0, victims=few, shares=(1.0,))
+    found = mount_paper_attacks(run, "verfedgnn", fakes, attacker=0, victims=few, shares=(1.0,))
     for attack in ("neighbourhood", "exact"):  # the exchange is exact, so both see X
         assert found[attack]["1"]["precision"] > 0.99
         assert found[attack]["1"]["recall"] > 0.99
@@ -373,8 +378,10 @@ def test_fedpergnn_shows_exactly_the_adversaries_items(small_parties: list[vf.Pa
     fakes = planted(small_parties, chosen)
     run = trained(fakes, chosen)
     victims = victims_of(fakes, run)
-    found = mount(run, "fedpergnn", fakes, attacker=0, victims=victims, shares=SHARES)["neighbourhood"]
-    truth = neighbours(Inside.of(run), fakes)[0][victims]
+    found = mount_paper_attacks(run, "fedpergnn", fakes, attacker=0, victims=victims, shares=SHARES)[
+        "neighbourhood"
+    ]
+    truth = neighbours(RunInternals.of(run), fakes)[0][victims]
     for share in SHARES:
         rated = fakes.items[: fakes.count(share)]
         assert found[f"{share:g}"]["precision"] == 1
@@ -386,11 +393,13 @@ def test_fedsage_generates_what_is_matched(small_parties: list[vf.PartyData]) ->
     chosen = METHODS["fedsage+"].configure(config(epochs=1))
     fakes = planted(small_parties, chosen)
     run = trained(fakes, chosen)
-    found = mount(run, "fedsage+", fakes, attacker=0, victims=victims_of(fakes, run), shares=(0.8,))
+    found = mount_paper_attacks(
+        run, "fedsage+", fakes, attacker=0, victims=victims_of(fakes, run), shares=(0.8,)
+    )
     assert set(found) == {"neighbourhood", "exact", "gradients"}  # its gradients are open anyway
-    assert Inside.of(run).generated(0).shape == (120 + 24, 6)
+    assert RunInternals.of(run).generated(0).shape == (120 + 24, 6)
     with pytest.raises(ConfigError, match="the paper attacks"):
-        mount(run, "central", fakes, attacker=0, victims=victims_of(fakes, run), shares=(0.8,))
+        mount_paper_attacks(run, "central", fakes, attacker=0, victims=victims_of(fakes, run), shares=(0.8,))
 
 
 # -- the paper's tables ----------------------------------------------------------------------------------------------------
@@ -435,17 +444,19 @@ def made_up(cell: AttackCell) -> Record:
 def test_tables_show_the_papers_values_beside_ours(tmp_path: Path) -> None:
     shared = set()
     for experiment in (TABLE3, TABLE4, TABLE5, TABLE7):
-        wanted = experiment.cells(Scope())
+        wanted = experiment.cells(PaperScope())
         shared |= set(wanted)
-        page = experiment.make({cell: made_up(cell) for cell in wanted}, Scope(), tmp_path).read_text("utf-8")
+        page = experiment.make({cell: made_up(cell) for cell in wanted}, PaperScope(), tmp_path).read_text(
+            "utf-8"
+        )
         assert "0.4000 ± 0.0000" in page
         assert (tmp_path / f"{experiment.name}.csv").is_file()
     assert len(shared) == 5 * (3 + 2 + 3)  # tables 3, 4 and 7 share trainings
     assert "| 0.5 | VerFedGNN | GGNN | without projection | 0.0511 ± 0.0125 |" in (
         tmp_path / "table4.md"
     ).read_text("utf-8")
-    some = [cell for cell in TABLE3.cells(Scope()) if cell.seed < 3 or cell.method == "fedpergnn"]
-    page = TABLE3.make({cell: made_up(cell) for cell in some}, Scope(), tmp_path).read_text("utf-8")
+    some = [cell for cell in TABLE3.cells(PaperScope()) if cell.seed < 3 or cell.method == "fedpergnn"]
+    page = TABLE3.make({cell: made_up(cell) for cell in some}, PaperScope(), tmp_path).read_text("utf-8")
     assert "FedSage+ below FedPerGNN | 0 of 3 | not finished" in page  # seeds that both have
-    quick = TABLE3.cells(Scope.quick())
+    quick = TABLE3.cells(PaperScope.quick())
     assert {cell.data for cell in quick} == {("ml-100k",)}

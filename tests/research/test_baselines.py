@@ -34,7 +34,8 @@ def configured(name: str, gnn: str = "gcn", **values: object) -> vf.Config:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_what_the_settings_say(name: str) -> None:
-    chosen, config = method(name), configured(name)
+    chosen = method(name)
+    config = configured(name)
     declared = chosen.declares
     local = declared.storage == "local" and name != "alone"
     if local:
@@ -88,7 +89,8 @@ def test_the_bias_method_is_the_bias_baseline(small_parties: list[vf.PartyData])
 def test_factors_find_a_matrix_of_rank_one() -> None:
     """r_uv = a_u b_v with every pair rated: what is left out of training is predicted from the rest."""
     rng = np.random.default_rng(0)
-    a, b = rng.uniform(1, 2, 40), rng.uniform(1, 2, 30)
+    a = rng.uniform(1, 2, 40)
+    b = rng.uniform(1, 2, 30)
     user, item = np.divmod(np.arange(1200), 30)
     ratings = vf.data.make_ratings(
         user.astype(str), item.astype(str), (a[user] * b[item]).astype(np.float32), name="rank one"
@@ -147,10 +149,8 @@ def test_fedsage_of_one_party_is_central(small_parties: list[vf.PartyData]) -> N
 
 def test_a_generated_neighbourhood_by_hand() -> None:
     """Without inner weights the generator is its bias times how often the own share is missing; L is the squared distance."""
-    generator, graph = (
-        Generator(2, 1),
-        build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0),
-    )
+    generator = Generator(2, 1)
+    graph = build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0)
     weights = {name: torch.zeros(1, *shape) for name, shape in generator.weights().items()}
     weights["imagine_bias"][:] = torch.tensor([1.0, -2.0])
     penalties: list[torch.Tensor] = []
@@ -210,7 +210,8 @@ def test_pseudo_interactions_change_rows_of_others_only(
     starts = runtime.coordinator.open()
     plain = next(iter(runtime.parties.values()))
     party = PseudoParty(plain.data, chosen, 7)
-    party.replica, party.model = plain.replica, plain.model
+    party.replica = plain.replica
+    party.model = plain.model
     seen: list[torch.Tensor] = []
 
     def noisy(self: object, gradient: torch.Tensor, message: object, scope: object) -> np.ndarray:
@@ -218,7 +219,8 @@ def test_pseudo_interactions_change_rows_of_others_only(
         return gradient.numpy() + 100
 
     monkeypatch.setattr("verfedgnn.protocol.party.party.Party.protected", noisy)
-    gradient, size = torch.randn(party.model.size), party.model.user_size
+    gradient = torch.randn(party.model.size)
+    size = party.model.user_size
     before = gradient.clone()
     released = party.protected(
         gradient, starts[plain.data.name], plain.scope(plain.replica.rotation.everybody, rated=True)
@@ -241,7 +243,8 @@ def test_fedpergnn_counts_items_and_edges_not_sums(small_parties: list[vf.PartyD
     config = configured("fedpergnn")
     trained = method("fedpergnn").train(small_parties, config, Where(CPU))
     without = vf.train(small_parties, config.with_values({"exchange.mode": "off"}), party=PseudoParty)
-    rounds, items = trained.rounds, [p.ratings.n_items for p in small_parties]
+    rounds = trained.rounds
+    items = [p.ratings.n_items for p in small_parties]
     for party, own in zip(small_parties, items, strict=True):
         for kind, way, many in (
             ("RoundReply", "up", rounds * own),

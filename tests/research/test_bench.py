@@ -11,15 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from verfedgnn.cli.main import app
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.errors import Interrupted, RunError
 from verfedgnn.reports.document import Table
 from verfedgnn.research.bench import QUESTIONS, growth, peers
-from verfedgnn.research.bench import bench_suite as suite
 from verfedgnn.research.bench import two_process as pair
 from verfedgnn.research.bench.aims import aims
-from verfedgnn.research.bench.bench_report import report
-from verfedgnn.research.bench.bench_suite import Records, Scope, Task, chosen, take
+from verfedgnn.research.bench.bench_report import bench_document
+from verfedgnn.research.bench.bench_suite import BenchScope, Task, choose_questions
 from verfedgnn.research.bench.measure import Phases, peak_memory
+from verfedgnn.research.bench.task_queue import TaskRecords, TaskRunner, run_tasks
+from verfedgnn.research.experiments.job_queue import QueueProgress
 
 
 def burn(seconds: float) -> None:
@@ -47,22 +48,39 @@ def test_the_functions_that_phases_watch_are_there() -> None:
 
 
 def test_a_record_is_kept_and_belongs_to_its_arguments(tmp_path: Path) -> None:
-    records, task = Records(tmp_path), Task("one", "growth:none", {"users": 1, "targets": (1.0, 2.0)})
-    assert not records.known(task)
+    records = TaskRecords(tmp_path)
+    task = Task("one", "growth:none", {"users": 1, "targets": (1.0, 2.0)})
+    assert records.finished(task) is None
     records.put(task, {"name": "one", **task.about, "figures": {}})
-    assert records.known(task)
-    assert not records.known(Task("one", "growth:none", {"users": 2}))
+    assert records.finished(task) is not None
+    assert records.finished(Task("one", "growth:none", {"users": 2})) is None
     records.put(task, {"name": "one", **task.about, "failed": "out of memory"})
-    assert not records.known(task)
+    assert records.finished(task) is None
 
 
 def test_a_task_that_fails_or_is_too_large_says_so() -> None:
-    record = take(Task("wrong", "growth:exponent", {"sizes": [1, 2]}), "verfedgnn bench")
+    runner = TaskRunner()
+    record = runner.measure(Task("wrong", "growth:exponent", {"sizes": [1, 2]}), "verfedgnn bench", 4)
     assert "values" in record["failed"]
-    assert (
-        "needs about 9 GB"
-        in take(Task("large", "growth:exponent", needs=9), "verfedgnn bench", memory=4)["failed"]
-    )
+    large = runner.measure(Task("large", "growth:exponent", needs=9), "verfedgnn bench", 4)
+    assert "needs about 9 GB" in large["failed"]
+
+
+def test_an_interrupted_measurement_leaves_no_record(tmp_path: Path) -> None:
+    """The first task finishes; the second is terminated when the queue is interrupted."""
+    sizes = {"users": 600, "items": 100, "ratings": 3000}
+    tasks = [
+        Task("short", "growth:exponent", {"sizes": [1, 2], "values": [1, 2]}),
+        Task("long", "two_process:measure", {**sizes, "rounds": 10**6}),
+    ]
+
+    def interrupt(state: QueueProgress) -> None:
+        if state.done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="stopped with 1 of 2 measurements done"):
+        run_tasks(tasks, tmp_path, command=lambda task: "verfedgnn bench", memory=lambda: 4, watch=interrupt)
+    assert [TaskRecords(tmp_path).finished(task) is not None for task in tasks] == [True, False]
 
 
 def test_a_party_and_a_coordinator_are_measured_by_themselves() -> None:
@@ -71,7 +89,7 @@ def test_a_party_and_a_coordinator_are_measured_by_themselves() -> None:
         "two_process:measure",
         {"users": 600, "items": 100, "ratings": 3000, "rounds": 4, "floor": True},
     )
-    record = take(task, "verfedgnn bench")
+    record = TaskRunner().measure(task, "verfedgnn bench", 4)
     figures = record["figures"]
     assert figures["party"]["cpu"] > 0
     assert set(figures["party"]["phases"]) >= {
@@ -102,7 +120,8 @@ def test_exponents() -> None:
 
 
 def test_the_report_says_what_is_missing(tmp_path: Path) -> None:
-    out, scope = tmp_path / "scale", Scope(quick=True)
+    out = tmp_path / "scale"
+    scope = BenchScope(quick=True)
     tasks = QUESTIONS["growth"].tasks(scope)
     figures = {
         "users": 1,
@@ -112,9 +131,9 @@ def test_the_report_says_what_is_missing(tmp_path: Path) -> None:
     }
     about = {"machine": {"processor": "x", "cores": 2, "python": "3", "torch": "2"}, "commit": "abc"}
     for task in tasks[:2]:
-        Records(out).put(task, {**task.about, **about, "figures": figures})
-    Records(out).put(tasks[2], {**tasks[2].about, "failed": "needs about 9 GB"})
-    page, text = report(list(QUESTIONS.values()), scope, out).write(tmp_path, "scale")
+        TaskRecords(out).put(task, {**task.about, **about, "figures": figures})
+    TaskRecords(out).put(tasks[2], {**tasks[2].about, "failed": "needs about 9 GB"})
+    page, text = bench_document(list(QUESTIONS.values()), scope, out).write(tmp_path, "scale")
     assert page.is_file()
     assert f"{tasks[2].name}: needs about 9 GB" in text.read_text()
     assert f"{tasks[3].name}: not yet" in text.read_text()
@@ -123,16 +142,16 @@ def test_the_report_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_names_are_those_of_questions() -> None:
-    assert [question.name for question in chosen(["bytes"], QUESTIONS)] == ["bytes"]
-    assert len(chosen([], QUESTIONS)) == len(QUESTIONS)
-    with pytest.raises(RunError, match="there is no 'speed'"):
-        chosen(["speed"], QUESTIONS)
+    assert [question.name for question in choose_questions(["bytes"], QUESTIONS)] == ["bytes"]
+    assert len(choose_questions([], QUESTIONS)) == len(QUESTIONS)
+    with pytest.raises(RunError, match="no question is called 'speed'"):
+        choose_questions(["speed"], QUESTIONS)
 
 
 def test_the_command_measures_what_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def fake(task: Task, command: str, memory: float) -> dict[str, object]:
+    def fake(runner: TaskRunner, task: Task, command: str, memory: float) -> dict[str, object]:
         taken.append(task.name)
         return (
             {"name": task.name, **task.about, "failed": "not today"}
@@ -151,7 +170,7 @@ def test_the_command_measures_what_is_not_there_yet(tmp_path: Path, monkeypatch:
             }
         )
 
-    monkeypatch.setattr("verfedgnn.research.bench.bench_suite.take", fake)
+    monkeypatch.setattr(TaskRunner, "measure", fake)
     words = ["bench", "yelp", "--quick", "--out", str(tmp_path / "b"), "--quiet"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert taken == ["yelp", "yelp-half", "yelp-twentieth"]
@@ -166,7 +185,7 @@ def test_the_command_measures_what_is_not_there_yet(tmp_path: Path, monkeypatch:
 
 def test_peak_memory_is_of_this_process() -> None:
     assert 1e7 < peak_memory() < 1e11
-    assert suite.Scope().pick(1, 2) == 1
+    assert BenchScope().pick(1, 2) == 1
 
 
 def test_an_aim_says_whether_it_was_reached() -> None:

@@ -21,10 +21,11 @@ from verfedgnn.core.errors import Interrupted
 from verfedgnn.data import read_ratings
 from verfedgnn.research.experiments import training_cell as cell_module
 from verfedgnn.research.experiments.comparison import comparison_cells, comparison_csv, comparison_page
+from verfedgnn.research.experiments.job_queue import QueueProgress
 from verfedgnn.research.experiments.result_tables import comma_separated, markdown, mean_std
 from verfedgnn.research.experiments.training_cell import Cell, checksum, commit
-from verfedgnn.research.experiments.training_queue import Records, Report, run_cells
-from verfedgnn.research.paper import EXPERIMENTS, Scope
+from verfedgnn.research.experiments.training_queue import CellRecords, run_cells
+from verfedgnn.research.paper import EXPERIMENTS, PaperScope
 from verfedgnn.research.paper.communication import formula
 from verfedgnn.research.paper.paper_experiment import Experiment
 from verfedgnn.research.paper.paper_page import fill_page
@@ -85,7 +86,8 @@ def test_the_checksum_is_of_the_ratings_not_of_their_order(table: str, tmp_path:
 def test_a_cut_into_parties_by_files_is_in_the_key(table: str, tmp_path: Path) -> None:
     """The same ratings, cut differently, are the same data and another federation."""
     lines = Path(table).read_text().splitlines()
-    keys, sums = [], []
+    keys = []
+    sums = []
     for cut in (10, 25):
         for name in "ab":
             rows = [line for line in lines[1:] if (int(line.split(",")[1]) < cut) == (name == "a")]
@@ -137,7 +139,8 @@ def test_the_commit_is_of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_finished_cells_are_not_trained_again(table: str, tmp_path: Path) -> None:
-    cells, seen = [short(table, seed=seed) for seed in range(3)], list[Report]()
+    cells = [short(table, seed=seed) for seed in range(3)]
+    seen = list[QueueProgress]()
     first = run_cells(cells[:2], tmp_path, jobs=1)
     with (tmp_path / "cells.jsonl").open("a") as file:
         file.write('{"key": "cut o')  # the machine went down here
@@ -163,7 +166,8 @@ def test_a_record_says_how_it_was_made(table: str, tmp_path: Path) -> None:
 
 def test_processes_give_what_one_gives(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed) for seed in range(2)]
-    apart, alone = run_cells(cells, tmp_path / "a", jobs=2), run_cells(cells, tmp_path / "b", jobs=1)
+    apart = run_cells(cells, tmp_path / "a", jobs=2)
+    alone = run_cells(cells, tmp_path / "b", jobs=1)
     assert [apart[c]["test"] for c in cells] == [alone[c]["test"] for c in cells]
 
 
@@ -173,14 +177,14 @@ def test_a_failed_cell_is_named_and_the_others_are_kept(table: str, tmp_path: Pa
         vf.RunError, match=r"1 of 2 trainings failed, the others are kept; the first: .*diverged"
     ):
         run_cells(cells, tmp_path, jobs=1)
-    assert list(Records(tmp_path).found) == [cells[0].key()]
+    assert list(CellRecords(tmp_path).found) == [cells[0].key()]
 
 
 def test_a_stop_keeps_what_is_finished(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed, **{"training.epochs": 2 if seed == 0 else 20000}) for seed in range(2)]
     with pytest.raises(Interrupted, match="stopped with 1 of 2 trainings done"):
-        run_cells(cells, tmp_path, jobs=2, stop=lambda: bool(Records(tmp_path).found))
-    assert list(Records(tmp_path).found) == [cells[0].key()]
+        run_cells(cells, tmp_path, jobs=2, stop=lambda: bool(CellRecords(tmp_path).found))
+    assert list(CellRecords(tmp_path).found) == [cells[0].key()]
 
 
 def test_an_error_ends_what_is_running(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +193,7 @@ def test_an_error_ends_what_is_running(table: str, tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise vf.RunError("the disk is full")
 
-    monkeypatch.setattr(Records, "add", full)
+    monkeypatch.setattr(CellRecords, "put", full)
     cells = [short(table), short(table, seed=1, **{"training.epochs": 10**6})]
     with pytest.raises(vf.RunError, match="disk is full"):
         run_cells(cells, tmp_path, jobs=2)
@@ -198,14 +202,14 @@ def test_an_error_ends_what_is_running(table: str, tmp_path: Path, monkeypatch: 
 def test_a_killed_worker_is_an_error_in_words(table: str, tmp_path: Path) -> None:
     cells = [short(table), short(table, seed=1, **{"training.epochs": 10**6})]
 
-    def kill_the_other(report: Report) -> None:
+    def kill_the_other(report: QueueProgress) -> None:
         if report.done == 1:
             for child in active_children():
                 os.kill(child.pid or 0, signal.SIGKILL)
 
-    with pytest.raises(vf.RunError, match=r"a training was killed.*1 of 2 are done"):
+    with pytest.raises(vf.RunError, match=r"a process was killed.*1 of 2 trainings are done"):
         run_cells(cells, tmp_path, jobs=2, watch=kill_the_other)
-    assert list(Records(tmp_path).found) == [cells[0].key()]
+    assert list(CellRecords(tmp_path).found) == [cells[0].key()]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc to see who is still there")
@@ -249,7 +253,8 @@ def _children(pid: int) -> list[int]:
 
 
 def test_without_a_test_part_there_is_no_rmse(table: str, tmp_path: Path) -> None:
-    cell, seen = short(table, **{"split.fractions": (0.8, 0.2, 0.0)}), list[Report]()
+    cell = short(table, **{"split.fractions": (0.8, 0.2, 0.0)})
+    seen = list[QueueProgress]()
     assert run_cells([cell], tmp_path, jobs=1, watch=seen.append)[cell]["test"]["rmse"] is None
     assert "RMSE" not in seen[-1].last
 
@@ -311,7 +316,7 @@ def test_the_compare_command(table: str, tmp_path: Path) -> None:
 
 
 def made_up(
-    experiment: Experiment, scope: Scope, rmse: Callable[[Cell], float]
+    experiment: Experiment, scope: PaperScope, rmse: Callable[[Cell], float]
 ) -> dict[Cell, dict[str, Any]]:
     """Records as they would be, with RMSE by rule."""
     score = {"precision": 0.1, "recall": 0.1, "f1": 0.1}
@@ -336,8 +341,8 @@ def made_up(
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-@pytest.mark.parametrize("scope", [Scope(), Scope.quick()], ids=["full", "quick"])
-def test_every_page_is_made_of_its_cells(name: str, scope: Scope, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scope", [PaperScope(), PaperScope.quick()], ids=["full", "quick"])
+def test_every_page_is_made_of_its_cells(name: str, scope: PaperScope, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
     records = made_up(experiment, scope, lambda cell: 1 + 0.01 * cell.seed)
     page = experiment.make(records, scope, tmp_path).read_text()
@@ -352,14 +357,15 @@ def test_every_page_is_made_of_its_cells(name: str, scope: Scope, tmp_path: Path
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("kept", [0, 7])
 def test_a_page_of_what_is_finished_says_so(name: str, kept: int, tmp_path: Path) -> None:
-    experiment, scope = EXPERIMENTS[name], Scope()
+    experiment = EXPERIMENTS[name]
+    scope = PaperScope()
     records = dict(list(made_up(experiment, scope, lambda cell: 1.0).items())[::7][:kept])
     page = experiment.make(records, scope, tmp_path).read_text()
     assert (f"**So far: {len(records)} of " in page) == (name != "table1")
 
 
 def test_all_sixteen_rows_of_table_two_are_there() -> None:
-    cells = EXPERIMENTS["table2"].cells(Scope())
+    cells = EXPERIMENTS["table2"].cells(PaperScope())
     for data, rows in TABLE2.items():
         assert len(rows) == 16
         for method, gnn in rows:
@@ -369,9 +375,9 @@ def test_all_sixteen_rows_of_table_two_are_there() -> None:
 
 
 def test_the_standard_point_of_a_figure_is_the_cell_of_table_two() -> None:
-    two = {c for c in EXPERIMENTS["table2"].cells(Scope()) if c.method == "verfedgnn" and c.seed < 3}
+    two = {c for c in EXPERIMENTS["table2"].cells(PaperScope()) if c.method == "verfedgnn" and c.seed < 3}
     for name in ("figure2", "figure3", "figure4"):
-        assert two <= set(EXPERIMENTS[name].cells(Scope()))
+        assert two <= set(EXPERIMENTS[name].cells(PaperScope()))
 
 
 def test_verdicts_by_rule(tmp_path: Path) -> None:
@@ -390,9 +396,9 @@ def test_verdicts_by_rule(tmp_path: Path) -> None:
     ]
     better = {"verfedgnn": 0.9, "fedsage": 0.95, "fedpergnn": 0.85, "central": 0.8}
     records = made_up(
-        EXPERIMENTS["table2"], Scope(), lambda cell: better.get(cell.method, 1.0) + 0.001 * cell.seed
+        EXPERIMENTS["table2"], PaperScope(), lambda cell: better.get(cell.method, 1.0) + 0.001 * cell.seed
     )
-    page = EXPERIMENTS["table2"].make(records, Scope(), tmp_path).read_text()
+    page = EXPERIMENTS["table2"].make(records, PaperScope(), tmp_path).read_text()
     assert "| ML-1M | GCN | below FedSage | -0.0500 | 5 of 5 | confirmed |" in page
     assert "| ML-1M | GCN | below FedPerGNN | +0.0500 | 0 of 5 | **contradicted** |" in page
     assert (

@@ -119,7 +119,7 @@ def _outsider(run: Run) -> tuple[dict[str, Any], Table]:
 
 
 def _coordinator(run: Run, rounds: int, watch: Watch) -> tuple[dict[str, Any], Table]:
-    from verfedgnn.research.attacks.stronger import attack_gradients
+    from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 
     found = attack_gradients(run.parties, run.config, rounds=rounds, seed=run.config.seed, watch=watch)
     table = Table("rounds", "AUC", "AUC of the guess", "correlation with how many", title_justify="left")
@@ -135,7 +135,7 @@ def _coordinator(run: Run, rounds: int, watch: Watch) -> tuple[dict[str, Any], T
 def _party(
     run: Run, attacker: int, target: int, rounds: int, victims: int, method: str, watch: Watch
 ) -> tuple[dict[str, Any], Table]:
-    from verfedgnn.research.attacks.stronger import attack_sums
+    from verfedgnn.research.attacks.sum_attacks import attack_sums
 
     config = run.config
     if config.exchange.mode == "off":

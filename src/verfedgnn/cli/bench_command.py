@@ -11,7 +11,6 @@ from verfedgnn.cli.completion import QUESTIONS, among, data_sets
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.tables import RoundProgress
-from verfedgnn.core.errors import Interrupted
 
 
 def bench(
@@ -47,32 +46,31 @@ def bench(
     """
     from verfedgnn.core.files import check_writable
     from verfedgnn.research.bench import QUESTIONS as ASKED
-    from verfedgnn.research.bench import bench_suite as suite
-    from verfedgnn.research.bench.bench_report import report
+    from verfedgnn.research.bench.bench_report import bench_document
+    from verfedgnn.research.bench.bench_suite import BenchScope, choose_questions
     from verfedgnn.research.bench.measure import free_memory
+    from verfedgnn.research.bench.task_queue import TaskRecords, run_tasks
 
     output = Output(quiet=quiet, as_json=as_json)
-    scope, folder = suite.Scope(quick, data), out or Path("bench-quick" if quick else "bench")
-    questions, records = suite.chosen(names or [], ASKED), suite.Records(folder)
+    scope = BenchScope(quick, data)
+    folder = out or Path("bench-quick" if quick else "bench")
+    questions = choose_questions(names or [], ASKED)
     check_writable(folder)
-    todo = [(question, task) for question in questions for task in question.tasks(scope)]
+    asked_by = {task.name: question.name for question in questions for task in question.tasks(scope)}
+    tasks = [task for question in questions for task in question.tasks(scope)]
     if not report_only:
         with RoundProgress(hidden=quiet, unit="measurements") as progress:
-            for done, (question, task) in enumerate(todo):
-                progress.step("bench", done, len(todo), task.name)
-                if not records.known(task):
-                    words = ["verfedgnn", "bench", question.name, *(["--quick"] if quick else [])]
-                    try:
-                        measured = suite.take(
-                            task, " ".join(words), free_memory() if memory is None else memory
-                        )
-                    except KeyboardInterrupt:
-                        raise Interrupted(f"stopped with {done} of {len(todo)} measurements done") from None
-                    records.put(task, measured)
-            progress.step("bench", len(todo), len(todo))
-    page, text = report(list(ASKED.values()), scope, folder).write(folder.parent, folder.name)
-    known = [task.name for _, task in todo if records.known(task)]
-    missing = [task.name for _, task in todo if task.name not in known]
+            run_tasks(
+                tasks,
+                folder,
+                command=lambda task: f"verfedgnn bench {asked_by[task.name]}{' --quick' if quick else ''}",
+                memory=lambda: free_memory() if memory is None else memory,
+                watch=lambda state: progress.step("bench", state.done, state.total, state.last),
+            )
+    page, text = bench_document(list(ASKED.values()), scope, folder).write(folder.parent, folder.name)
+    records = TaskRecords(folder)
+    known = [task.name for task in tasks if records.finished(task) is not None]
+    missing = [task.name for task in tasks if task.name not in known]
     output.result(
         {"page": page, "markdown": text, "measured": known, "missing": missing},
         f"written: {page} and {text.name}",

@@ -71,7 +71,8 @@ def compare(
     from verfedgnn.research.experiments.training_queue import run_cells
 
     output = Output(quiet=quiet, as_json=as_json)
-    names, given = in_all(methods), data or ["synthetic"]
+    names = in_all(methods)
+    given = data or ["synthetic"]
     gnns = [str(parse_gnn(name.strip())) for name in models.split(",")]
     settings = parse_settings(set_ or [])
     _refuse_defining(settings)
@@ -96,14 +97,16 @@ def compare(
         *([] if parties is None else ["--parties", str(parties)]),
     ]
     words += [word for setting in set_ or [] for word in ("--set", setting)]
-    page, file = out / "comparison.md", out / "comparison.csv"
+    page = out / "comparison.md"
+    file = out / "comparison.csv"
     write_text(page, comparison_page(records, shlex.join(["verfedgnn", *words])))
     write_text(file, comparison_csv(records))
     table = Table("method", "model", "RMSE", "NDCG@20", "a party and round", "seconds", title_justify="left")
     table.title = f"Comparison on {', '.join(given)} (test part)"
     for row in comparison_rows(records):
         figures = dict(zip(HEADER, row, strict=True))
-        sent, seconds = size(figures["bytes a party and round"]), str(figures["seconds"])
+        sent = size(figures["bytes a party and round"])
+        seconds = str(figures["seconds"])
         table.add_row(figures["method"], figures["model"], figures["RMSE"], figures["NDCG@20"], sent, seconds)
     header, declared = declarations(in_order(names))
     traits = Table(*header, title="What the methods declare", title_justify="left")

@@ -53,7 +53,7 @@ def paper(
     from verfedgnn.core.files import check_writable
     from verfedgnn.research.experiments.training_queue import finished_cells, run_cells
     from verfedgnn.research.paper import EXPERIMENTS as AT_HAND
-    from verfedgnn.research.paper import Scope
+    from verfedgnn.research.paper import PaperScope
     from verfedgnn.research.paper.paper_page import fill_page
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -63,9 +63,9 @@ def paper(
     if page is not None and quick:
         raise ConfigError("--page takes the whole version; leave out --quick")
     chosen = [e for name, e in AT_HAND.items() if name in what or "all" in what]
-    scope = Scope.quick() if quick else Scope()
+    scope = PaperScope.quick() if quick else PaperScope()
     if seeds is not None:
-        scope = Scope(scope.data, seeds, seeds, scope.coarse)
+        scope = PaperScope(scope.data, seeds, seeds, scope.coarse)
     folder = out or Path("paper-quick" if quick else "paper")
     check_writable(folder)
     wanted = {experiment.name: experiment.cells(scope) for experiment in chosen}

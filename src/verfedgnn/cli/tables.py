@@ -13,7 +13,7 @@ from verfedgnn.cli.output import drawable, error_console
 from verfedgnn.reports.phrases import duration, figure, size
 
 if TYPE_CHECKING:
-    from verfedgnn.research.experiments.training_queue import Report
+    from verfedgnn.research.experiments.job_queue import QueueProgress
     from verfedgnn.training.progress import Progress as RoundEvent
 
 
@@ -109,7 +109,7 @@ class CellProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def report(self, report: Report) -> None:
+    def report(self, report: QueueProgress) -> None:
         """How far it is."""
         left = "" if report.seconds_left is None else f"about {duration(report.seconds_left)} left"
         if self.task is None:

@@ -70,7 +70,8 @@ class GNNContract:
     def test_shapes(self) -> None:
         """Weights as declared, embeddings in and out alike, neighbourhoods of D columns, or D + 1 with exact degrees."""
         model = self._model()
-        dim, weights = model.config.dim, model.operator.weights()
+        dim = model.config.dim
+        weights = model.operator.weights()
         assert all(name not in ("users", "mix", "user_bias") for name in weights), (
             "these names are the model's own"
         )
@@ -83,11 +84,9 @@ class GNNContract:
             )
         for estimators in (True, False):
             model = self._model(estimators=estimators)
-            graph, public, private = (
-                stack_graphs([small_graph(1), small_graph(2)]),
-                drawn_public(model, 2),
-                drawn_private(model, 2),
-            )
+            graph = stack_graphs([small_graph(1), small_graph(2)])
+            public = drawn_public(model, 2)
+            private = drawn_private(model, 2)
             items = private["messages" if self.gnn.form == "messages" else "items"]
             near, users, next_items = model.operator.layer(0, public, public["users"], items, graph, None)
             assert near.own.shape == (2, USERS, dim + (not estimators))
@@ -98,7 +97,9 @@ class GNNContract:
     def test_inputs_are_left_alone(self) -> None:
         """Parameters and the others' neighbourhoods are used again in the next round."""
         model = self._model()
-        public, private, others = drawn_public(model), drawn_private(model), drawn_others(model)
+        public = drawn_public(model)
+        private = drawn_private(model)
+        others = drawn_others(model)
         before = [value.clone() for value in (*public.values(), *private.values(), *others)]
         model.propagate(public, private, small_graph(), others)
         for value, old in zip((*public.values(), *private.values(), *others), before, strict=True):
@@ -119,12 +120,12 @@ class GNNContract:
         In 64 bits: an operator takes its type from what it is given.
         """
         with double():
-            model, graph, identity = self._model(), double_graph(small_graph()), IdentityProjection(USERS)
+            model = self._model()
+            graph = double_graph(small_graph())
+            identity = IdentityProjection(USERS)
             others = torch.stack([x[0] for x in drawn_others(model)])
-            public, private = (
-                model.flat({n: v[0] for n, v in drawn_public(model).items()}),
-                drawn_private(model),
-            )
+            public = model.flat({n: v[0] for n, v in drawn_public(model).items()})
+            private = drawn_private(model)
             own = {name: value[0] for name, value in private.items()}
             rng = np.random.default_rng(4)
             user, item = np.nonzero(rng.random((USERS, ITEMS)) < 0.5)
@@ -156,9 +157,13 @@ class GNNContract:
     def test_the_order_of_users_and_items_is_of_no_account(self) -> None:
         """Users and items that are numbered otherwise give the same, numbered otherwise."""
         rng = np.random.default_rng(6)
-        model, (user, item) = self._model(), small_edges()
-        people, things = rng.permutation(USERS), rng.permutation(ITEMS)
-        public, private, others = drawn_public(model), drawn_private(model), drawn_others(model)
+        model = self._model()
+        (user, item) = small_edges()
+        people = rng.permutation(USERS)
+        things = rng.permutation(ITEMS)
+        public = drawn_public(model)
+        private = drawn_private(model)
+        others = drawn_others(model)
         one = model.propagate(public, private, small_graph(), others)
         graph = build_graph(
             np.argsort(people)[user], np.argsort(things)[item], users=USERS, items=ITEMS, ratio=2.0
@@ -176,8 +181,11 @@ class GNNContract:
 
     def test_a_stack_is_its_parties_one_by_one(self) -> None:
         """Parties computed side by side, the smaller one padded, do not see each other."""
-        model, graphs = self._model(), [small_graph(1), small_graph(2, items=4)]
-        sizes, public, others = (ITEMS, 4), drawn_public(model, 2), drawn_others(model, 2)
+        model = self._model()
+        graphs = [small_graph(1), small_graph(2, items=4)]
+        sizes = (ITEMS, 4)
+        public = drawn_public(model, 2)
+        others = drawn_others(model, 2)
         private = drawn_private(model, 2)
         for value in private.values():
             value[1, 4:] = 0
@@ -208,11 +216,14 @@ class GNNContract:
                 )
         for _ in range(3):
             runtime.round()
-        model, public = members[0].model, runtime.coordinator.replica.parameters.clone()
+        model = members[0].model
+        public = runtime.coordinator.replica.parameters.clone()
         private = {
             n: torch.cat([p.private.parameters[n] for p in members]) for n in members[0].private.parameters
         }
-        user, item, start = [], [], 0
+        user = []
+        item = []
+        start = 0
         for party in members:
             liked = party.data.train.take(party.data.train.rating >= party.threshold)
             user.append(liked.user.numpy())
@@ -251,7 +262,8 @@ class GNNContract:
 
     def test_same_seed_same_bits(self) -> None:
         """Protected as the preset says; another seed gives another model."""
-        config, data = self._config(epochs=6, batch=0, gate=False), parties(40, 30, 500)
+        config = self._config(epochs=6, batch=0, gate=False)
+        data = parties(40, 30, 500)
         first, again, other = (train(data, config.with_values({"seed": seed})) for seed in (0, 0, 1))
         assert torch.equal(first.public, again.public)
         assert all(torch.equal(a.items, b.items) for a, b in zip(first.models, again.models, strict=True))

@@ -13,7 +13,7 @@ from verfedgnn.config import Config
 from verfedgnn.data import TEST, PartyData
 from verfedgnn.plugins import register
 from verfedgnn.research.baselines import METHODS
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.testing.small_federation import CPU, parties
@@ -33,7 +33,7 @@ class MethodContract:
     """Between what its test RMSE on `made.parties()` lies: the mean rating has 1.06, user and item means 0.977."""
     sends: ClassVar[bool] = True
     """Whether anything leaves a party."""
-    _kept: ClassVar[Trained]
+    _kept: ClassVar[MethodResult]
 
     def test_it_says_what_it_is(self) -> None:
         """A name for the command line, a title for tables, and what it protects."""
@@ -48,7 +48,9 @@ class MethodContract:
 
     def test_every_party_gets_a_model(self) -> None:
         """In order, for all users and its own items; products are ratings, and as good as they should be."""
-        data, events, config = parties(), list[Progress](), self._config()
+        data = parties()
+        events = list[Progress]()
+        config = self._config()
         trained = self._train(data, events)
         assert [len(model.items) for model in trained.models] == [party.ratings.n_items for party in data]
         for model in trained.models:
@@ -66,7 +68,8 @@ class MethodContract:
 
     def test_same_seed_same_bits(self) -> None:
         """Models and bytes."""
-        first, again = self._trained(), self._train(SMALL)
+        first = self._trained()
+        again = self._train(SMALL)
         for a, b in zip(first.models, again.models, strict=True):
             assert torch.equal(a.users, b.users)
             assert torch.equal(a.items, b.items)
@@ -74,7 +77,8 @@ class MethodContract:
 
     def test_the_test_part_is_not_looked_at(self) -> None:
         """All methods are judged on the same ratings; with other test ratings, the model is the same to the bit."""
-        config, changed = self._config(), []
+        config = self._config()
+        changed = []
         for party in SMALL:
             table = party.ratings
             hidden = split_ratings(table, config.split, config.seed) == TEST
@@ -102,14 +106,14 @@ class MethodContract:
         chosen = self._method()
         return chosen.configure(Config.preset(chosen.preset)).with_values(self.settings)
 
-    def _trained(self) -> Trained:
+    def _trained(self) -> MethodResult:
         """One training on the small parties, which several tests look at."""
         here = type(self)
         if "_kept" not in vars(here):
             here._kept = self._train(SMALL)
         return here._kept
 
-    def _train(self, data: list[PartyData], events: list[Progress] | None = None) -> Trained:
+    def _train(self, data: list[PartyData], events: list[Progress] | None = None) -> MethodResult:
         return self._method().train(
             data, self._config(), Where(CPU, None if events is None else events.append)
         )

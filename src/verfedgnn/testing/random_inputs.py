@@ -14,7 +14,8 @@ from torch import Tensor
 from verfedgnn.core.graph import Graph, build_graph
 from verfedgnn.gnn.model import Model
 
-USERS, ITEMS = 14, 9
+USERS = 14
+ITEMS = 9
 
 
 def small_edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -156,7 +156,8 @@ def tune(
     found.sampler = optuna.samplers.TPESampler(
         seed=config.seed + again, multivariate=True, n_startup_trials=8
     )
-    complete, given_up = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    complete = optuna.trial.TrialState.COMPLETE
+    given_up = optuna.trial.TrialState.PRUNED
 
     def finished() -> list[Any]:
         """Trials that count: not the one under way, nor those that were interrupted."""

@@ -74,7 +74,8 @@ def plant(
     items = np.tile(rng.permutation(table.n_items)[: adversaries(table.n_items, share)], copies)
     users = np.arange(len(items)) + table.n_users
     user_ids = np.concatenate([table.user_ids, _new_ids(table.user_ids, len(items))])
-    planted, planted_parts = [], []
+    planted = []
+    planted_parts = []
     for p, (party, part) in enumerate(zip(parties, parts, strict=True)):
         ratings = replace(party.ratings, user_ids=user_ids)
         if p == target:

@@ -12,8 +12,8 @@ import numpy as np
 
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.research.attacks.adversaries import plant
-from verfedgnn.research.attacks.paper_attacks import choose_victims, mount, neighbours
-from verfedgnn.research.attacks.run_view import Inside
+from verfedgnn.research.attacks.paper_attacks import choose_victims, mount_paper_attacks, neighbours
+from verfedgnn.research.attacks.run_view import RunInternals
 from verfedgnn.research.attacks.subset_search import MOST
 from verfedgnn.research.baselines import Where
 from verfedgnn.research.baselines.fedpergnn import PseudoParty
@@ -30,8 +30,9 @@ VICTIMS = 500
 EPOCHS = 10
 """Enough to bring embeddings away from where they start: on ML-100K with GCN (one seed) attacks on VerFedGNN reach the same F1
 after 10 epochs as after 50, within 0.01."""
-ATTACKER, TARGET = 0, 1
-"""Places of two parties; items are cut at random, so all are alike."""
+ATTACKER = 0
+TARGET = 1
+"""Positions of the two parties. Items are assigned at random, so any pair will do."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class AttackCell(Cell):
 
     def run(self, where: Where) -> dict[str, Any]:
         """Plant, train, attack, and say how."""
-        config, parties = self.config(), self.read()
+        config = self.config()
+        parties = self.read()
         rng = np.random.default_rng([self.seed, 7])
         parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
         planted = plant(parties, parts, target=TARGET, share=max(SHARES), rng=rng)
@@ -65,10 +67,10 @@ class AttackCell(Cell):
             stop=where.stop,
         )
         began = time.perf_counter()
-        truth, _ = neighbours(Inside.of(run), planted)
+        truth, _ = neighbours(RunInternals.of(run), planted)
         victims = choose_victims(truth, VICTIMS, rng)
         noise = int(rng.integers(2**62))
-        attacks = mount(
+        attacks = mount_paper_attacks(
             run, self.method, planted, attacker=ATTACKER, victims=victims, shares=SHARES, seed=noise
         )
         return {

@@ -40,7 +40,8 @@ class Scores:
 def score(claims: Tensor, truth: Tensor) -> Scores:
     """Claims against the truth, both (V, M); every victim has a neighbour. Without any claim the precision is 0."""
     hits = (claims & truth).sum(1).double()
-    made, true = claims.sum(1), truth.sum(1)
+    made = claims.sum(1)
+    true = truth.sum(1)
     some = made > 0
     precision = float((hits[some] / made[some]).mean()) if bool(some.any()) else 0.0
     return _scores(precision, float((hits / true).mean()))
@@ -53,7 +54,8 @@ def misplaced(claims: Tensor, truth: Tensor) -> Scores:
     where the guess by popularity is better than both.
     """
     hits = claims.double() @ truth.double().T  # (V, V): claims of one, truth of another
-    made, true = claims.sum(1), truth.sum(1)
+    made = claims.sum(1)
+    true = truth.sum(1)
     some = made > 0
     precision = float((hits[some].mean(1) / made[some]).mean()) if bool(some.any()) else 0.0
     return _scores(precision, float((hits.mean(0) / true).mean()))

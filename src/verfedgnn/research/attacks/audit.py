@@ -16,8 +16,9 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import writing
+from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 from verfedgnn.research.attacks.membership_inference import membership
-from verfedgnn.research.attacks.stronger import attack_gradients, attack_sums
+from verfedgnn.research.attacks.sum_attacks import attack_sums
 from verfedgnn.runs.run import Run, write_json
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
@@ -103,7 +104,8 @@ class Audit:
         def count(round: int, rounds: int) -> None:
             watch(round / rounds)
 
-        rounds, victims = min(self.settings["rounds"], config.training.epochs), self.settings["victims"]
+        rounds = min(self.settings["rounds"], config.training.epochs)
+        victims = self.settings["victims"]
         if step.part == "model":
             finding = self._model(step.variant, config, count)
         elif step.part == "gradients":

@@ -80,7 +80,8 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
 
 def audit_document(audit: Audit) -> Document:
     """Everything that was found, with its assumptions, and what to change."""
-    run, found = audit.run, audit.found[THIS]
+    run = audit.run
+    found = audit.found[THIS]
     document = Document("Privacy audit")
     names = ", ".join(party.name for party in run.parties)
     users = run.parties[0].ratings.n_users
@@ -123,7 +124,8 @@ def _in_short(document: Document, found: Mapping[str, Any]) -> None:
 
 
 def _attacks(document: Document, audit: Audit) -> None:
-    found, settings = audit.found[THIS], audit.settings
+    found = audit.found[THIS]
+    settings = audit.settings
     document.add(
         Heading("Attacks"),
         Paragraph(f"Mounted on this configuration and this data, listening to {settings['rounds']:,} rounds, against up to "
@@ -173,7 +175,10 @@ def _changes(document: Document, audit: Audit) -> None:
         *(ATTACKERS[a].title for a in ATTACKERS),
         "epsilon for a rating",
     ]
-    rows, names, learnt, cost = [], [], [], []
+    rows = []
+    names = []
+    learnt = []
+    cost = []
     helps: dict[str, list[tuple[float, str]]] = {
         r.attacker: [] for r in strongest(audit.found[THIS]) if r.learnt
     }

@@ -46,19 +46,9 @@ class Exposure:
         return self.parties - self.colluders
 
     @property
-    def one_matrix(self) -> bool:
-        """Whether that is one party's own."""
-        return self.summed == 1
-
-    @property
     def noise_left(self) -> float:
         """exchange.mode = noised: which part of the configured variance is still in it; colluders know their own noise."""
         return self.summed / max(1, self.parties - 1)
-
-
-def exposures(parties: int) -> list[Exposure]:
-    """For every number of colluders from one, an ordinary curious party, to all but one."""
-    return [Exposure(parties, k) for k in range(1, parties)]
 
 
 def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:

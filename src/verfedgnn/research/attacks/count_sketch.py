@@ -14,7 +14,6 @@ nothing at the party have rows of 0 and keep nobody company: N is the number of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +38,6 @@ class CountSketch:
         """Y: (N, C) -> (q, C)."""
         return x.new_zeros(self.rows, x.shape[1]).index_add_(0, self.bucket, x * self.sign.unsqueeze(1))
 
-    def reconstruct(self, y: Tensor) -> Tensor:
-        """X^ = Phi^T Y: (q, C) -> (N, C)."""
-        return y[self.bucket] * self.sign.unsqueeze(1)
-
     def alone(self, among: Tensor | None = None) -> Tensor:
         """Users (N,) with no other in their bucket; of `among` (N,) only these count and can be."""
         counted = torch.ones_like(self.bucket) if among is None else among.long()
@@ -54,15 +49,3 @@ class CountSketch:
 def expected_share(users: int, rows: int) -> float:
     """(1 - 1/q)^(N - 1), about e^(-N/q)."""
     return (1 - 1 / rows) ** (users - 1)
-
-
-def share_error(users: int, rows: int) -> float:
-    """The standard deviation of the share of users who are alone, exactly: pairs of users are nearly independent."""
-    one, both = expected_share(users, rows), (1 - 1 / rows) * (1 - 2 / rows) ** (users - 2)
-    return math.sqrt(max(0.0, one / users + (1 - 1 / users) * both - one**2))
-
-
-def read_off(y: Tensor, sketch: CountSketch, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Users who are alone (n,) and their rows (n, C), from Y (q, C)."""
-    users = torch.nonzero(sketch.alone(among)).squeeze(1)
-    return users, sketch.reconstruct(y)[users]

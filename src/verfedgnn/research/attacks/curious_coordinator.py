@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verfedgnn.research.attacks.recording import TOGETHER, Tapped, Trip
+from verfedgnn.research.attacks.recording import TOGETHER, RecordedFederation, Trip
 from verfedgnn.research.attacks.separation import Separation, separate
 
 
@@ -28,7 +28,7 @@ def strength(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reading:
+class GradientReading:
     """What one round's gradients tell about one party."""
 
     separation: Separation
@@ -39,7 +39,9 @@ class Reading:
     """Share of the others whose row is not 0; where it is 0, a row that is not 0 is proof."""
 
 
-def read_trip(federation: Tapped, trip: Trip, generator: torch.Generator) -> dict[str, Reading]:
+def read_trip(
+    federation: RecordedFederation, trip: Trip, generator: torch.Generator
+) -> dict[str, GradientReading]:
     """For each party, the best the coordinator can do: by the party's own rows, or with masking by the rows of the sum.
 
     Parties in whose batch everybody or nobody has a rating are left out: there is nothing to tell apart.
@@ -55,7 +57,7 @@ def read_trip(federation: Tapped, trip: Trip, generator: torch.Generator) -> dic
             continue
         score = strength(seen[name if name in seen else TOGETHER])
         shown = score > 0
-        readings[name] = Reading(
+        readings[name] = GradientReading(
             separate(score, rated, generator),
             float(shown[rated].double().mean()),
             float(shown[~rated].double().mean()),

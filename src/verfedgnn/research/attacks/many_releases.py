@@ -20,15 +20,11 @@ and from T q >= N on X is solved for exactly. Who: any recipient of Y.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from verfedgnn.privacy.projection import Projection
 
-
-class Average:
+class ReleaseAverage:
     """Running sums over the releases of one sender: gradients of user embeddings (N, D) as the coordinator reads them."""
 
     def __init__(self) -> None:
@@ -58,31 +54,6 @@ class Average:
         return self.activity > 0
 
 
-def release_error(x: Tensor, r: float, releases: int) -> float:
-    """The expected squared error of the mean of so many ternary releases of x: sum_i (r |x_i| - x_i^2) / T."""
-    return float((r * x.double().abs() - x.double().square()).sum()) / releases
-
-
 def cosines(found: Tensor, true: Tensor) -> Tensor:
     """Cosine between the rows of two matrices (N, D); 0 where one is 0."""
     return torch.nn.functional.cosine_similarity(found.double(), true.double(), dim=1)
-
-
-def averaged(x: Sequence[Tensor], projections: Sequence[Projection]) -> Tensor:
-    """The mean of Phi_t^T Phi_t X_t (N, C) over rounds."""
-    parts = [
-        projection.reconstruct(projection.project(each))
-        for each, projection in zip(x, projections, strict=True)
-    ]
-    return torch.stack(parts).mean(0)
-
-
-def averaged_error(users: int, rows: int, rounds: int, *, fresh: bool) -> float:
-    """The expected squared error of that as a share of |X|^2, for an X that does not change."""
-    return (users + 1) / rows / (rounds if fresh else 1)
-
-
-def solved(y: Sequence[Tensor], phi: Sequence[Tensor]) -> Tensor:
-    """The X (N, C) of least norm with Phi_t X = Y_t in every round: all of them as one system of T q equations."""
-    solution: Tensor = torch.linalg.lstsq(torch.cat(list(phi)).double(), torch.cat(list(y)).double()).solution
-    return solution.float()

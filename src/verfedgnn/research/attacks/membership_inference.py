@@ -1,4 +1,4 @@
-r"""Membership inference on the final model: was this rating among those it was trained on?
+r"""MembershipScores inference on the final model: was this rating among those it was trained on?
 
 .. math::
     s_{uv} = - (h_u \cdot h_v - r_{uv})^2, \qquad \text{yes if } s_{uv} \ge t
@@ -23,7 +23,7 @@ from verfedgnn.runs.prepared_data import Prepared
 
 
 @dataclass(frozen=True)
-class Membership:
+class MembershipScores:
     """All parties' ratings together."""
 
     trained: Separation
@@ -36,7 +36,7 @@ class Membership:
 
 def membership(
     prepared: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], generator: torch.Generator
-) -> Membership:
+) -> MembershipScores:
     """The attack on every party's model (h_u, h_v); `generator` draws the halves on which a threshold is chosen and judged."""
     errors: dict[str, list[Tensor]] = {"train": [], "valid": [], "test": []}
     for party, (users, items) in zip(prepared, models, strict=True):
@@ -48,6 +48,6 @@ def membership(
         truth = torch.cat([torch.ones(len(some), dtype=torch.bool), torch.zeros(len(test), dtype=torch.bool)])
         return separate(-torch.cat([some, test]), truth, generator)
 
-    return Membership(
+    return MembershipScores(
         against_test(train), against_test(valid), float(train.mean().sqrt()), float(test.mean().sqrt())
     )

@@ -89,7 +89,8 @@ def log_odds(rows: Tensor, atoms: Tensor, covariance: Tensor, share: Tensor) -> 
     many items a victim has, is the sum of their probabilities, and pi grows with it.
     """
     filters = torch.linalg.solve(covariance, atoms.T)
-    gram, along = atoms @ filters, rows.double() @ filters
+    gram = atoms @ filters
+    along = rows.double() @ filters
     return torch.cat([_propagate(gram, part, share.clamp(1e-4, 0.9)) for part in along.split(TOGETHER)])
 
 
@@ -97,7 +98,8 @@ def _propagate(gram: Tensor, along: Tensor, share: Tensor) -> Tensor:
     usual = share.sum().clamp(min=1)
     count = usual.expand(len(along), 1)
     variance = share * (1 - share) / usual
-    precision, shift = (1 / variance).expand_as(along), (share * usual.rsqrt() / variance).expand_as(along)
+    precision = (1 / variance).expand_as(along)
+    shift = (share * usual.rsqrt() / variance).expand_as(along)
     odds = torch.zeros_like(along)
     for step in range(STEPS):
         heard = 2.0 ** min(0, step - SOFT)
@@ -117,7 +119,8 @@ def _propagate(gram: Tensor, along: Tensor, share: Tensor) -> Tensor:
         certain = (weight.square() * likely * (1 - likely)).clamp(min=1e-4 * weight.square())
         told = (1 / certain - 1 / spread).clamp(min=1e-2)
         moved = weight * likely * (told + 1 / spread) - centre / spread
-        precision, shift = 0.5 * (precision + told), 0.5 * (shift + moved)
+        precision = 0.5 * (precision + told)
+        shift = 0.5 * (shift + moved)
     return odds
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.research.attacks.adversaries import Planted
 from verfedgnn.research.attacks.attack_scores import claimed, misplaced, popular, score
-from verfedgnn.research.attacks.gradient_attack import match_gradients
+from verfedgnn.research.attacks.gradient_matching import match_gradients
 from verfedgnn.research.attacks.matching import match_items, match_users
-from verfedgnn.research.attacks.run_view import Inside
+from verfedgnn.research.attacks.run_view import RunInternals
 from verfedgnn.research.attacks.subset_search import SCALES, best_subsets
 from verfedgnn.runs.run import Run
 
@@ -26,7 +26,7 @@ ATTACKED = ("fedpergnn", "fedsage+", "verfedgnn")
 """Methods that the paper attacks."""
 
 
-def mount(
+def mount_paper_attacks(
     run: Run,
     method: str,
     planted: Planted,
@@ -42,7 +42,7 @@ def mount(
     5) and what trains the generator of FedSage+; gradients: on user gradients as they are sent (Table 7); open gradients: the
     same before protection. `seed` is of the gradients' noise.
     """
-    inside = Inside.of(run)
+    inside = RunInternals.of(run)
     truth, popularity = neighbours(inside, planted)
     true = truth[torch.from_numpy(victims).to(truth.device)]
     found: dict[str, dict[str, Any]] = {}
@@ -58,7 +58,7 @@ def mount(
     return found
 
 
-def neighbours(inside: Inside, planted: Planted) -> tuple[Tensor, Tensor]:
+def neighbours(inside: RunInternals, planted: Planted) -> tuple[Tensor, Tensor]:
     """Who of the honest users has which item at the target (N, M), and how many of them have each item (M,)."""
     graph = inside.graphs[planted.target]
     table = torch.zeros(graph.users, graph.items, dtype=torch.bool, device=graph.order.device)
@@ -78,15 +78,18 @@ def choose_victims(truth: Tensor, count: int, rng: np.random.Generator) -> NDArr
 
 
 def _attacks(
-    inside: Inside, method: str, planted: Planted, attacker: int, victims: Tensor, seed: int
+    inside: RunInternals, method: str, planted: Planted, attacker: int, victims: Tensor, seed: int
 ) -> dict[str, Attack]:
     if method not in ATTACKED:
         raise ConfigError(f"the paper attacks {', '.join(ATTACKED)}, not '{method}'")
-    device, gnn = inside.run.device, inside.model.config.gnn
+    device = inside.run.device
+    gnn = inside.model.config.gnn
     if gnn not in SCALES:
         raise ConfigError(f"the attack knows how {', '.join(SCALES)} weigh neighbours, not how '{gnn}' does")
-    rows, users = victims.to(device), torch.from_numpy(planted.users).to(device)
-    items, count = torch.from_numpy(planted.items).to(device), inside.graphs[planted.target].items
+    rows = victims.to(device)
+    users = torch.from_numpy(planted.users).to(device)
+    items = torch.from_numpy(planted.items).to(device)
+    count = inside.graphs[planted.target].items
 
     def by_subsets(seen: Tensor, weight: float) -> Attack:
         """App. H on neighbourhoods (N, D)."""
@@ -116,14 +119,15 @@ def _attacks(
             )
         else:
             attacks["neighbourhood"] = by_subsets(inside.reconstructed(own), weight)
-    gradient, mechanism = inside.user_gradient(planted.target), inside.run.config.gradients.mechanism
+    gradient = inside.user_gradient(planted.target)
+    mechanism = inside.run.config.gradients.mechanism
     attacks["gradients"] = by_gradients(inside.released(gradient, generator), mechanism)
     if mechanism != "none":
         attacks["open gradients"] = by_gradients(gradient, "none")
     return attacks
 
 
-def _by_items(inside: Inside, planted: Planted, victims: Tensor) -> Attack:
+def _by_items(inside: RunInternals, planted: Planted, victims: Tensor) -> Attack:
     """FedPerGNN: every victim's items at the target, embedding by embedding."""
     truth, _ = neighbours(inside, planted)
     victim, item = torch.nonzero(truth[victims]).unbind(1)
@@ -139,7 +143,7 @@ def _by_items(inside: Inside, planted: Planted, victims: Tensor) -> Attack:
     return attack
 
 
-def _coefficient(inside: Inside, target: int, attacker: int) -> float:
+def _coefficient(inside: RunInternals, target: int, attacker: int) -> float:
     """GAT: from an adversary's row to what the same item is expected to add to an honest user's.
 
     The row is E_p(b) e_v with the coefficient of a user who has one neighbour, 1 / (1 + ratio) where attention is even. Divided

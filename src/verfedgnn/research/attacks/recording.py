@@ -1,6 +1,6 @@
 """A federation whose messages are kept as they pass: what is attacked is what was sent.
 
-    tapped(parties, config) -> Tapped.round() -> Trip: every RoundStart and RoundReply of it
+    record_federation(parties, config) -> RecordedFederation.round() -> Trip: every RoundStart and RoundReply of it
 
 The coordinator is an ordinary one that also remembers. Parties are ordinary ones that can be looked into, for the truth against
 which an attack is judged; no attack reads that.
@@ -26,7 +26,6 @@ from verfedgnn.protocol.round.aggregation import summed
 from verfedgnn.protocol.round.forward_backward import Work
 from verfedgnn.protocol.round.neighbourhood_exchange import Sent
 from verfedgnn.protocol.round.user_subset import Scope
-from verfedgnn.protocol.wire.fixed_point import from_fixed, wrapped
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.local_runtime import LocalRuntime, party_secret
@@ -43,7 +42,7 @@ class Trip:
     replies: Mapping[str, RoundReply]
 
 
-class Tap(Coordinator):
+class RecordingCoordinator(Coordinator):
     """A coordinator that follows the protocol and remembers the last trip."""
 
     _starts: Mapping[str, RoundStart]
@@ -52,7 +51,8 @@ class Tap(Coordinator):
     def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
         """As `Coordinator.open`."""
         starts = super().open(among)
-        self._starts, self._replies = dict(starts), {}
+        self._starts = dict(starts)
+        self._replies = {}
         return starts
 
     def receive(self, name: str, reply: RoundReply) -> bool:
@@ -69,19 +69,19 @@ class Tap(Coordinator):
 
 
 @dataclass(frozen=True)
-class Knows:
+class PartyParameters:
     """Parameters from which a party computed a reply."""
 
     private: dict[str, Tensor]
     public: Tensor
 
 
-class Glass(Party):
+class ObservableParty(Party):
     """A party that can be looked into; it sends what any party sends."""
 
-    now: Knows
+    now: PartyParameters
     """Behind its last reply."""
-    exchanged: Knows
+    exchanged: PartyParameters
     """Behind the last reply with neighbourhoods."""
     gradient: Tensor
     """Gradient of the public parameters in the last reply, flat, before protection."""
@@ -89,7 +89,7 @@ class Glass(Party):
     def begin(self, message: RoundStart) -> Work:
         """As `Party.begin`."""
         work = super().begin(message)
-        self.now = Knows(
+        self.now = PartyParameters(
             {name: value.clone() for name, value in work.private.items()}, self.replica.parameters.clone()
         )
         if message.exchange:
@@ -115,21 +115,22 @@ class Glass(Party):
         table[graph.edge_users.long(), graph.by_user[1].long()] = True
         return table
 
-    def neighbourhood(self, knows: Knows) -> Tensor:
+    def neighbourhood(self, knows: PartyParameters) -> Tensor:
         """X_p of the first layer (N, C), before projection, masks and fixed point."""
         views = {name: view.unsqueeze(0) for name, view in self.model.views(knows.public).items()}
         items = knows.private["messages" if self.model.config.form == "messages" else "items"].unsqueeze(0)
         own, _, _ = self.model.operator.layer(0, views, views["users"], items, self.edges, None)
         return own.own[0]
 
-    def atoms(self, knows: Knows) -> Tensor:
+    def atoms(self, knows: PartyParameters) -> Tensor:
         r"""What a user with one item alone would have as its row of the first layer, for every item (M, D).
 
         .. math::
             x_u = f(|S|) \sum_{v \in S} a_v, \qquad \rho = \textstyle\sum_i M_i / M_p, \qquad
             a_v = e_v / \sqrt{N_v \rho} \text{ (GCN)}, \quad e_v / \rho \text{ (GGNN)}, \quad y_v / \sqrt\rho \text{ (messages)}
         """
-        config, graph = self.model.config, self.edges
+        config = self.model.config
+        graph = self.edges
         if config.gnn not in ("gcn", "ggnn") or not config.estimators:
             raise ConfigError(
                 f"a row of {config.gnn.upper()} is not known to be a plain sum over items, nor is one with exact degrees: "
@@ -151,18 +152,18 @@ class Exchange:
     """The message with the sum."""
     sent: list[Sent]
     """What each party put into it, which that party knows."""
-    knows: list[Knows]
+    knows: list[PartyParameters]
     """Behind each part; the truth, and what an insider would know."""
 
 
 @dataclass(frozen=True)
-class Tapped:
+class RecordedFederation:
     """A federation on this machine with a tap at its coordinator."""
 
     config: Config
     prepared: list[Prepared]
-    parties: list[Glass]
-    coordinator: Tap
+    parties: list[ObservableParty]
+    coordinator: RecordingCoordinator
     runtime: LocalRuntime
 
     def round(self) -> Trip:
@@ -184,21 +185,6 @@ class Tapped:
         raise ConfigError(
             "no sum of all parties' neighbourhoods is handed out here; set participation = 1, refresh = 0"
         )
-
-    def sent_neighbourhoods(self, trip: Trip) -> dict[str, Tensor]:
-        """Neighbourhoods (K, q, C) as the coordinator can read them: each party's, or with masking the sum of all."""
-        bits = self.config.exchange.bits
-        arrays = {
-            name: reply.neighbourhoods
-            for name, reply in trip.replies.items()
-            if reply.neighbourhoods is not None
-        }
-        if self.config.masking and arrays:
-            first = next(iter(arrays.values()))
-            arrays = {
-                TOGETHER: wrapped(np.add.reduce(list(arrays.values()), dtype=first.dtype), bits)
-            }  # masks cancel
-        return {name: from_fixed(torch.from_numpy(values), bits) for name, values in arrays.items()}
 
     def sent_gradients(self, trip: Trip) -> dict[str, Tensor]:
         """Gradients of user embeddings (N, D) as the coordinator can read them: each party's, or with masking the sum of all.
@@ -225,16 +211,18 @@ class Tapped:
         return torch.bincount(batch.pairs.user.long(), minlength=batch.users)
 
 
-def tapped(
+def record_federation(
     parties: Sequence[PartyData],
     config: Config,
     *,
     parts: Sequence[NDArray[np.int8]] | None = None,
     device: torch.device | str = "cpu",
-) -> Tapped:
+) -> RecordedFederation:
     """`parties` joined and ready for rounds, with the same secrets, and so the same messages, as in `train`."""
     check_parties(parties)
     prepared = prepare(parties, config, torch.device(device), parts)
-    members = [Glass(p.input, config, party_secret(config.seed, i), device) for i, p in enumerate(prepared)]
-    coordinator = Tap(config, [p.party.name for p in prepared], device)
-    return Tapped(config, prepared, members, coordinator, LocalRuntime(coordinator, members))
+    members = [
+        ObservableParty(p.input, config, party_secret(config.seed, i), device) for i, p in enumerate(prepared)
+    ]
+    coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device)
+    return RecordedFederation(config, prepared, members, coordinator, LocalRuntime(coordinator, members))

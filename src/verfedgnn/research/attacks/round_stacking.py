@@ -1,4 +1,4 @@
-r"""Neighbourhoods of several rounds, stacked: the items of a user stay, what items add does not.
+r"""Neighbourhoods of several rounds, stack_rounds: the items of a user stay, what items add does not.
 
 .. math::
     x_u^{(t)} = f(|S|) \sum_{v \in S} a_v^{(t)}, \; t = 1 \ldots T \quad \Rightarrow \quad
@@ -38,7 +38,7 @@ TENTH = 0.1
 """Weights of one item's users differ by the root of how many items each has; less than this of the largest is rounding."""
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
+def stack_rounds(parts: Sequence[Tensor]) -> Tensor:
     """Rows or atoms of T rounds side by side: T times (R, D) -> (R, T D), in 64 bits."""
     return torch.cat([part.double() for part in parts], 1)
 
@@ -52,7 +52,8 @@ def unmix(rows: Tensor, atoms: Tensor, noise: float = 0.0) -> Tensor:
     sigma is the standard deviation of the `noise` in a column. The squares of a user's c weights of 1/sqrt(c) add up to 1, so
     each of M is 1/M in the mean, and this is the mean of W given X where both are normal.
     """
-    rows, atoms = rows.double(), atoms.double()
+    rows = rows.double()
+    atoms = atoms.double()
     gram = atoms @ atoms.T
     ridge = len(atoms) * noise**2 + 1e-14 * float(gram.diagonal().mean())
     solution: Tensor = torch.linalg.solve(
@@ -81,15 +82,20 @@ def unmix_sums(rows: Tensor, atoms: Tensor, everybody: Tensor) -> Tensor:
     How far to shrink is what makes items stand out most: the weight that one more atom would add to a row, over the standard
     deviation of that weight among rows that the whitening has not seen. The attacker can compute both.
     """
-    one, other = everybody[::2].double(), everybody[1::2].double()
-    clearest, best = -1.0, SHRINK[0]
+    one = everybody[::2].double()
+    other = everybody[1::2].double()
+    clearest = -1.0
+    best = SHRINK[0]
     for shrink in SHRINK:
         even = whitening(one, shrink)
-        mine, unseen = atoms.double() @ even, other @ even
-        added, spread = unmix(mine, mine, NOISE).diagonal(), unmix(unseen, mine, NOISE).std(0)
+        mine = atoms.double() @ even
+        unseen = other @ even
+        added = unmix(mine, mine, NOISE).diagonal()
+        spread = unmix(unseen, mine, NOISE).std(0)
         clear = float((added / spread.clamp(min=1e-30)).median())
         if clear > clearest:
-            clearest, best = clear, shrink
+            clearest = clear
+            best = shrink
     even = whitening(everybody, best)
     return unmix(rows.double() @ even, atoms.double() @ even, NOISE)
 
@@ -100,7 +106,7 @@ def users_of_items(y: Sequence[Tensor], atoms: Sequence[Tensor], phi: Tensor) ->
     Only items whose users add up to their column are claimed: with too many users, about q/4, matching pursuit goes wrong, and
     what it leaves over says so.
     """
-    columns = unmix(stacked(y), stacked(atoms)).T  # rows are Phi b_v (M, q)
+    columns = unmix(stack_rounds(y), stack_rounds(atoms)).T  # rows are Phi b_v (M, q)
     found = omp(columns, phi.T, most=max(1, len(phi) // 2), left=LEFT)
     solved = found.residual <= LEFT * columns.norm(dim=1)
     claims: Tensor = (found.weights > TENTH * found.weights.amax(1, keepdim=True)) & solved.unsqueeze(1)

@@ -27,7 +27,7 @@ from verfedgnn.runs.run import Run
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
+class RunInternals:
     """A run from inside: the model, every party's graph, and what follows from them."""
 
     run: Run
@@ -36,7 +36,7 @@ class Inside:
     graphs: list[Graph]
 
     @classmethod
-    def of(cls, run: Run) -> Inside:
+    def of(cls, run: Run) -> RunInternals:
         """The parties' graphs as in training."""
         config = run.config.model
         if config.form != "propagation" or config.biases or config.residual:
@@ -99,7 +99,8 @@ class Inside:
 
         A round of small batches would show few of the victims and adversaries; an attacker who waits for an epoch sees them all.
         """
-        pairs, graph = self.prepared[party].train, self.graphs[party]
+        pairs = self.prepared[party].train
+        graph = self.graphs[party]
         batch = Batch(pairs, graph.users, graph.items)
         work = Work(private=self.private(party), others=self.others[party], batch=batch)
         public = self.run.public.to(self.run.device)
@@ -130,7 +131,8 @@ class Inside:
         others: list[Tensor | None] = [None for _ in parties]
         if self.projection is None:
             return others
-        graph, public = stack_graphs(self.graphs), self.run.public.to(self.run.device)
+        graph = stack_graphs(self.graphs)
+        public = self.run.public.to(self.run.device)
         for _ in range(self.model.config.layers):
             works = [Work(private=self.private(p), others=others[p], exchange=True) for p in parties]
             outcomes = compute(self.model, graph, public, self.projection, works, self.run.config.training)
@@ -142,9 +144,11 @@ class Inside:
 
 def _graph(prepared: Prepared, run: Run, ratio: float) -> Graph:
     """A party's graph, as the party makes it: neighbours are training ratings from the threshold on."""
-    train, table = prepared.train, prepared.party.ratings
+    train = prepared.train
+    table = prepared.party.ratings
     chosen = (train.rating >= neighbour_from(run.config.model, table.scale)).cpu().numpy()
-    user, item = train.user.cpu().numpy()[chosen], train.item.cpu().numpy()[chosen]
+    user = train.user.cpu().numpy()[chosen]
+    item = train.item.cpu().numpy()[chosen]
     return move_graph(
         build_graph(user, item, users=table.n_users, items=table.n_items, ratio=ratio), run.device
     )

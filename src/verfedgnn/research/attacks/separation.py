@@ -38,12 +38,14 @@ class Separation:
 
 def separate(score: Tensor, truth: Tensor, generator: torch.Generator) -> Separation:
     """How well higher scores (n,) tell what is true (n,) from what is not; halves are drawn by `generator`."""
-    score, truth = score.double().cpu(), truth.bool().cpu()
+    score = score.double().cpu()
+    truth = truth.bool().cpu()
     area, error = auc(score, truth)
     half = torch.rand(len(score), generator=generator) < 0.5
     one, other = (_half(score, truth, chosen) for chosen in (half, ~half))
     threshold = _best_threshold(*one)
-    yes, no = other[0][other[1]] >= threshold, other[0][~other[1]] >= threshold
+    yes = other[0][other[1]] >= threshold
+    no = other[0][~other[1]] >= threshold
     tpr, fpr = (float(found.double().mean()) if len(found) else 0.0 for found in (yes, no))
     spread = math.sqrt(tpr * (1 - tpr) / max(1, len(yes)) + fpr * (1 - fpr) / max(1, len(no)))
     return Separation(area, error, tpr - fpr, spread, int(truth.sum()), int((~truth).sum()))
@@ -51,7 +53,8 @@ def separate(score: Tensor, truth: Tensor, generator: torch.Generator) -> Separa
 
 def auc(score: Tensor, truth: Tensor) -> tuple[float, float]:
     """The area under the curve and its standard error, from scores and truths (n,)."""
-    yes, no = score[truth].double(), score[~truth].double()
+    yes = score[truth].double()
+    no = score[~truth].double()
     if not len(yes) or not len(no):
         raise DataError("AUC compares those that are with those that are not, and one of the two is empty")
     together = ranks(torch.cat([yes, no]))
@@ -68,12 +71,14 @@ def auc_within(score: Tensor, yes: Tensor, no: Tensor) -> float | None:
 
     What is the same for a whole column, such as an item's popularity, has no part in it. None where no column has both.
     """
-    area, pairs = 0.0, 0
+    area = 0.0
+    pairs = 0
     for column, one, other in zip(score.T, yes.T, no.T, strict=True):
         count = int(one.sum()) * int(other.sum())
         if count:
             some = one | other
-            area, pairs = area + count * auc(column[some], one[some])[0], pairs + count
+            area = area + count * auc(column[some], one[some])[0]
+            pairs = pairs + count
     return area / pairs if pairs else None
 
 
@@ -87,16 +92,10 @@ def ranks(values: Tensor) -> Tensor:
 def rank_correlation(a: Tensor, b: Tensor) -> float:
     """Spearman's correlation of (n,) and (n,); 0 where one of them is constant."""
     x, y = (ranks(values.double().cpu()) for values in (a, b))
-    x, y = x - x.mean(), y - y.mean()
+    x = x - x.mean()
+    y = y - y.mean()
     length = float(x.norm() * y.norm())
     return float(x @ y) / length if length else 0.0
-
-
-def best_advantage(score: Tensor, truth: Tensor) -> float:
-    """max TPR - FPR over thresholds, chosen and judged on the same scores: a little too high."""
-    score, truth = score.double().cpu(), truth.bool().cpu()
-    threshold = _best_threshold(score, truth)
-    return float((score[truth] >= threshold).double().mean() - (score[~truth] >= threshold).double().mean())
 
 
 def _half(score: Tensor, truth: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +107,8 @@ def _best_threshold(score: Tensor, truth: Tensor) -> float:
     if not bool(truth.any()) or bool(truth.all()):
         return math.inf
     order = torch.argsort(score, descending=True, stable=True)
-    sorted_score, sorted_truth = score[order], truth[order]
+    sorted_score = score[order]
+    sorted_truth = truth[order]
     gap = sorted_truth.cumsum(0) / sorted_truth.sum() - (~sorted_truth).cumsum(0) / (~sorted_truth).sum()
     last = torch.cat(
         [sorted_score[1:] != sorted_score[:-1], torch.ones(1, dtype=torch.bool)]

@@ -47,7 +47,8 @@ def nnls(x: Tensor, atoms: Tensor) -> Recovered:
     is solved for; where that would make a weight negative the step stops at 0 and the item leaves. It ends where no slope is
     positive, which is the condition of an optimum. At most D weights are not 0.
     """
-    x, atoms = x.double(), atoms.double()
+    x = x.double()
+    atoms = atoms.double()
     problem = _Normal(atoms @ atoms.T, x @ atoms.T)
     w = torch.zeros_like(problem.target)
     members = torch.zeros_like(w, dtype=torch.bool)
@@ -61,7 +62,8 @@ def nnls(x: Tensor, atoms: Tensor) -> Recovered:
         members[rows, item[rows]] = True
         while len(rows):
             z = problem.solve(members, rows)
-            now, inside = w[rows], members[rows]
+            now = w[rows]
+            inside = members[rows]
             reach = torch.where(inside & (z <= 0), now / (now - z).clamp(min=1e-300), torch.inf)
             step = reach.amin(1, keepdim=True)
             stopped = step.squeeze(1) < torch.inf
@@ -80,7 +82,8 @@ def omp(
     It stops for a row (V, D) once what is left is no more than a share `left` of it and noise with standard deviation `noise` in
     a column, or with `most` items (D unless said). Where atoms (M, D) are orthogonal it finds the items exactly.
     """
-    x, atoms = x.double(), atoms.double()
+    x = x.double()
+    atoms = atoms.double()
     problem = _Normal(atoms @ atoms.T, x @ atoms.T)
     length = atoms.norm(dim=1).clamp(min=1e-30)
     w = torch.zeros_like(problem.target)
@@ -90,7 +93,8 @@ def omp(
     for _ in range(min(most or x.shape[1], x.shape[1], len(atoms))):
         along = (problem.target[rows] - w[rows] @ problem.gram) / length
         nearest, item = along.masked_fill(members[rows], -torch.inf).max(1)
-        rows, item = rows[nearest > 0], item[nearest > 0]
+        rows = rows[nearest > 0]
+        item = item[nearest > 0]
         if not len(rows):
             break
         members[rows, item] = True
@@ -155,7 +159,8 @@ def polish(x: Tensor, atoms: Tensor, claims: Tensor, *, noise: float = 0.0) -> R
     For GCN, whose f(c) is 1/sqrt(c). From claims (V, M); weights are 1/sqrt(|S|) on the items it ends with, a local optimum.
     sigma is the `noise` in a column: an item must explain more than the best of M would explain of it.
     """
-    x, atoms = x.double(), atoms.double()
+    x = x.double()
+    atoms = atoms.double()
     members = claims.clone()
     price = 2 * noise**2 * math.log(len(atoms) + 1)
     rows = torch.nonzero(members.any(1)).squeeze(1)
@@ -178,7 +183,8 @@ def _pairs(members: Tensor) -> int:
 
 def _step(x: Tensor, atoms: Tensor, members: Tensor, rows: Tensor, price: float) -> Tensor:
     """The best exchange for each of some rows, done in `members`; returns the rows that it helped."""
-    inside, target = members[rows], x[rows]
+    inside = members[rows]
+    target = x[rows]
     count = inside.sum(1)
     most = int(count.max())
     here, place = inside.to(torch.int8).topk(most, dim=1)
@@ -207,9 +213,11 @@ def _step(x: Tensor, atoms: Tensor, members: Tensor, rows: Tensor, price: float)
     better = torch.nonzero(
         best > (2 * target * now - now.square()).sum(1) - price * count + 1e-12 * target.square().sum(1)
     ).squeeze(1)
-    out, into = which[better] // len(joining), which[better] % len(joining)
+    out = which[better] // len(joining)
+    into = which[better] % len(joining)
     changed = inside[better]
-    leaves, joins = out < most, into < len(atoms)
+    leaves = out < most
+    joins = into < len(atoms)
     changed[leaves, place[better[leaves], out[leaves]]] = False
     changed[joins, into[joins]] = True
     members[rows[better]] = changed

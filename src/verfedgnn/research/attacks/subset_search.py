@@ -35,7 +35,7 @@ SCALES: dict[str, Scale] = {"gcn": lambda c: 1 / math.sqrt(c), "ggnn": lambda c:
 
 
 @dataclass(frozen=True)
-class Found:
+class NearestSubsets:
     """The best subset for each of V victims."""
 
     members: Tensor
@@ -55,7 +55,7 @@ class _Points:
 
 def best_subsets(
     victims: Tensor, candidates: Tensor, scale: Scale, *, most: int = MOST, margin: float = 0.0
-) -> Found:
+) -> NearestSubsets:
     """The subset of at most `most` candidates (A, D) nearest to each victim (V, D); of equally near ones a smallest.
 
     With a `margin`, a larger subset is taken only if it is nearer by more than that.
@@ -69,7 +69,7 @@ def best_subsets(
             better = torch.nonzero(distance < bound).squeeze(1)
             best[better] = bound[better] = distance[better]
             members[better, :size] = points.name(position[better])
-    return Found(members, best)
+    return NearestSubsets(members, best)
 
 
 def _subsets(candidates: Tensor, size: int) -> Iterator[_Points]:
@@ -110,15 +110,20 @@ def _named(position: Tensor, block: list[int], starts: list[int], rest: Tensor) 
 def _nearest(victims: Tensor, points: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest point to each victim and its place, where it is nearer than `bound` (V,); elsewhere any, or infinity."""
     order, boxes = _boxed(points)
-    low, high = boxes.amin(1), boxes.amax(1)  # (B, D)
-    best, place = torch.full_like(bound, torch.inf), torch.zeros_like(bound, dtype=torch.int64)
+    # (B, D)
+    low = boxes.amin(1)
+    high = boxes.amax(1)
+    best = torch.full_like(bound, torch.inf)
+    place = torch.zeros_like(bound, dtype=torch.int64)
     rows = max(1, VALUES // low.numel())
     for start in range(0, len(victims), rows):
         x = victims[start : start + rows]
         apart = ((low - x.unsqueeze(1)).clamp(min=0) + (x.unsqueeze(1) - high).clamp(min=0)).sum(
             -1
         )  # (rows, B)
-        mine, at, limit = best[start : start + rows], place[start : start + rows], bound[start : start + rows]
+        mine = best[start : start + rows]
+        at = place[start : start + rows]
+        limit = bound[start : start + rows]
         nearest = apart.argmin(1)
         seen = torch.zeros_like(apart, dtype=torch.bool).scatter_(1, nearest.unsqueeze(1), True)
         for look in (seen, ~seen):  # the nearest box first: it rules out most others

@@ -10,7 +10,7 @@ from verfedgnn.research.baselines.fedpergnn import FedPerGNN
 from verfedgnn.research.baselines.fedsage import FedSage, FedSagePlus
 from verfedgnn.research.baselines.matrix_factorization import MF, BiasedMF
 from verfedgnn.research.baselines.means_baseline import Bias
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.research.baselines.verfedgnn_method import VerFedGNN, VerFedGNNBest, VerFedGNNPrivate
 
 METHODS: dict[str, Method] = {
@@ -54,4 +54,4 @@ def in_all(names: str) -> list[str]:
     return [method(name.strip()).name for name in dict.fromkeys(names.split(","))]
 
 
-__all__ = ["METHODS", "Declaration", "Method", "Trained", "Where", "in_all", "method", "methods"]
+__all__ = ["METHODS", "Declaration", "Method", "MethodResult", "Where", "in_all", "method", "methods"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.alone import solo_config, train_alone
@@ -33,14 +33,15 @@ class Alone(Method):
         """Nothing exchanged, nothing to protect."""
         return solo_config(base, 1.0).with_values({"training.patience": 10})
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """One training a party, of as many rounds an epoch as a federation has."""
         began = time.perf_counter()
         total = sum(len(party.ratings) for party in parties)
         models = []
         for party in parties:
-            parts, share = split_ratings(party.ratings, config.split, config.seed), len(party.ratings) / total
+            parts = split_ratings(party.ratings, config.split, config.seed)
+            share = len(party.ratings) / total
             models.append(
                 train_alone(party, parts, config, share, where.device, watch=where.watch, stop=where.stop)
             )
-        return Trained(models, Ledger(), 0, 0, time.perf_counter() - began)
+        return MethodResult(models, Ledger(), 0, 0, time.perf_counter() - began)

@@ -10,7 +10,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData, Ratings, pool_parties
 from verfedgnn.data.ids import find_positions
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
@@ -36,12 +36,12 @@ class CentralGNN(Method):
         """Nothing exchanged, nothing protected."""
         return solo_config(base, 1.0)
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """One training on the pooled table."""
         return pooled(parties, config, where)
 
 
-def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
     """Train on all ratings, in the parts the parties would have made, and cut the model into the parties' items."""
     table = pool_parties(parties)
     parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
@@ -55,7 +55,9 @@ def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> Traine
     )
     metrics = run.metrics
     models = cut(run.models[0], table, parties)
-    return Trained(models, handed_over(parties), metrics["rounds"], metrics["best_round"], metrics["seconds"])
+    return MethodResult(
+        models, handed_over(parties), metrics["rounds"], metrics["best_round"], metrics["seconds"]
+    )
 
 
 def cut(model: PartyModel, table: Ratings, parties: Sequence[PartyData]) -> list[PartyModel]:

@@ -18,13 +18,17 @@ from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.user_subset import Scope
 from verfedgnn.protocol.wire.messages import RoundStart
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.research.baselines.verfedgnn_method import federated
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import split_ratings
 
-ID_BYTES, INDEX_BYTES, NUMBER_BYTES = 16, 4, 4
-"""An encrypted user id; the number of an anonymous item, or of a row; a coordinate of an embedding."""
+ID_BYTES = 16
+"""Bytes of an encrypted user id."""
+INDEX_BYTES = 4
+"""Bytes of the number of an anonymous item or of a row."""
+NUMBER_BYTES = 4
+"""Bytes of one coordinate of an embedding."""
 
 
 class FedPerGNN(Method):
@@ -70,7 +74,7 @@ class FedPerGNN(Method):
             }
         )
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """A federation of parties that add pseudo-interactions, its bytes as FedPerGNN's."""
         if config.training.participation < 1 or config.exchange.every > 1 or config.exchange.refresh:
             raise ConfigError(
@@ -135,7 +139,8 @@ def count_messages(
     items = [party.ratings.n_items for party in parties]
     edges = [_edges(party, config) for party in parties]
     for party, own_items, own_edges in zip(parties, items, edges, strict=True):
-        name, row = party.name, NUMBER_BYTES * config.model.dim
+        name = party.name
+        row = NUMBER_BYTES * config.model.dim
         ledger.bytes["RoundReply", "up", name] = rounds * (own_items * row + weights) + rows[name] * (
             row + INDEX_BYTES
         )
@@ -149,5 +154,6 @@ def count_messages(
 
 def _edges(party: PartyData, config: Config) -> int:
     """Neighbours in the party's training part."""
-    table, parts = party.ratings, split_ratings(party.ratings, config.split, config.seed)
+    table = party.ratings
+    parts = split_ratings(party.ratings, config.split, config.seed)
     return int(((parts == TRAIN) & (table.rating >= neighbour_from(config.model, table.scale))).sum())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.research.baselines.verfedgnn_method import federated
 
 _OPEN = {"masking": False, "gradients.mechanism": "none", "gradients.clip": None}
@@ -35,7 +35,7 @@ class FedSage(Method):
         """No exchange, own degrees, open gradients."""
         return base.with_values({**_OPEN, "exchange.mode": "off", "model.estimators": False})
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """A federation without an exchange."""
         return federated(parties, config, where)
 

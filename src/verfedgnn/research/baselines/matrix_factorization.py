@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.research.baselines.central_gnn import CENTRAL, pooled
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.alone import solo_config
@@ -34,7 +34,7 @@ class MF(Method):
         """The embeddings themselves, on pooled data."""
         return solo_config(base, 1.0).with_values({"model.form": "factors"})
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """One training on the pooled table."""
         return pooled(parties, config, where)
 
@@ -73,15 +73,15 @@ class BiasedMF(MF):
             )
         )
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """A training for every weight; the one with the best validation error is kept, all are paid for."""
         tries = [pooled(parties, config.with_values({"l2_rating": weight}), where) for weight in self.GRID]
         prepared = prepare(parties, config, where.device)
 
-        def error(tried: Trained) -> float:
+        def error(tried: MethodResult) -> float:
             return float(evaluate(prepared, [(m.users, m.items) for m in tried.models])["valid"]["rmse"])
 
         best = min(tries, key=error)
-        return Trained(
+        return MethodResult(
             best.models, best.ledger, best.rounds, best.best_round, sum(tried.seconds for tried in tries)
         )

@@ -11,7 +11,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.research.baselines.central_gnn import CENTRAL, cut, handed_over
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.alone import solo_config
@@ -32,7 +32,7 @@ class Bias(Method):
         """Only the split and the seed count."""
         return solo_config(base, 1.0)
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """No rounds: sums."""
         began = time.perf_counter()
         table = pool_parties(parties)
@@ -43,4 +43,4 @@ class Bias(Method):
         )
         items = torch.from_numpy(np.stack([np.ones_like(by_item), by_item], 1)).float().to(where.device)
         models = cut(PartyModel(users, items, items), table, parties)
-        return Trained(models, handed_over(parties), 0, 0, time.perf_counter() - began)
+        return MethodResult(models, handed_over(parties), 0, 0, time.perf_counter() - began)

@@ -43,7 +43,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Trained:
+class MethodResult:
     """What a training gave: a model for every party, in order, and what it cost."""
 
     models: list[PartyModel]
@@ -77,5 +77,5 @@ class Method(MethodPlugin, ABC):
         return base
 
     @abstractmethod
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """Train with a configuration that `configure` made."""

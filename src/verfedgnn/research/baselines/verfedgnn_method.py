@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.protocol.party.party import Party
-from verfedgnn.research.baselines.method import Declaration, Method, Trained, Where
+from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.training.train import train
 
 
@@ -24,7 +24,7 @@ class VerFedGNN(Method):
         protects="gradients: ternary, (0, 1/3)-DP a release; neighbourhoods: projected; item embeddings stay",
     )
 
-    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> Trained:
+    def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
         """The federation."""
         return federated(parties, config, where)
 
@@ -66,8 +66,8 @@ class VerFedGNNPrivate(VerFedGNN):
 
 def federated(
     parties: Sequence[PartyData], config: Config, where: Where, party: type[Party] = Party
-) -> Trained:
+) -> MethodResult:
     """A federation on one machine, every message encoded and counted."""
     run = train(parties, config, device=where.device, party=party, watch=where.watch, stop=where.stop)
     metrics = run.metrics
-    return Trained(run.models, run.ledger, metrics["rounds"], metrics["best_round"], metrics["seconds"])
+    return MethodResult(run.models, run.ledger, metrics["rounds"], metrics["best_round"], metrics["seconds"])

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from verfedgnn.reports.document import Document, Heading, Paragraph, Points
 from verfedgnn.research.bench.aims import aims
-from verfedgnn.research.bench.bench_suite import Question, Records, Scope
+from verfedgnn.research.bench.bench_suite import BenchScope, Question
+from verfedgnn.research.bench.task_queue import TaskRecords
 
 
-def report(questions: Sequence[Question], scope: Scope, out: Path) -> Document:
+def bench_document(questions: Sequence[Question], scope: BenchScope, out: Path) -> Document:
     """A document to be written beside the folder `out`, which holds its pictures and records."""
-    records = Records(out)
+    records = TaskRecords(out)
     found = {task.name: records.get(task) for question in questions for task in question.tasks(scope)}
     known = {name: record for name, record in found.items() if record is not None}
     figures = {name: record["figures"] for name, record in known.items() if "figures" in record}

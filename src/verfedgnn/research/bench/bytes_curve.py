@@ -10,7 +10,7 @@ from verfedgnn.config import Config
 from verfedgnn.data import read_parties
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
 from verfedgnn.reports.drawing import lines
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
@@ -25,7 +25,8 @@ def measure(
 ) -> dict[str, Any]:
     """A whole training: RMSE, bytes and seconds at each validation."""
     config = Config.preset(preset, model=model, **values)
-    table, points = read_parties(data, parties=parties, seed=0), []
+    table = read_parties(data, parties=parties, seed=0)
+    points = []
     began = time.process_time()
 
     def watch(event: Progress) -> None:
@@ -45,7 +46,7 @@ def measure(
     }
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """Preset paper, preset best, and best with fewer bytes."""
     data, short = (scope.data, {}) if not scope.quick else ("synthetic", {"epochs": 20})
     plain = {"gate": False, **short}

@@ -18,7 +18,7 @@ from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.wire.messages import Message
 from verfedgnn.reports.document import Block, Paragraph, Table
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.phases import federation
 from verfedgnn.research.bench.synthetic_party import made_party, scale_config
 from verfedgnn.training.local_runtime import LocalRuntime
@@ -133,9 +133,10 @@ def _apart(data: str, config: Config) -> float:
     return float((found[0] - found[1]).abs().max() / found[0].abs().max())
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """At full size; and short trainings on both devices."""
-    shape, down = LIKE["yelp"], scope.pick(1, 100)
+    shape = LIKE["yelp"]
+    down = scope.pick(1, 100)
     sizes = {"users": shape.users // down, "items": shape.items // down, "ratings": shape.ratings // down}
     data = scope.pick(scope.data, "synthetic")
     return [

@@ -10,7 +10,7 @@ import numpy as np
 from verfedgnn.data.synthetic_shapes import LIKE
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
 from verfedgnn.reports.drawing import lines
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.two_process import memory
 
 MILLION = 1_000_000
@@ -28,7 +28,7 @@ SHOWN = {
 }
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """Users at Yelp's ratings per user and items; the others around one size."""
     shape = LIKE["yelp"]
     made = []

@@ -11,7 +11,7 @@ from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
 from verfedgnn.reports.drawing import lines
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.growth import exponent
 from verfedgnn.research.bench.measure import medians, peak_memory, timed
 from verfedgnn.research.bench.synthetic_party import made_party, scale_config
@@ -50,7 +50,7 @@ def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int
     }
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """All kinds; memory matters where a stack is large."""
     users = scope.pick(20_000, 2_000)
     counts: tuple[int, ...] = scope.pick((5, 10, 20, 50, 100), (3, 6, 12))

@@ -44,7 +44,9 @@ def free_memory() -> float:
 
 def timed(action: Callable[[], object]) -> dict[str, float]:
     """CPU and wall seconds of one call; `system` is what of the former the kernel took, mostly for fresh memory."""
-    wall, cpu, system = time.perf_counter(), time.process_time(), os.times().system
+    wall = time.perf_counter()
+    cpu = time.process_time()
+    system = os.times().system
     action()
     return {
         "cpu": time.process_time() - cpu,
@@ -85,7 +87,8 @@ class Phases:
     def take(self) -> dict[str, float]:
         """What was counted since the last time."""
         self._turn()
-        taken, self.seconds = self.seconds, {}
+        taken = self.seconds
+        self.seconds = {}
         return taken
 
     @contextmanager

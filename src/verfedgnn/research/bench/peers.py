@@ -20,7 +20,7 @@ from verfedgnn.config import Config
 from verfedgnn.config.sections import SplitConfig
 from verfedgnn.data import TRAIN, VALID, read_ratings
 from verfedgnn.reports.document import Block, Paragraph, Table
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.bytes_curve import LEAN, SPARING
 from verfedgnn.research.bench.measure import medians, timed
 from verfedgnn.research.bench.phases import federation
@@ -52,10 +52,13 @@ def reach(*, peer: str, data: str, targets: Sequence[float], most: int = 100) ->
         version = getattr(importlib.import_module(module), "__version__", "")
     except ImportError:
         return {"missing": f"not installed (pip install {package})"}
-    (train_rows, scale), (valid, _) = rows(data, TRAIN), rows(data, VALID)
+    (train_rows, scale) = rows(data, TRAIN)
+    (valid, _) = rows(data, VALID)
     made: list[Fit] = []
     prepared = timed(lambda: made.append(ready(train_rows)))
-    fit, tried, left = made[0], [], sorted(targets, reverse=True)
+    fit = made[0]
+    tried = []
+    left = sorted(targets, reverse=True)
     fit(1)  # what is compiled or loaded at first use is not counted
     for epochs in [e for e in EPOCHS if e <= most]:
         predict: list[Predict] = []
@@ -90,7 +93,8 @@ def ours(
         tried.append({"round": closed.round, "rmse": closed.valid_error})
     reached: dict[str, Any] = {}
     for target in targets:
-        at, again = next((at for at in tried if at["rmse"] <= target), None), joined(10**6)
+        at = next((at for at in tried if at["rmse"] <= target), None)
+        again = joined(10**6)
         reached[f"{target:g}"] = at and {**at, **timed(partial(_rounds, again, at["round"]))}
     best = min(tried, key=lambda at: at["rmse"])
     return {"ready": ready, "reached": reached, "best": best}
@@ -105,7 +109,8 @@ def _cornac(known: Rows) -> Fit:
     import cornac
 
     data = cornac.data.Dataset.from_uir(zip(*(column.tolist() for column in known), strict=True), seed=0)
-    user, item = _places(data.uid_map), _places(data.iid_map)
+    user = _places(data.uid_map)
+    item = _places(data.iid_map)
 
     def fit(epochs: int) -> Predict:
         settings = {
@@ -130,7 +135,8 @@ def _surprise(known: Rows) -> Fit:
     table = [(u, i, r, None) for u, i, r in zip(*(column.tolist() for column in known), strict=True)]
     data = surprise.Dataset(surprise.Reader(rating_scale=(1, 5)))
     trainset = data.construct_trainset(table)
-    user, item = _places(trainset._raw2inner_id_users), _places(trainset._raw2inner_id_items)
+    user = _places(trainset._raw2inner_id_users)
+    item = _places(trainset._raw2inner_id_items)
 
     def fit(epochs: int) -> Predict:
         model = surprise.SVD(n_factors=20, n_epochs=epochs, lr_all=0.01, reg_all=0.05, random_state=0).fit(
@@ -154,7 +160,8 @@ def _lenskit(known: Rows) -> Fit:
     def fit(epochs: int) -> Predict:
         model = BiasedMFScorer(embedding_size=20, epochs=epochs, regularization=0.1, damping=5.0)
         model.train(data, TrainingOptions(rng=0))
-        bias, factors = model.bias, (model.user_embeddings, model.item_embeddings)
+        bias = model.bias
+        factors = (model.user_embeddings, model.item_embeddings)
         return _factors(bias.global_bias, bias.user_biases, bias.item_biases, *factors, user, item)
 
     return fit
@@ -230,9 +237,11 @@ def lightgcn(*, data: str, dim: int = 32, layers: int = 2, times: int = 8) -> di
     except ImportError:
         return {**found, "missing": "not installed (pip install torch_geometric)"}
     (user, item, rating), _ = rows(data, TRAIN)
-    users, items = int(user.max()) + 1, int(item.max()) + 1
+    users = int(user.max()) + 1
+    items = int(item.max()) + 1
     pairs = torch.stack([torch.from_numpy(user).long(), torch.from_numpy(item).long() + users])
-    edges, wanted = torch.cat([pairs, pairs.flip(0)], 1), torch.from_numpy(rating)
+    edges = torch.cat([pairs, pairs.flip(0)], 1)
+    wanted = torch.from_numpy(rating)
     places, weights = gcn_norm(edges, None, users + items, add_self_loops=False)
     matrix = torch.sparse_coo_tensor(places, weights, (users + items, users + items)).to_sparse_csr()
     for name, graph, normalize in (
@@ -258,7 +267,7 @@ def _step(model: Any, graph: Tensor, pairs: Tensor, wanted: Tensor) -> Callable[
     return step
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """To equal RMSE, then per epoch."""
     data, targets = (scope.data, TARGETS) if not scope.quick else ("synthetic", (1.0, 0.9))
     made = [
@@ -306,7 +315,8 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
                 continue
             cells = []
             for t in targets:
-                at, other = figures["reached"].get(f"{t:g}"), reference.get(f"{t:g}")
+                at = figures["reached"].get(f"{t:g}")
+                other = reference.get(f"{t:g}")
                 cells += [
                     _at(at, figures["best"]["rmse"]),
                     f"{at['cpu'] / other['cpu']:.1f}" if at and other else "-",

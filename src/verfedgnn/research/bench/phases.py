@@ -12,7 +12,7 @@ from verfedgnn.data import read_parties
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.reports.document import Block, Paragraph, Table
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.measure import Phases, medians, timed
 from verfedgnn.research.bench.reference_rounds import bare_products, straightforward
 from verfedgnn.research.bench.two_process import PLACES
@@ -35,7 +35,8 @@ def measure(*, data: str, rounds: int = 30, every: int = 10) -> dict[str, Any]:
     """Rounds, bare products and, now and then, the straightforward version, by turns; then rounds split into phases."""
     runtime = federation(data, Config.preset("paper", model="gcn"))
     parties = list(runtime.parties.values())
-    floor, plain = bare_products(parties), straightforward(parties)
+    floor = bare_products(parties)
+    plain = straightforward(parties)
     for _ in range(5):
         runtime.round()
         floor()
@@ -46,7 +47,8 @@ def measure(*, data: str, rounds: int = 30, every: int = 10) -> dict[str, Any]:
         times["floor"].append(timed(floor))
         if index % every == 0:
             times["straightforward"].append(timed(plain))
-    phases, split = Phases(), []
+    phases = Phases()
+    split = []
     with phases.watching({**PLACES, "encoding": [(local, "encode"), (local, "decode")]}):
         for _ in range(rounds):
             phases.take()
@@ -56,7 +58,7 @@ def measure(*, data: str, rounds: int = 30, every: int = 10) -> dict[str, Any]:
     return {"data": data, **{name: medians(each) for name, each in times.items()}, "phases": spent}
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """One thread."""
     return [
         Task(

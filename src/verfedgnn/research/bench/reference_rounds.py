@@ -20,10 +20,14 @@ def bare_products(parties: Sequence[Party]) -> Callable[[], None]:
     """
     graph = stack_graphs([party.graph for party in parties if party.graph is not None])
     by_user, by_item = graph.adjacency
-    model, count = parties[0].config.model, len(parties)
-    dim, layers = model.dim, model.layers
-    users, items = torch.rand(count * graph.users, dim), torch.rand(count * graph.items, dim)
-    user_stack, item_stack = users.view(count, -1, dim), items.view(count, -1, dim)
+    model = parties[0].config.model
+    count = len(parties)
+    dim = model.dim
+    layers = model.layers
+    users = torch.rand(count * graph.users, dim)
+    items = torch.rand(count * graph.items, dim)
+    user_stack = users.view(count, -1, dim)
+    item_stack = items.view(count, -1, dim)
     w = torch.rand(count, dim, dim)
     projection = parties[0].projection
     assert isinstance(projection, Projection)
@@ -52,19 +56,21 @@ def straightforward(parties: Sequence[Party]) -> Callable[[], None]:
 
     Adjacency as a dense matrix per party, Phi as a matrix and applied for every pair of parties, one party after the other.
     """
-    model, projection = parties[0].model, parties[0].projection
+    model = parties[0].model
+    projection = parties[0].projection
     assert isinstance(projection, Projection)
-    phi, dim, layers = projection.project(torch.eye(projection.users)), model.config.dim, model.config.layers
+    phi = projection.project(torch.eye(projection.users))
+    dim = model.config.dim
+    layers = model.config.layers
     adjacency = [party.graph.adjacency[0].to_dense() for party in parties if party.graph is not None]
     sent = [[torch.zeros(model.users, dim) for _ in range(layers)] for _ in parties]
 
     def run() -> None:
-        public, fresh = parties[0].replica.parameters, []
+        public = parties[0].replica.parameters
+        fresh = []
         for index, party in enumerate(parties):
-            flat, items = (
-                public.clone().requires_grad_(),
-                party.private.parameters["items"].clone().requires_grad_(),
-            )
+            flat = public.clone().requires_grad_()
+            items = party.private.parameters["items"].clone().requires_grad_()
             others = []
             for k in range(layers):
                 whole = torch.zeros(model.users, dim)
@@ -92,8 +98,11 @@ def _dense_gcn(
     by_user = (ratio * adjacency.sum(1)).clamp(min=1).rsqrt()
     by_item = adjacency.sum(0).clamp(min=1).rsqrt()
     normal = by_user[:, None] * adjacency * by_item[None, :]
-    users, mix = views["users"], views["mix"]
-    h_users, h_items, own = mix[0] * users, mix[0] * items, []
+    users = views["users"]
+    mix = views["mix"]
+    h_users = mix[0] * users
+    h_items = mix[0] * items
+    own = []
     for k in range(len(others)):
         neighbours = normal @ items
         own.append(neighbours.detach())
@@ -102,5 +111,6 @@ def _dense_gcn(
             torch.sigmoid((users + neighbours + others[k]) @ weights),
             torch.sigmoid((items + normal.T @ users) @ weights),
         )
-        h_users, h_items = h_users + mix[k + 1] * users, h_items + mix[k + 1] * items
+        h_users = h_users + mix[k + 1] * users
+        h_items = h_items + mix[k + 1] * items
     return h_users @ h_items.T, own

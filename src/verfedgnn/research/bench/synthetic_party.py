@@ -17,12 +17,14 @@ def made_party(name: str, users: int, items: int, ratings: int, parties: int, se
     """One of `parties` equal ones with so many items and ratings together, tails as Yelp's; 60 % train, 20 % validate."""
     rng = np.random.default_rng([seed, users, items, ratings])
     count = user_counts(rng.lognormal(0, SPREAD, users), ratings, most=max(1, items // 2))
-    here, own = ratings // parties, items // parties
+    here = ratings // parties
+    own = items // parties
     user = rng.choice(np.repeat(np.arange(users, dtype=np.int32), count), here, replace=False)
     popular = np.cumsum(rng.lognormal(0, SPREAD, own))
     item = np.searchsorted(popular, rng.random(here) * popular[-1]).clip(max=own - 1)
     pairs = rng.permutation(np.unique(user.astype(np.int64) * own + item))  # a pair drawn twice counts once
-    first, last = int(0.6 * len(pairs)), int(0.8 * len(pairs))
+    first = int(0.6 * len(pairs))
+    last = int(0.8 * len(pairs))
     train, valid = (_pairs(part, own, rng) for part in (pairs[:first], pairs[first:last]))
     return PartyInput(name, users, own, (1.0, 5.0), train, valid)
 

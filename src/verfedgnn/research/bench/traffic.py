@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from verfedgnn.reports.document import Block, Paragraph, Table
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.experiments.communication_formula import formula
 
-ALPHA, RATIO, D, K, P = 0.5, 5.0, 20, 2, 10
+ALPHA = 0.5
+RATIO = 5.0
+D = 20
+K = 2
+P = 10
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """Rounds of the growth measurements serve here, too; participation 1 and a smaller D beside them."""
     users = scope.pick(250_000, 5_000)
     sizes = {"users": users, "items": users // 10, "ratings": 4 * users}
@@ -35,7 +39,8 @@ def tasks(scope: Scope) -> list[Task]:
 
 def section53(users: int, alpha: float, dim: int = D, layers: int = K, parties: int = P) -> float:
     """Bytes a party and round by Sec. 5.3, without gradients (whose |xi|_1 it does not give)."""
-    down, shared = layers * dim * (users + dim), alpha * parties * layers * dim * users / RATIO
+    down = layers * dim * (users + dim)
+    shared = alpha * parties * layers * dim * users / RATIO
     return 4 * alpha * (down + shared)
 
 
@@ -50,8 +55,10 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         ("yelp-twentieth", ALPHA, "Yelp, half of the parties, 1/20 of the users a round"),
     ):
         if name in found:
-            users, ours = found[name]["users"], found[name]["bytes"]["per_party_per_round"]
-            by_rule, fitting = section53(users, alpha), alpha * formula(RATIO, True, users, D, K) / 8
+            users = found[name]["users"]
+            ours = found[name]["bytes"]["per_party_per_round"]
+            by_rule = section53(users, alpha)
+            fitting = alpha * formula(RATIO, True, users, D, K) / 8
             rows.append(
                 [
                     title,

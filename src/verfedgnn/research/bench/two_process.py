@@ -85,7 +85,9 @@ def _coordinate(
     link: Connection, parties: int, settings: dict[str, Any], rounds: int, warm: int
 ) -> dict[str, Any]:
     base = peak_memory()
-    config, names, ledger = scale_config(**settings), [f"party-{p}" for p in range(parties)], Ledger()
+    config = scale_config(**settings)
+    names = [f"party-{p}" for p in range(parties)]
+    ledger = Ledger()
     coordinator = Coordinator(config, names)
     hello = decode(link.recv_bytes())
     assert isinstance(hello, Hello)
@@ -173,7 +175,8 @@ def _party(
     keep_freed_memory()
     torch.set_num_threads(threads)
     base = peak_memory()
-    data, config = made_party("party-0", **sizes), scale_config(**settings)
+    data = made_party("party-0", **sizes)
+    config = scale_config(**settings)
     member = party.Party(data, config, secret=1)
     link.send_bytes(encode(member.hello()))
     welcome = decode(link.recv_bytes())
@@ -194,7 +197,8 @@ def _party(
     with phases.watching(PLACES):
         while message := link.recv_bytes():
             if message == b"count":
-                times, split = [], []
+                times = []
+                split = []
                 continue
             replies: list[bytes] = []
             phases.take()

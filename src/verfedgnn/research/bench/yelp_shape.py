@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from verfedgnn.data.synthetic_shapes import LIKE
 from verfedgnn.reports.document import Block, Paragraph, Table
-from verfedgnn.research.bench.bench_suite import Figures, Question, Scope, Task
+from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.two_process import memory
 
 PAPER = "660.9 MB a party and round, 18 s client and 5 s server an epoch on 16 cores"
 
 
-def tasks(scope: Scope) -> list[Task]:
+def tasks(scope: BenchScope) -> list[Task]:
     """All users in a round, with numbers of 32 and of 16 bits, and one twentieth of them."""
-    shape, down = LIKE["yelp"], scope.pick(1, 100)
+    shape = LIKE["yelp"]
+    down = scope.pick(1, 100)
     sizes = {"users": shape.users // down, "items": shape.items // down, "ratings": shape.ratings // down}
     return [
         Task("yelp", "two_process:measure", {**sizes, "floor": True}, needs=memory(sizes["users"])),
@@ -40,7 +41,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         if name not in found:
             continue
         figures = found[name]
-        party, coordinator, sent = figures["party"], figures["coordinator"], figures["bytes"]
+        party = figures["party"]
+        coordinator = figures["coordinator"]
+        sent = figures["bytes"]
         rows.append(
             [
                 title,

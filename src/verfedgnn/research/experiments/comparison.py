@@ -8,6 +8,7 @@ from typing import Any
 
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.research.baselines import method, methods
+from verfedgnn.research.experiments.job_queue import Record
 from verfedgnn.research.experiments.result_tables import (
     comma_separated,
     declarations,
@@ -16,7 +17,6 @@ from verfedgnn.research.experiments.result_tables import (
     mean_std,
 )
 from verfedgnn.research.experiments.training_cell import Cell
-from verfedgnn.research.experiments.training_queue import Record
 
 HEADER = (
     "method",
@@ -59,7 +59,8 @@ def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
     places = list(methods())
     rows = []
     for name, gnn in sorted(groups, key=lambda group: places.index(group[0])):
-        group, chosen = groups[name, gnn], method(name)
+        group = groups[name, gnn]
+        chosen = method(name)
         judged = [mean_std(r["test"][figure] for r in group) for figure in ("rmse", "mae", "ndcg@20")]
         spent = [
             round(statistics.mean(r["bytes"]["per_party_per_round"] for r in group)),

@@ -47,7 +47,7 @@ class Cell:
     """How the data is read."""
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def source_names(self) -> tuple[str, ...]:
         """Where the data is, without passwords."""
         return tuple(redact(source) for source in self.data)
 
@@ -55,7 +55,7 @@ class Cell:
     def name(self) -> str:
         """For people, in a line of progress."""
         parts = [
-            ",".join(self.shown),
+            ",".join(self.source_names),
             self.method,
             *([self.gnn] if method(self.method).by_gnn else []),
             f"seed {self.seed}",
@@ -74,7 +74,8 @@ class Cell:
 
     def key(self) -> str:
         """What its record is found by: everything that decides the result, the data included."""
-        config, version = self.config(), method(self.method).version
+        config = self.config()
+        version = method(self.method).version
         about = [RECORDS, checksum(self), self.parties, self.users, self.method, config.fingerprint()]
         if version > 1:
             about.append(version)
@@ -94,12 +95,12 @@ class Cell:
 
     def run(self, where: Where) -> dict[str, Any]:
         """Train, judge, and say how."""
-        chosen, config, parties = method(self.method), self.config(), self.read()
+        chosen = method(self.method)
+        config = self.config()
+        parties = self.read()
         trained = chosen.train(parties, config, where)
-        prepared, models = (
-            prepare(parties, config, where.device),
-            [(m.users, m.items) for m in trained.models],
-        )
+        prepared = prepare(parties, config, where.device)
+        models = [(m.users, m.items) for m in trained.models]
         judged = evaluate(prepared, models, ranks=config.training.ranks)
         return {
             **self.about(where),
@@ -113,7 +114,7 @@ class Cell:
         """The part of a record that says what was trained, on what, and with which code."""
         return {
             "key": self.key(),
-            "data": list(self.shown),
+            "data": list(self.source_names),
             **({"reading": self.reading.to_arguments()} if self.reading else {}),
             "data_sha256": checksum(self),
             "parties": len(self.read()),

@@ -1,6 +1,7 @@
-"""Cells run side by side, each finished one kept at once: what is stopped goes on where it was.
+"""Trainings in parallel processes, with a record of each finished one in `cells.jsonl`.
 
-Processes, because a round is bound by one core; on a GPU several share it (with NVIDIA's multi-process service at full speed).
+Processes rather than threads, because a round is bound by one core. On a GPU several processes share it, at full speed with
+NVIDIA's multi-process service.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -24,34 +23,22 @@ import torch
 
 from verfedgnn.core.errors import Interrupted, RunError
 from verfedgnn.research.baselines import Where
+from verfedgnn.research.experiments.job_queue import QueueProgress, Record, run_queue
 from verfedgnn.research.experiments.training_cell import Cell
 from verfedgnn.training.loop import usable_device
 from verfedgnn.training.progress import Progress
 
-Record = dict[str, Any]
-
 MEMORY = 2 << 30
-"""GPU memory that a process is given room for."""
+"""GPU memory that is set aside for each process."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """How far an experiment is."""
-
-    done: int
-    """Cells that are finished or were there."""
-    total: int
-    seconds_left: float | None
-    last: str
-    """The last finished cell and what it reached."""
-
-
-class Records:
-    """The finished cells of an experiment, a line each in `cells.jsonl`."""
+class CellRecords:
+    """The finished cells of an experiment, one line each in `cells.jsonl`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "cells.jsonl"
         self.found: dict[str, Record] = {}
+        self._keys: dict[Cell, str] = {}
         text = self.path.read_text("utf-8") if self.path.is_file() else ""
         for line in text.splitlines():
             try:
@@ -61,8 +48,18 @@ class Records:
                 continue  # the line that was being written when the machine went down
         self.torn = bool(text) and not text.endswith("\n")
 
-    def add(self, record: Record) -> None:
-        """Keep a finished cell."""
+    def key(self, cell: Cell) -> str:
+        """Return the key of a cell, computed once."""
+        if cell not in self._keys:
+            self._keys[cell] = cell.key()
+        return self._keys[cell]
+
+    def finished(self, cell: Cell) -> Record | None:
+        """Return the record of a cell, or None if it is not trained yet."""
+        return self.found.get(self.key(cell))
+
+    def put(self, cell: Cell, record: Record) -> None:
+        """Append the record of a finished cell."""
         self.found[record["key"]] = record
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,83 +78,50 @@ def run_cells(
     *,
     jobs: int = 0,
     device: str = "cpu",
-    watch: Callable[[Report], None] | None = None,
+    watch: Callable[[QueueProgress], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[Cell, Record]:
-    """Records of all cells: those in `folder` as they are, the others trained in `jobs` processes (0: as many as fit)."""
-    fitting = _fitting(usable_device(device))
-    records = Records(folder)
-    keys = {cell: cell.key() for cell in dict.fromkeys(cells)}
-    missing = list({keys[cell]: cell for cell in keys if keys[cell] not in records.found}.values())
-    if not missing:
-        return {cell: records.found[key] for cell, key in keys.items()}
-    guess = _Guess(records)
-    missing.sort(key=guess.seconds, reverse=True)
-    jobs = min(jobs or fitting, len(missing))
-    failed: list[str] = []
-    killed = False
-    done, began, last = len(keys) - len(missing), time.monotonic(), ""
-    total = sum(guess.seconds(cell) for cell in missing)
-    with _workers(jobs, device, missing) as (running, progress, halt):
-        while running:
-            finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in finished:
-                cell = running.pop(future)
-                try:
-                    record = future.result()
-                except Interrupted:
-                    continue
-                except BrokenProcessPool:
-                    killed = True
-                    continue
-                except Exception as error:  # one that cannot be trained must not end the others
-                    failed.append(f"{cell.name}: {error}")
-                    last = failed[-1]
-                    continue
-                records.add(record)
-                done += 1
-                rmse = record["test"]["rmse"]
-                last = f"{cell.name}: {'' if rmse is None else f'RMSE {rmse:.4f}, '}{record['seconds']:.0f} s"
-            if killed:
-                why = "a training was killed, probably for want of memory"
-                raise RunError(
-                    f"{why}; {done} of {len(keys)} are done, go on with the same command and fewer --jobs"
-                )
-            if watch is not None:
-                share = sum(
-                    guess.seconds(cell) * part for cell, part in zip(missing, progress, strict=True)
-                ) / max(total, 1e-9)
-                spent = time.monotonic() - began
-                left = spent * (1 - share) / share if share > 0.01 and spent > 5 else None
-                watch(Report(done, len(keys), left, last))
-            if stop() and not halt.is_set():
-                halt.set()
-                for future in running:
-                    future.cancel()
-                running = {future: cell for future, cell in running.items() if not future.cancelled()}
-        stopped = halt.is_set()
-    if stopped:
-        raise Interrupted(f"stopped with {done} of {len(keys)} trainings done")
-    if failed:
-        raise RunError(
-            f"{len(failed)} of {len(keys)} trainings failed, the others are kept; the first: {failed[0]}"
-        )
-    return {cell: records.found[key] for cell, key in keys.items()}
+    """Return the records of all cells, training those without a record in `folder`.
+
+    Trainings run in `jobs` processes at a time; 0 means as many as cores or GPU memory allow.
+    """
+    fitting = _fitting_processes(usable_device(device))
+    records = CellRecords(folder)
+    wanted = list(dict.fromkeys(cells))
+    run_queue(
+        list({records.key(cell): cell for cell in wanted}.values()),
+        records,
+        lambda missing: _start_workers(min(jobs or fitting, len(missing)), device, missing),
+        noun="trainings",
+        describe=_describe,
+        seconds=_DurationGuess(records).seconds,
+        watch=watch,
+        stop=stop,
+    )
+    return {cell: records.found[records.key(cell)] for cell in wanted}
 
 
 def finished_cells(cells: Sequence[Cell], folder: Path) -> dict[Cell, Record]:
-    """The records that are in `folder`, of some cells."""
-    found = Records(folder).found
-    return {cell: found[cell.key()] for cell in dict.fromkeys(cells) if cell.key() in found}
+    """Return the records of those cells that are finished in `folder`."""
+    records = CellRecords(folder)
+    return {cell: record for cell in dict.fromkeys(cells) if (record := records.finished(cell)) is not None}
 
 
-class _Guess:
-    """How long a cell will take: what its like took, or a rough guess; only for the order and the time left."""
+def _describe(cell: Cell, record: Record) -> str:
+    rmse = record["test"]["rmse"]
+    return f"{cell.name}: {'' if rmse is None else f'RMSE {rmse:.4f}, '}{record['seconds']:.0f} s"
 
-    def __init__(self, records: Records) -> None:
+
+class _DurationGuess:
+    """A rough estimate of how long a cell takes, from similar records where there are any.
+
+    It decides only the order of trainings and the time left.
+    """
+
+    def __init__(self, records: CellRecords) -> None:
         found = records.found.values()
         self.known: dict[tuple[Any, ...], float] = {
-            _alike(tuple(r["data"]), r["method"], r["gnn"], r["settings"]): max(r["seconds"], 0.1)
+            _similar(tuple(r["data"]), r["method"], r["gnn"], r["settings"]): max(r["seconds"], 0.1)
             for r in found
         }
 
@@ -171,15 +135,15 @@ class _Guess:
         rough *= (
             float(settings.get("training.epochs", 50)) / 50 * (0.1 if "training.batch" in settings else 1)
         )
-        return self.known.get(_alike(cell.shown, cell.method, cell.gnn, settings), rough)
+        return self.known.get(_similar(cell.source_names, cell.method, cell.gnn, settings), rough)
 
 
-def _alike(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What cells of about the same length have in common."""
+def _similar(data: tuple[str, ...], method: str, gnn: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what cells of about the same duration have in common."""
     return data, method, gnn, settings.get("training.epochs"), settings.get("training.batch")
 
 
-def _fitting(device: torch.device) -> int:
+def _fitting_processes(device: torch.device) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type != "cuda":
         return cores
@@ -190,27 +154,27 @@ def _fitting(device: torch.device) -> int:
 # -- one worker ------------------------------------------------------------------------------------------------------------
 
 _shared: Any = None
-"""In a worker: how far each running cell is, by place; and whether to stop."""
+"""In a worker: the finished share of each cell by position, and the event that asks for a stop."""
 
 
-def _begin(progress: Any, halt: Any, threads: int) -> None:
+def _begin_worker(progress: Any, halt: Any, threads: int) -> None:
     global _shared
     _shared = (progress, halt)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent says when to stop
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _leave_with_the_parent() -> None:
-    """A parent that was killed can ask for nothing any more."""
+def _exit_with_parent() -> None:
+    """Exit when the parent process is gone: a killed parent cannot ask for a stop."""
     parent = parent_process()
     if parent is not None:
         wait_for([parent.sentinel])
         os._exit(1)
 
 
-def _work(cell: Cell, place: int, device: str) -> Record:
+def _train_cell(cell: Cell, place: int, device: str) -> Record:
     progress, halt = _shared
 
     def watch(event: Progress) -> None:
@@ -224,8 +188,8 @@ def _work(cell: Cell, place: int, device: str) -> Record:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes started meanwhile ignore both signals from their first moment, not only once they have imported everything."""
+def _ignored_signals() -> Iterator[None]:
+    """Make processes that start meanwhile ignore SIGINT and SIGTERM from their first moment, before their imports."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -237,19 +201,33 @@ def _deaf() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class _TrainingWorkers:
+    """Trainings under way in a pool of processes."""
+
+    futures: list[Future[Record]]
+    progress: Any
+    event: Any
+
+    def shares(self) -> Sequence[float]:
+        return list(self.progress)
+
+    def halt(self) -> None:
+        self.event.set()
+
+
 @contextmanager
-def _workers(
-    jobs: int, device: str, cells: Sequence[Cell]
-) -> Iterator[tuple[dict[Future[Record], Cell], Any, Any]]:
-    """All cells under way, how far each one is, and the event that stops them; whatever happens, nothing is left running."""
+def _start_workers(jobs: int, device: str, cells: Sequence[Cell]) -> Iterator[_TrainingWorkers]:
+    """Train all cells in `jobs` processes; nothing is left running at the end, also after an error."""
     context = get_context("spawn")
-    progress, halt = context.Array("d", len(cells), lock=False), context.Event()
+    progress = context.Array("d", len(cells), lock=False)
+    halt = context.Event()
     threads = 1 if jobs > 1 else torch.get_num_threads()
-    with ProcessPoolExecutor(jobs, context, _begin, (progress, halt, threads)) as pool:
-        with _deaf():
-            running = {pool.submit(_work, cell, place, device): cell for place, cell in enumerate(cells)}
+    with ProcessPoolExecutor(jobs, context, _begin_worker, (progress, halt, threads)) as pool:
+        with _ignored_signals():
+            futures = [pool.submit(_train_cell, cell, place, device) for place, cell in enumerate(cells)]
         try:
-            yield running, progress, halt
+            yield _TrainingWorkers(futures, progress, halt)
         finally:
             halt.set()
             pool.shutdown(cancel_futures=True)

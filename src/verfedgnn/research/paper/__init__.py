@@ -5,7 +5,7 @@ from __future__ import annotations
 from verfedgnn.research.paper import attack_tables as attacks
 from verfedgnn.research.paper import communication, studies, table1, table2
 from verfedgnn.research.paper import laplace_table as laplace
-from verfedgnn.research.paper.paper_experiment import Experiment, Scope
+from verfedgnn.research.paper.paper_experiment import Experiment, PaperScope
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -25,4 +25,4 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 """By the names of the paper."""
 
-__all__ = ["EXPERIMENTS", "Experiment", "Scope"]
+__all__ = ["EXPERIMENTS", "Experiment", "PaperScope"]

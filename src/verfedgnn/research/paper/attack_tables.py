@@ -19,9 +19,9 @@ from verfedgnn.research.paper.paper_experiment import (
     GNNS,
     PARTIES,
     TITLES,
+    CellResults,
     Experiment,
-    Records,
-    Scope,
+    PaperScope,
     write_table,
 )
 from verfedgnn.research.paper.published import AttackRow as Row
@@ -71,7 +71,7 @@ IN_PAPER = ("gcn", "ggnn")
 
 
 @dataclass(frozen=True)
-class Table:
+class AttackTable:
     """One of the four."""
 
     name: str
@@ -83,14 +83,14 @@ class Table:
     rows: tuple[Row, ...]
     claims: Callable[[Judged], list[Claim]]
 
-    def cells(self, scope: Scope) -> list[Cell]:
+    def cells(self, scope: PaperScope) -> list[Cell]:
         """A training for each method, GNN and seed; tables share them."""
         wanted = dict.fromkeys((name, gnn) for name, gnn, _, _ in self.rows)
         return [
             attack_cell(scope.data[self.place], *each, seed) for each in wanted for seed in range(scope.seeds)
         ]
 
-    def write(self, records: Records, scope: Scope, folder: Path) -> str:
+    def write(self, records: CellResults, scope: PaperScope, folder: Path) -> str:
         """The table beside the paper's, then its claims."""
         data = scope.data[self.place]
 
@@ -224,7 +224,7 @@ _PROJECTION: tuple[Row, ...] = tuple(
 )
 """GAT is not in the paper's tables; its attack is in App. H."""
 
-TABLE3 = Table(
+TABLE3 = AttackTable(
     "table3",
     "Table 3: attack accuracy for three federated algorithms, GCN",
     0,
@@ -233,7 +233,7 @@ TABLE3 = Table(
     _rows([*((name, "neighbourhood") for name in ATTACKED), ("fedsage+", "exact")]),
     _table3_claims,
 ).experiment
-TABLE4 = Table(
+TABLE4 = AttackTable(
     "table4",
     "Table 4: attack accuracy with and without random projection, ML-1M",
     0,
@@ -242,7 +242,7 @@ TABLE4 = Table(
     _PROJECTION,
     _projection_claims,
 ).experiment
-TABLE5 = Table(
+TABLE5 = AttackTable(
     "table5",
     "Table 5: attack accuracy with and without random projection, BookCrossing",
     -1,
@@ -251,7 +251,7 @@ TABLE5 = Table(
     _PROJECTION,
     _projection_claims,
 ).experiment
-TABLE7 = Table(
+TABLE7 = AttackTable(
     "table7",
     "Table 7: attack accuracy against gradients, GCN",
     0,

@@ -18,19 +18,27 @@ from typing import Any
 
 from verfedgnn.research.experiments.communication_formula import QUANTIZED_BITS, formula
 from verfedgnn.research.experiments.training_cell import Cell
-from verfedgnn.research.paper.paper_experiment import PARTIES, TITLES, Experiment, Records, Scope, write_table
+from verfedgnn.research.paper.paper_experiment import (
+    PARTIES,
+    TITLES,
+    CellResults,
+    Experiment,
+    PaperScope,
+    write_table,
+)
 from verfedgnn.research.paper.paper_pictures import draw_communication
 from verfedgnn.research.paper.published import PROJECTION_SAVES, QUANTIZATION_SAVES
 
 USERS = (1000, 2000, 3000, 4000, 5000, 6000)
 RATIOS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 STANDARD = 5.0
-SHORT, LONG = 2, 12
+SHORT = 2
+LONG = 12
 """Rounds of the two trainings whose difference is what a round costs; the first has no sums to tell yet."""
 OPEN = {"gradients.mechanism": "none", "gradients.clip": None}
 
 
-def _data(scope: Scope) -> str:
+def _data(scope: PaperScope) -> str:
     return scope.data[0]
 
 
@@ -43,7 +51,7 @@ def _settings(ratio: float | None, quantized: bool, participation: float = 1.0) 
     return chosen | ({} if quantized else OPEN) | {"training.batch": 0, "training.evaluate_every": 1000}
 
 
-def _pair(scope: Scope, settings: Mapping[str, Any], users: int | None = None) -> list[Cell]:
+def _pair(scope: PaperScope, settings: Mapping[str, Any], users: int | None = None) -> list[Cell]:
     """Two short trainings; all ratings in every round, since the bytes of a round do not depend on its batch."""
     return [
         Cell(
@@ -59,11 +67,11 @@ def _pair(scope: Scope, settings: Mapping[str, Any], users: int | None = None) -
     ]
 
 
-def _users(scope: Scope) -> tuple[int, ...]:
+def _users(scope: PaperScope) -> tuple[int, ...]:
     return (200, 500, 900) if scope.coarse else USERS
 
 
-def _wanted(scope: Scope) -> dict[tuple[Any, ...], list[Cell]]:
+def _wanted(scope: PaperScope) -> dict[tuple[Any, ...], list[Cell]]:
     wanted: dict[tuple[Any, ...], list[Cell]] = {}
     for quantized in (True, False):
         for ratio in (None, *scope.points(RATIOS, STANDARD)):
@@ -76,12 +84,12 @@ def _wanted(scope: Scope) -> dict[tuple[Any, ...], list[Cell]]:
     return wanted
 
 
-def cells(scope: Scope) -> list[Cell]:
+def cells(scope: PaperScope) -> list[Cell]:
     """All short trainings."""
     return [cell for pair in _wanted(scope).values() for cell in pair]
 
 
-def write(records: Records, scope: Scope, folder: Path) -> str:
+def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
     """Bits of a round of one party, by users and by N/q, and the paper's three claims."""
     wanted = _wanted(scope)
     if any(cell not in records for pair in wanted.values() for cell in pair):
@@ -99,7 +107,8 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     rows = []
     none = bits["ratio", None, True]
     for ratio in ratios:
-        with_, without = bits["ratio", ratio, True], bits["ratio", ratio, False]
+        with_ = bits["ratio", ratio, True]
+        without = bits["ratio", ratio, False]
         paper = f"{1 - formula(ratio, True) / formula(ratio, False):.1%}, {1 - formula(ratio, True) / formula(None, True):.1%}"
         rows.append(
             [
@@ -161,7 +170,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     )
 
 
-def _steady(records: Records, pair: list[Cell]) -> float:
+def _steady(records: CellResults, pair: list[Cell]) -> float:
     """Bits that a round costs a party, on average over all parties."""
     short, long = (records[cell] for cell in pair)
     sizes = [record["bytes"]["per_party_per_round"] * record["rounds"] for record in (short, long)]

@@ -9,9 +9,9 @@ from verfedgnn.research.experiments.training_cell import Cell
 from verfedgnn.research.paper.paper_experiment import (
     GNNS,
     TITLES,
+    CellResults,
     Experiment,
-    Records,
-    Scope,
+    PaperScope,
     paired,
     rmse_by_seed,
     write_table,
@@ -28,7 +28,7 @@ SETTINGS = {
 """Without the public rescale, which does Laplace noise no good (chosen on the validation part: docs/paper-notes.md)."""
 
 
-def cells(scope: Scope) -> list[Cell]:
+def cells(scope: PaperScope) -> list[Cell]:
     """Both mechanisms; the ternary ones are those of Table 2."""
     return [
         cell
@@ -39,7 +39,7 @@ def cells(scope: Scope) -> list[Cell]:
     ]
 
 
-def write(records: Records, scope: Scope, folder: Path) -> str:
+def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
     """The table beside the paper's."""
     header = ["mechanism", "model"]
     for data in scope.data:
@@ -71,7 +71,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     return f"{table}\nTernary below Laplace:\n\n{markdown(['data', 'model', 'holds on', 'verdict'], claims)}"
 
 
-def _row(scope: Scope, data: str, gnn: str, laplace: bool) -> list[Cell]:
+def _row(scope: PaperScope, data: str, gnn: str, laplace: bool) -> list[Cell]:
     return [
         scope.cell(data, "verfedgnn", gnn, seed, SETTINGS if laplace else None) for seed in range(scope.seeds)
     ]

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verfedgnn.research.experiments.job_queue import Record
 from verfedgnn.research.experiments.result_tables import comma_separated, markdown, write_text
 from verfedgnn.research.experiments.training_cell import Cell
-from verfedgnn.research.experiments.training_queue import Record
 
 GNNS = ("gcn", "gat", "ggnn")
 TITLES = {"ml-1m": "ML-1M", "ml-100k": "ML-100K", "book-crossing": "BookCrossing"}
 PARTIES = 10
 """Not in the paper; its authors' default."""
 
-Records = Mapping[Cell, Record]
+CellResults = Mapping[Cell, Record]
 
 
 @dataclass(frozen=True)
-class Scope:
+class PaperScope:
     """How much of an experiment is run."""
 
     data: tuple[str, ...] = ("ml-1m", "book-crossing")
@@ -31,7 +31,7 @@ class Scope:
     """Fewer points in figures, fewer epochs."""
 
     @classmethod
-    def quick(cls) -> Scope:
+    def quick(cls) -> PaperScope:
         """Minutes on two cores: ML-100K for ML-1M, one seed, half the epochs, three points of a figure's axis."""
         return cls(("ml-100k", "book-crossing"), 1, 1, coarse=True)
 
@@ -46,7 +46,7 @@ class Scope:
 
     def told_seeds(self) -> str:
         """The option of the command, where the number of seeds is not the usual one."""
-        usual = Scope.quick() if self.coarse else Scope()
+        usual = PaperScope.quick() if self.coarse else PaperScope()
         return (
             ""
             if (self.seeds, self.study_seeds) == (usual.seeds, usual.study_seeds)
@@ -64,11 +64,11 @@ class Experiment:
 
     name: str
     title: str
-    cells: Callable[[Scope], list[Cell]]
-    write: Callable[[Records, Scope, Path], str]
+    cells: Callable[[PaperScope], list[Cell]]
+    write: Callable[[CellResults, PaperScope, Path], str]
     """Writes its files but the page, and returns the page's text; of whatever records there are."""
 
-    def make(self, records: Records, scope: Scope, folder: Path) -> Path:
+    def make(self, records: CellResults, scope: PaperScope, folder: Path) -> Path:
         """All its files, from the records of its cells."""
         text = self.write(records, scope, folder)
         page = folder / f"{self.name}.md"
@@ -83,7 +83,7 @@ BySeed = dict[int, float]
 """RMSE of each seed that is there."""
 
 
-def rmse_by_seed(records: Records, cells: Iterable[Cell]) -> BySeed:
+def rmse_by_seed(records: CellResults, cells: Iterable[Cell]) -> BySeed:
     """Test RMSE of some cells, as far as they are finished."""
     return {cell.seed: float(records[cell]["test"]["rmse"]) for cell in cells if cell in records}
 
@@ -93,7 +93,7 @@ def paired(ours: BySeed, theirs: BySeed) -> list[tuple[float, float]]:
     return [(ours[seed], theirs[seed]) for seed in sorted(ours) if seed in theirs]
 
 
-def provenance(records: Records, command: str) -> str:
+def provenance(records: CellResults, command: str) -> str:
     """How a page was made, in a paragraph."""
     if not records:
         return f"Made by `{command}`."
@@ -103,7 +103,8 @@ def provenance(records: Records, command: str) -> str:
         return ", ".join(sorted({of(record) for record in found}))
 
     data = all_of(lambda r: f"{r['data'][0]} {r['data_sha256'][:16]}")
-    seeds, commits = all_of(lambda r: str(r["seed"])), all_of(lambda r: str(r["commit"]))
+    seeds = all_of(lambda r: str(r["seed"]))
+    commits = all_of(lambda r: str(r["commit"]))
     devices = all_of(lambda r: f"{r['environment']['device']}, torch {r['environment']['torch']}")
     return (
         f"Made by `{command}` from {len(found)} trainings (`cells.jsonl` has each one's settings, configuration hash and "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verfedgnn.reports.drawing import as_svg, blank
-from verfedgnn.research.paper.paper_experiment import GNNS, TITLES, BySeed, Scope
+from verfedgnn.research.paper.paper_experiment import GNNS, TITLES, BySeed, PaperScope
 
 if TYPE_CHECKING:
     from verfedgnn.research.paper.studies import Study
@@ -18,7 +18,7 @@ COLOURS = {"gcn": "#2a6fb0", "gat": "#d1603d", "ggnn": "#3a7d44"}
 
 def draw_study_panels(
     study: Study,
-    scope: Scope,
+    scope: PaperScope,
     found: Mapping[tuple[str, str, float], BySeed],
     published: Mapping[tuple[str, str], float],
     folder: Path,
@@ -36,7 +36,8 @@ def draw_study_panels(
                 for value in study.points(scope)
                 if found[data, gnn, value]
             }
-            values, means = list(known), [statistics.mean(rmse) for rmse in known.values()]
+            values = list(known)
+            means = [statistics.mean(rmse) for rmse in known.values()]
             spread = [statistics.stdev(rmse) if len(rmse) > 1 else 0.0 for rmse in known.values()]
             axes.errorbar(values, means, spread, fmt="o-", color=COLOURS[gnn], capsize=3, label=gnn.upper())
             if (data, gnn) in published:

@@ -13,9 +13,9 @@ from verfedgnn.research.experiments.training_cell import Cell
 from verfedgnn.research.paper.paper_experiment import (
     GNNS,
     TITLES,
+    CellResults,
     Experiment,
-    Records,
-    Scope,
+    PaperScope,
     paired,
     rmse_by_seed,
     write_table,
@@ -39,11 +39,11 @@ class Study:
     """What the paper says about its figure."""
     log: bool = False
 
-    def cells(self, scope: Scope) -> list[Cell]:
+    def cells(self, scope: PaperScope) -> list[Cell]:
         """Every value, every GNN, both data sets."""
         return [cell for row in self._grid(scope).values() for cell in row]
 
-    def _grid(self, scope: Scope) -> dict[tuple[str, str, float], list[Cell]]:
+    def _grid(self, scope: PaperScope) -> dict[tuple[str, str, float], list[Cell]]:
         return {
             (data, gnn, value): [
                 scope.cell(
@@ -56,11 +56,12 @@ class Study:
             for value in self.points(scope)
         }
 
-    def write(self, records: Records, scope: Scope, folder: Path) -> str:
+    def write(self, records: CellResults, scope: PaperScope, folder: Path) -> str:
         """The curves as a picture and as a table."""
         found = {key: rmse_by_seed(records, row) for key, row in self._grid(scope).items()}
         values = self.points(scope)
-        rows, changes = [], []
+        rows = []
+        changes = []
         for data in scope.data:
             for gnn in GNNS:
                 rows.append(
@@ -85,7 +86,7 @@ class Study:
         about = f"Test RMSE, mean ± standard deviation over {scope.study_seeds} seeds."
         return f"{picture}{about}\n\n{table}\n{change}\nThe paper: {self.claims}\n"
 
-    def points(self, scope: Scope) -> tuple[float, ...]:
+    def points(self, scope: PaperScope) -> tuple[float, ...]:
         """Values of the axis."""
         return scope.points(self.values, self.standard)
 

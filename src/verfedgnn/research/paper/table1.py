@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from verfedgnn.research.experiments.result_tables import declarations, in_order
-from verfedgnn.research.paper.paper_experiment import Experiment, Records, Scope, write_table
+from verfedgnn.research.paper.paper_experiment import CellResults, Experiment, PaperScope, write_table
 from verfedgnn.research.paper.published import TABLE1
 
 
-def write(records: Records, scope: Scope, folder: Path) -> str:
+def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
     """The table, and where it is not the paper's."""
     methods = in_order(TABLE1)
     table = write_table(folder, "table1", *declarations(methods))

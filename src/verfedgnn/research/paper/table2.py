@@ -13,9 +13,9 @@ from verfedgnn.research.paper.paper_experiment import (
     GNNS,
     TITLES,
     BySeed,
+    CellResults,
     Experiment,
-    Records,
-    Scope,
+    PaperScope,
     paired,
     rmse_by_seed,
     write_table,
@@ -30,7 +30,7 @@ ENOUGH = 5
 RIVALS = ("fedpergnn", "fedsage", "fedsage+", "mf")
 
 
-def cells(scope: Scope) -> list[Cell]:
+def cells(scope: PaperScope) -> list[Cell]:
     """All rows, all seeds."""
     wanted = []
     for data in scope.data:
@@ -41,7 +41,7 @@ def cells(scope: Scope) -> list[Cell]:
     return wanted
 
 
-def write(records: Records, scope: Scope, folder: Path) -> str:
+def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
     """The table beside the paper's, then its claims."""
     header = ["method", "model"]
     for data in scope.data:
@@ -60,7 +60,7 @@ def write(records: Records, scope: Scope, folder: Path) -> str:
     return f"{text}{write_table(folder, 'table2', header, rows)}\n{_claims(records, scope)}"
 
 
-def _rmse(records: Records, scope: Scope, data: str, name: str, gnn: str) -> BySeed:
+def _rmse(records: CellResults, scope: PaperScope, data: str, name: str, gnn: str) -> BySeed:
     return rmse_by_seed(records, [scope.cell(data, name, gnn, seed) for seed in range(scope.seeds)])
 
 
@@ -74,7 +74,7 @@ def compared(ours: BySeed, paper: tuple[float, float] | None) -> list[str]:
     return [published, mean_std(ours.values()), f"{difference:+.4f} ({abs(difference) / deviation:.1f} sd)"]
 
 
-def _claims(records: Records, scope: Scope) -> str:
+def _claims(records: CellResults, scope: PaperScope) -> str:
     """The paper's conclusions, seed by seed: the order for each GNN, the two averages over GNNs."""
     rows = []
     for data in scope.data:
@@ -114,7 +114,8 @@ def _mean_gaps(found: Mapping[tuple[str, str], BySeed], rival: str) -> list[floa
     """How far VerFedGNN is above a rival, on average over GNNs, of every seed that all of them have."""
     relative = []
     for gnn in GNNS:
-        ours, theirs = found["verfedgnn", gnn], found[rival, gnn if method(rival).by_gnn else "gcn"]
+        ours = found["verfedgnn", gnn]
+        theirs = found[rival, gnn if method(rival).by_gnn else "gcn"]
         relative.append({seed: ours[seed] / theirs[seed] - 1 for seed in ours if seed in theirs})
     return [
         statistics.mean(each[seed] for each in relative)

@@ -10,6 +10,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from projection_theory import (
+    averaged,
+    averaged_error,
+    best_advantage,
+    expected_errors,
+    informed,
+    known_rows,
+    measured_errors,
+    read_off,
+    relative_error,
+    release_error,
+    sent_neighbourhoods,
+    share_error,
+    solved,
+    sparse_rows,
+)
 from torch import Tensor
 
 import verfedgnn as vf
@@ -18,19 +34,21 @@ from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.privacy.gradient_protection import quantize_ternary
 from verfedgnn.privacy.projection import Projection
-from verfedgnn.research.attacks import count_sketch as sketch
-from verfedgnn.research.attacks import many_releases as rounds
 from verfedgnn.research.attacks import noisy_sums as noisy
-from verfedgnn.research.attacks import projection_inverse as ridge
-from verfedgnn.research.attacks import separation, stronger
+from verfedgnn.research.attacks import separation
 from verfedgnn.research.attacks.adversaries import plant
 from verfedgnn.research.attacks.attack_scores import score
-from verfedgnn.research.attacks.collusion import Exposure, exposures, honest_sum
+from verfedgnn.research.attacks.collusion import Exposure, honest_sum
+from verfedgnn.research.attacks.coordinator_attack import attack_gradients
+from verfedgnn.research.attacks.count_sketch import CountSketch, expected_share
 from verfedgnn.research.attacks.curious_coordinator import read_trip, strength
+from verfedgnn.research.attacks.many_releases import ReleaseAverage
 from verfedgnn.research.attacks.membership_inference import membership, squared_errors
-from verfedgnn.research.attacks.recording import TOGETHER, Tapped, tapped
-from verfedgnn.research.attacks.round_stacking import stacked, unmix, unmix_sums, users_of_items
+from verfedgnn.research.attacks.projection_inverse import dense_projection, least_norm
+from verfedgnn.research.attacks.recording import TOGETHER, RecordedFederation, record_federation
+from verfedgnn.research.attacks.round_stacking import stack_rounds, unmix, unmix_sums, users_of_items
 from verfedgnn.research.attacks.sparse_recovery import equal_size, largest, nnls, omp, polish
+from verfedgnn.research.attacks.sum_attacks import attack_sums
 from verfedgnn.runs.prepared_data import split_ratings
 
 
@@ -68,7 +86,8 @@ def test_nnls_by_hand() -> None:
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**31))
 def test_nnls_meets_the_conditions_of_an_optimum(dim: int, count: int, seed: int) -> None:
     """Weights and slopes have the right signs, and where a weight is not 0 the slope is (Karush, Kuhn and Tucker)."""
-    atoms, x = normal(count, dim, seed=seed), normal(5, dim, seed=seed + 1)
+    atoms = normal(count, dim, seed=seed)
+    x = normal(5, dim, seed=seed + 1)
     found = nnls(x, atoms)
     slope = (x - found.weights @ atoms) @ atoms.T
     assert (found.weights >= 0).all()
@@ -123,7 +142,8 @@ def test_exchanges_find_the_best_set_of_few_items() -> None:
         float(((found.weights > 0) == truth).all(1).double().mean()) > 0.75
     )  # a local optimum is not always the best
     for row, target, distance in zip(found.weights > 0, x, found.residual, strict=True):
-        inside, outside = torch.nonzero(row).squeeze(1).tolist(), torch.nonzero(~row).squeeze(1).tolist()
+        inside = torch.nonzero(row).squeeze(1).tolist()
+        outside = torch.nonzero(~row).squeeze(1).tolist()
         for gone, come in itertools.product([None, *inside], [None, *outside]):
             others = [v for v in inside if v != gone] + ([] if come is None else [come])
             if others:
@@ -165,59 +185,58 @@ def test_a_polish_prefers_fewer_items_where_there_is_noise() -> None:
 # -- ridge -----------------------------------------------------------------------------------------------------------------
 
 
-def test_ridge_is_least_squares_with_enough_rows_and_least_norm_with_fewer() -> None:
-    phi, x = normal(30, 12), normal(12, 3, seed=1)
-    assert torch.allclose(ridge.ridge(phi @ x, phi).double(), x, atol=1e-5)
+def test_the_inverse_is_least_squares_with_enough_rows_and_least_norm_with_fewer() -> None:
+    phi = normal(30, 12)
+    x = normal(12, 3, seed=1)
+    assert torch.allclose(least_norm(phi @ x, phi).double(), x, atol=1e-5)
     noisy = phi @ x + normal(30, 3, seed=2)
     expected = torch.linalg.solve(phi.T @ phi, phi.T @ noisy)
-    assert torch.allclose(ridge.ridge(noisy, phi).double(), expected, atol=1e-5)
+    assert torch.allclose(least_norm(noisy, phi).double(), expected, atol=1e-5)
     few = phi[:5]
-    least = ridge.ridge(few @ x, few).double()
+    least = least_norm(few @ x, few).double()
     assert torch.allclose(few @ least, few @ x, atol=1e-5)
     assert torch.allclose(least, few.T @ torch.linalg.solve(few @ few.T, few @ x), atol=1e-5)
-    by_hand = few.T @ torch.linalg.inv(few @ few.T + 2 * torch.eye(5)) @ few @ x
-    assert torch.allclose(ridge.ridge(few @ x, few, 2.0).double(), by_hand, atol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [2.0, 5.0, 10.0])
 def test_errors_of_the_three_inverses_are_as_expected(ratio: float) -> None:
     """Over 12 projections and 8 columns; the adjoint's error has a relative deviation of about 2 %, margin 10 %."""
     x = normal(300, 8).float()
-    found = [ridge.measured_errors(x, Projection(300, ratio=ratio, seed=seed)) for seed in range(12)]
-    expected = ridge.expected_errors(300, int(300 / ratio))
+    found = [measured_errors(x, Projection(300, ratio=ratio, seed=seed)) for seed in range(12)]
+    expected = expected_errors(300, int(300 / ratio))
     for measured, wanted in zip(zip(*found, strict=True), expected, strict=True):
         assert float(np.mean(measured)) == pytest.approx(wanted, rel=0.1)
     assert expected.minimum_norm < expected.scaled < expected.adjoint
 
 
 def test_public_features_explain_a_part_of_what_is_projected() -> None:
-    features, plan = normal(300, 4), normal(4, 6, seed=1)
-    phi = ridge.dense(Projection(300, ratio=5)).double()
+    features = normal(300, 4)
+    plan = normal(4, 6, seed=1)
+    phi = dense_projection(Projection(300, ratio=5)).double()
     pure = features @ plan
-    assert ridge.relative_error(ridge.informed(phi @ pure, phi, features), pure) < 1e-8
+    assert relative_error(informed(phi @ pure, phi, features), pure) < 1e-8
     mixed = pure + normal(300, 6, seed=2)
-    plain, told = ridge.ridge(phi @ mixed, phi), ridge.informed(phi @ mixed, phi, features)
-    assert ridge.relative_error(told, mixed) < 0.6 * ridge.relative_error(plain, mixed)
+    plain = least_norm(phi @ mixed, phi)
+    told = informed(phi @ mixed, phi, features)
+    assert relative_error(told, mixed) < 0.6 * relative_error(plain, mixed)
 
 
 def test_few_users_with_something_are_solved_for() -> None:
     """N = 200, q = 40: theorem 1's condition holds, and a matrix with 40 known or 12 unknown rows is found all the same."""
     projection = Projection(200, ratio=5)
     assert projection.protected
-    phi = ridge.dense(projection).double()
+    phi = dense_projection(projection).double()
     rows = torch.randperm(200, generator=generator())
     for count, solve in (
-        (40, lambda y, s: ridge.known_rows(y, phi, s)),
-        (12, lambda y, s: ridge.sparse_rows(y, phi)),
+        (40, lambda y, s: known_rows(y, phi, s)),
+        (12, lambda y, s: sparse_rows(y, phi)),
     ):
         x = torch.zeros(200, 6, dtype=torch.float64)
         x[rows[:count]] = normal(count, 6, seed=count)
         found = solve(phi @ x, rows[:count])
-        assert ridge.relative_error(found, x) < 1e-6
+        assert relative_error(found, x) < 1e-6
     x = normal(200, 6)
-    assert ridge.relative_error(ridge.known_rows(phi @ x, phi, torch.arange(200)), x) == pytest.approx(
-        0.8, abs=0.1
-    )
+    assert relative_error(known_rows(phi @ x, phi, torch.arange(200)), x) == pytest.approx(0.8, abs=0.1)
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------------
@@ -229,18 +248,18 @@ def test_the_mean_of_ternary_releases_has_an_error_of_one_over_the_root_of_their
 ) -> None:
     """2,000 coordinates: the squared error is known to about 5 %, margin 20 %."""
     x = (torch.rand(2000, generator=generator()) - 0.5).view(500, 4)
-    average = rounds.Average()
+    average = ReleaseAverage()
     for seed in range(releases):
         average.add(3 * quantize_ternary(x, 3.0, generator(seed)).float())
     squared = float((average.mean - x.double()).square().sum())
-    assert squared == pytest.approx(rounds.release_error(x, 3.0, releases), rel=0.2)
+    assert squared == pytest.approx(release_error(x, 3.0, releases), rel=0.2)
     assert average.activity.mean().item() == pytest.approx(x.abs().sum(1).mean().item(), rel=0.1)
 
 
 def test_zero_stays_zero_so_a_release_that_is_not_is_proof() -> None:
     x = torch.zeros(4, 3)
     x[1] = 0.5
-    average = rounds.Average()
+    average = ReleaseAverage()
     for seed in range(60):
         average.add(quantize_ternary(x, 3.0, generator(seed)).float())
     assert average.proven.tolist() == [False, True, False, False]  # (5/6)^180 for none
@@ -248,26 +267,22 @@ def test_zero_stays_zero_so_a_release_that_is_not_is_proof() -> None:
 
 def test_averaging_helps_with_a_fresh_projection_and_never_with_a_fixed_one() -> None:
     x = normal(200, 10).float()
-    fixed, fresh = [], []
+    fixed = []
+    fresh = []
     for count in (1, 4, 16):
-        one, many = (
-            [Projection(200, ratio=5)] * count,
-            [Projection(200, ratio=5, seed=seed) for seed in range(count)],
-        )
-        fixed.append(ridge.relative_error(rounds.averaged([x] * count, one), x))
-        fresh.append(ridge.relative_error(rounds.averaged([x] * count, many), x))
-        assert fresh[-1] == pytest.approx(rounds.averaged_error(200, 40, count, fresh=True), rel=0.15)
-        assert fixed[-1] == pytest.approx(rounds.averaged_error(200, 40, count, fresh=False), rel=0.15)
+        one = [Projection(200, ratio=5)] * count
+        many = [Projection(200, ratio=5, seed=seed) for seed in range(count)]
+        fixed.append(relative_error(averaged([x] * count, one), x))
+        fresh.append(relative_error(averaged([x] * count, many), x))
+        assert fresh[-1] == pytest.approx(averaged_error(200, 40, count, fresh=True), rel=0.15)
+        assert fixed[-1] == pytest.approx(averaged_error(200, 40, count, fresh=False), rel=0.15)
     assert fixed[0] == pytest.approx(fixed[2], rel=1e-4)
     seeds = [Projection(200, ratio=5, seed=seed) for seed in range(5)]  # T q = N: solved
     assert (
-        ridge.relative_error(rounds.solved([p.project(x) for p in seeds], [ridge.dense(p) for p in seeds]), x)
-        < 1e-4
+        relative_error(solved([p.project(x) for p in seeds], [dense_projection(p) for p in seeds]), x) < 1e-4
     )
     again = [seeds[0]] * 5
-    stuck = ridge.relative_error(
-        rounds.solved([p.project(x) for p in again], [ridge.dense(p) for p in again]), x
-    )
+    stuck = relative_error(solved([p.project(x) for p in again], [dense_projection(p) for p in again]), x)
     assert stuck == pytest.approx(0.8, abs=0.1)
 
 
@@ -284,7 +299,9 @@ def test_stacked_exchanges_solve_for_any_number_of_items() -> None:
     truth, b = graph_of(50, 40, 0.5)
     atoms = [normal(40, 6, seed=t) for t in range(8)]
     some = truth.any(1)
-    one, all_of_them = (unmix(stacked([b @ a for a in atoms[:t]]), stacked(atoms[:t])) for t in (1, 8))
+    one, all_of_them = (
+        unmix(stack_rounds([b @ a for a in atoms[:t]]), stack_rounds(atoms[:t])) for t in (1, 8)
+    )
     assert torch.equal(largest(all_of_them, equal_size(all_of_them))[some], truth[some])
     assert not torch.equal(largest(one, equal_size(one))[some], truth[some])
 
@@ -293,22 +310,26 @@ def test_what_other_parties_add_is_weighed_down() -> None:
     """40 items of the target and 200 of others, whose atoms share a strong direction that changes over time."""
     truth, b = graph_of(400, 40, 0.1)
     _, others = graph_of(400, 200, 0.1, seed=1)
-    rows, atoms = [], []
+    rows = []
+    atoms = []
     for t in range(20):
         common = 2 * normal(1, 8, seed=100 + t)
-        mine, theirs = normal(40, 8, seed=t) + common, normal(200, 8, seed=50 + t) + common
+        mine = normal(40, 8, seed=t) + common
+        theirs = normal(200, 8, seed=50 + t) + common
         rows.append(b @ mine + others @ theirs)
         atoms.append(mine)
-    x, a = stacked(rows), stacked(atoms)
+    x = stack_rounds(rows)
+    a = stack_rounds(atoms)
     some = truth.any(1)
-    plain, weighed = unmix(x, a, 1.0), unmix_sums(x, a, x)
+    plain = unmix(x, a, 1.0)
+    weighed = unmix_sums(x, a, x)
     wrong = [int((largest(w, equal_size(w)) != truth)[some].sum()) for w in (plain, weighed)]
     assert wrong[1] < 0.5 * wrong[0]
 
 
 def test_projected_exchanges_with_known_atoms_show_who_has_the_rarer_items() -> None:
     truth, b = graph_of(200, 30, 0.02)
-    phi = ridge.dense(Projection(200, ratio=5)).double()
+    phi = dense_projection(Projection(200, ratio=5)).double()
     atoms = [normal(30, 6, seed=t) for t in range(6)]
     claims = users_of_items([phi @ b @ a for a in atoms], atoms, phi)
     assert not (claims & ~truth).any()
@@ -339,7 +360,8 @@ def test_modes_hold_slow_atoms_and_little_noise() -> None:
 def test_atoms_of_fakes_are_wrong_by_as_much_as_expected(copies: int) -> None:
     """Two modes of 6 columns with 300 items: the error is known to about 3 %, margin 15 %."""
     scale = torch.tensor([2.0, 0.5]).double().repeat_interleave(6)
-    own, true = normal(300, 12) * scale, normal(300, 12, seed=1) * scale
+    own = normal(300, 12) * scale
+    true = normal(300, 12, seed=1) * scale
     items = torch.arange(300).repeat(copies)
     atoms, wrong = noisy.smoothed(true[items] + 1.5 * normal(len(items), 12, seed=2), items, own, 6, 1.5**2)
     for mode in (slice(6), slice(6, 12)):
@@ -371,7 +393,9 @@ def test_claims_by_the_expected_f1() -> None:
 def test_who_expects_the_noise_reads_rows_that_others_cannot() -> None:
     """30 items, 40 exchanges, noise as large as atoms: stacked rows of fakes solve for little, smoothed ones for most."""
     truth, b = graph_of(300, 30, 0.1)
-    atoms, own, noise = moving(30, 11), moving(30, 21), 1.0
+    atoms = moving(30, 11)
+    own = moving(30, 21)
+    noise = 1.0
     rows = torch.einsum("nm,mtd->ntd", b, atoms) + noise * normal(300, 40, 6, seed=31)
     fakes = atoms + noise * normal(30, 40, 6, seed=32)
     weights = unmix(rows.flatten(1), fakes.flatten(1), noise)
@@ -390,7 +414,8 @@ def test_who_expects_the_noise_reads_rows_that_others_cannot() -> None:
 
 
 def test_what_others_add_is_spread_as_ones_own() -> None:
-    own, shape = normal(2000, 5), torch.linspace(0.5, 2, 5).double()
+    own = normal(2000, 5)
+    shape = torch.linspace(0.5, 2, 5).double()
     rows = sum(normal(2000, 5, seed=seed) * shape for seed in (1, 2, 3)) + 3 * normal(2000, 5, seed=4)
     assert isinstance(rows, Tensor)
     spread = noisy.spread_of_others(own * shape, rows, 2, 9.0)
@@ -401,7 +426,8 @@ def test_what_others_add_is_spread_as_ones_own() -> None:
 
 
 def test_auc_by_hand() -> None:
-    score, truth = torch.tensor([3.0, 1.0, 2.0, 1.0]), torch.tensor([True, True, False, False])
+    score = torch.tensor([3.0, 1.0, 2.0, 1.0])
+    truth = torch.tensor([True, True, False, False])
     area, error = separation.auc(score, truth)
     assert area == pytest.approx((1 + 1 + 0 + 0.5) / 4)
     assert error > 0
@@ -410,8 +436,8 @@ def test_auc_by_hand() -> None:
         torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 900])
     ) == pytest.approx(1)
     assert separation.rank_correlation(torch.tensor([1.0, 1, 1]), torch.tensor([1.0, 2, 3])) == 0
-    assert separation.best_advantage(score, truth) == pytest.approx(0.5)
-    assert separation.best_advantage(torch.ones(4), truth) == 0
+    assert best_advantage(score, truth) == pytest.approx(0.5)
+    assert best_advantage(torch.ones(4), truth) == 0
     with pytest.raises(DataError, match="empty"):
         separation.auc(score, torch.ones(4, dtype=torch.bool))
 
@@ -425,7 +451,8 @@ def test_auc_within_columns_by_hand() -> None:
 
 def test_the_standard_error_is_that_of_repeated_draws() -> None:
     """300 draws of 60 and 90 normal scores one apart: the deviation of AUC is known to about 4 %, margin 20 %."""
-    areas, errors = [], []
+    areas = []
+    errors = []
     truth = torch.arange(150) < 60
     for seed in range(300):
         area, error = separation.auc(normal(150, seed=seed) + truth.double(), truth)
@@ -440,10 +467,7 @@ def test_an_advantage_of_nothing_is_nothing() -> None:
     truth = torch.arange(400) < 200
     found = [separation.separate(normal(400, seed=seed), truth, generator(seed)) for seed in range(60)]
     assert abs(float(np.mean([each.advantage for each in found]))) < 0.03
-    assert (
-        float(np.mean([separation.best_advantage(normal(400, seed=seed), truth) for seed in range(60)]))
-        > 0.05
-    )
+    assert float(np.mean([best_advantage(normal(400, seed=seed), truth) for seed in range(60)])) > 0.05
     certain = separation.separate(truth.double(), truth, generator())
     assert (certain.auc, certain.advantage, certain.advantage_error) == (1, 1, 0)
     assert certain.to_dict()["positives"] == 200
@@ -453,12 +477,12 @@ def test_an_advantage_of_nothing_is_nothing() -> None:
 
 
 def test_a_count_sketch_by_hand() -> None:
-    drawn = sketch.CountSketch(torch.tensor([0, 2, 0, 1]), torch.tensor([1, -1, -1, 1]), 3)
+    drawn = CountSketch(torch.tensor([0, 2, 0, 1]), torch.tensor([1, -1, -1, 1]), 3)
     x = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
     assert drawn.project(x).tolist() == [[-3.0], [8.0], [-2.0]]
     assert drawn.alone().tolist() == [False, True, False, True]
     assert drawn.alone(torch.tensor([True, False, False, True])).tolist() == [True, False, False, True]
-    users, rows = sketch.read_off(drawn.project(x), drawn)
+    users, rows = read_off(drawn.project(x), drawn)
     assert users.tolist() == [1, 3]
     assert rows.tolist() == [[2.0], [8.0]]
 
@@ -466,12 +490,13 @@ def test_a_count_sketch_by_hand() -> None:
 @pytest.mark.parametrize("ratio", [1, 2, 5])
 def test_as_many_users_are_alone_as_expected(ratio: int) -> None:
     """The mean of 20 sketches within four standard errors of (1 - 1/q)^(N - 1), which is e^(-N/q) within 1 %."""
-    users, rows = 4000, 4000 // ratio
+    users = 4000
+    rows = 4000 // ratio
     shares = [
-        float(sketch.CountSketch.draw(users, rows, generator(seed)).alone().double().mean())
-        for seed in range(20)
+        float(CountSketch.draw(users, rows, generator(seed)).alone().double().mean()) for seed in range(20)
     ]
-    expected, error = sketch.expected_share(users, rows), sketch.share_error(users, rows)
+    expected = expected_share(users, rows)
+    error = share_error(users, rows)
     assert abs(float(np.mean(shares)) - expected) < 4 * error / math.sqrt(20)
     assert expected == pytest.approx(math.exp(-ratio), rel=0.01)
     assert float(np.std(shares)) == pytest.approx(error, rel=0.6)
@@ -489,7 +514,8 @@ def four(small_parties: list[vf.PartyData]) -> list[vf.PartyData]:
 
 def test_a_tapped_federation_sends_what_any_other_sends(small_parties: list[vf.PartyData]) -> None:
     chosen = config()
-    ordinary, watched = federation(small_parties, chosen), tapped(small_parties, chosen)
+    ordinary = federation(small_parties, chosen)
+    watched = record_federation(small_parties, chosen)
     for _ in range(4):
         ordinary.round()
         trip = watched.round()
@@ -498,7 +524,7 @@ def test_a_tapped_federation_sends_what_any_other_sends(small_parties: list[vf.P
     projection = watched.parties[0].projection
     assert isinstance(projection, Projection)
     for party in watched.parties:
-        y = watched.sent_neighbourhoods(trip)[party.data.name]
+        y = sent_neighbourhoods(watched, trip)[party.data.name]
         assert torch.allclose(y[0], projection.project(party.neighbourhood(party.exchanged)), atol=2**-20)
         signs = watched.sent_gradients(trip)[party.data.name]
         assert set(signs.unique().tolist()) <= {-1.0, 0.0, 1.0}
@@ -507,34 +533,35 @@ def test_a_tapped_federation_sends_what_any_other_sends(small_parties: list[vf.P
 
 @pytest.mark.parametrize("chosen", [config(), config(gnn="ggnn"), best()])
 def test_rows_are_sums_of_atoms(small_parties: list[vf.PartyData], chosen: vf.Config) -> None:
-    watched = tapped(small_parties, chosen)
+    watched = record_federation(small_parties, chosen)
     for _ in range(3):
         watched.round()
     party = watched.parties[1]
-    truth, x = party.neighbours, party.neighbourhood(party.exchanged)
+    truth = party.neighbours
+    x = party.neighbourhood(party.exchanged)
     count = truth.sum(1, keepdim=True).clamp(min=1)
     f = 1 / count if (chosen.model.form, chosen.model.gnn) == ("propagation", "ggnn") else count.rsqrt()
     assert torch.allclose(x, f * (truth.float() @ party.atoms(party.exchanged)), atol=1e-6)
-    gat = tapped(small_parties, config(gnn="gat"))
+    gat = record_federation(small_parties, config(gnn="gat"))
     gat.round()
     with pytest.raises(ConfigError, match="GAT"):
         gat.parties[0].atoms(gat.parties[0].exchanged)
 
 
 def test_masked_messages_show_their_sum_only(small_parties: list[vf.PartyData]) -> None:
-    watched = tapped(small_parties, best())
+    watched = record_federation(small_parties, best())
     trip = watched.round()
-    total = watched.sent_neighbourhoods(trip)
+    total = sent_neighbourhoods(watched, trip)
     assert list(total) == list(watched.sent_gradients(trip)) == [TOGETHER]
     true = torch.stack([party.neighbourhood(party.exchanged) for party in watched.parties]).sum(0)
     assert torch.allclose(total[TOGETHER][0], true, atol=3 * 2**-11 + 1e-6)
-    nothing = tapped(small_parties, config(form="messages", **{"exchange.mode": "off"}))
+    nothing = record_federation(small_parties, config(form="messages", **{"exchange.mode": "off"}))
     with pytest.raises(ConfigError, match="no sum"):
         nothing.exchange()
 
 
 def test_all_but_one_have_the_others_matrix_and_all_but_two_the_sum_of_two(four: list[vf.PartyData]) -> None:
-    watched = tapped(four, best())
+    watched = record_federation(four, best())
     for _ in range(4):
         exchange = watched.exchange()
     exact = [party.neighbourhood(knows) for party, knows in zip(watched.parties, exchange.knows, strict=True)]
@@ -549,7 +576,7 @@ def test_all_but_one_have_the_others_matrix_and_all_but_two_the_sum_of_two(four:
 
 
 def test_in_64_bits_what_is_left_is_exact_to_float_rounding(four: list[vf.PartyData]) -> None:
-    watched = tapped(four, config(**{"exchange.mode": "exact", "exchange.bits": 64}))
+    watched = record_federation(four, config(**{"exchange.mode": "exact", "exchange.bits": 64}))
     exchange = watched.exchange()
     left = honest_sum(exchange.start, [exchange.sent[p] for p in (0, 1, 3)], 64)[0]
     true = watched.parties[2].neighbourhood(exchange.knows[2])
@@ -557,11 +584,7 @@ def test_in_64_bits_what_is_left_is_exact_to_float_rounding(four: list[vf.PartyD
 
 
 def test_who_is_exposed_by_how_many() -> None:
-    assert [(e.colluders, e.summed, e.one_matrix) for e in exposures(4)] == [
-        (1, 3, False),
-        (2, 2, False),
-        (3, 1, True),
-    ]
+    assert [Exposure(4, colluders).summed for colluders in (1, 2, 3)] == [3, 2, 1]
     assert Exposure(10, 1).noise_left == 1
     assert Exposure(10, 9).noise_left == pytest.approx(1 / 9)
 
@@ -574,7 +597,7 @@ def scores(found: dict[str, float]) -> tuple[float, float]:
 
 def test_masked_sums_give_items_away_to_fake_accounts(four: list[vf.PartyData]) -> None:
     """Four parties with 16 columns: one party alone finds more than half, all but one colluding find everything."""
-    found = stronger.attack_sums(four, best(), rounds=100)
+    found = attack_sums(four, best(), rounds=100)
     assert set(found) >= {
         "party, insider, nnls",
         "colluders, insider, polished",
@@ -590,7 +613,7 @@ def test_masked_sums_give_items_away_to_fake_accounts(four: list[vf.PartyData]) 
 def test_noised_sums_give_items_away_to_who_expects_the_noise(four: list[vf.PartyData]) -> None:
     """Noise of 0.05: reading rows as if they were exact finds little, expecting the noise much, for an insider most."""
     noised = best(**{"exchange.mode": "noised", "exchange.noise": 0.05, "exchange.row_clip": 1.0})
-    found = stronger.attack_sums(four, noised, rounds=100, copies=2)
+    found = attack_sums(four, noised, rounds=100, copies=2)
     old, _ = scores(found["colluders, fakes, all exchanges"])
     new, guess = scores(found["colluders, fakes, noise expected"])
     assert new > max(old, guess) + 0.2
@@ -604,7 +627,7 @@ def test_noised_sums_give_items_away_to_who_expects_the_noise(four: list[vf.Part
 
 
 def test_projected_sums_keep_rows_but_not_from_an_insider_over_rounds(four: list[vf.PartyData]) -> None:
-    found = stronger.attack_sums(four, config(epochs=12), rounds=40)
+    found = attack_sums(four, config(epochs=12), rounds=40)
     for name in ("colluders, insider, omp", "colluders, fakes, subset, ridge", "party, fakes, all exchanges"):
         reached, guess = scores(found[name])
         assert reached < guess + 0.05  # as for the paper's own attacks
@@ -613,7 +636,7 @@ def test_projected_sums_keep_rows_but_not_from_an_insider_over_rounds(four: list
     assert known["recall"] > 0.1
 
 
-def trips(watched: Tapped, count: int) -> list[dict[str, float]]:
+def trips(watched: RecordedFederation, count: int) -> list[dict[str, float]]:
     readings = []
     for _ in range(count):
         trip = watched.round()
@@ -648,7 +671,7 @@ def test_the_coordinator_sees_who_has_ratings(
         masking=masked,
         **{"gradients.mechanism": mechanism, "exchange.mode": mode, "exchange.backward": False},
     )
-    readings = trips(tapped(sparse, chosen), 5)
+    readings = trips(record_federation(sparse, chosen), 5)
     assert len(readings) == 15
     assert least <= float(np.mean([each["auc"] for each in readings])) <= most
     false = float(np.mean([each["false"] for each in readings]))
@@ -657,8 +680,8 @@ def test_the_coordinator_sees_who_has_ratings(
 
 def test_many_rounds_show_who_has_ratings_and_how_many(sparse: list[vf.PartyData]) -> None:
     open_ = {"masking": False, "exchange.mode": "exact"}
-    alone = stronger.attack_gradients(sparse, best(**open_), rounds=60, at=(1, 10))["rounds"]
-    masked = stronger.attack_gradients(sparse, best(), rounds=60, at=(1, 10))["rounds"]
+    alone = attack_gradients(sparse, best(**open_), rounds=60, at=(1, 10))["rounds"]
+    masked = attack_gradients(sparse, best(), rounds=60, at=(1, 10))["rounds"]
     assert list(alone) == ["1", "10", "60"]
     for name in ("any", "proven", "degree", "cosine"):
         assert alone["1"][name] < alone["10"][name] < alone["60"][name]
@@ -673,8 +696,8 @@ def test_rows_that_gradients_prove_are_solved_for(sparse: list[vf.PartyData]) ->
     few = [sparse[0], *(vf.PartyData(p.name, p.ratings) for p in sparse[1:])]
     kept = np.isin(few[0].ratings.user, np.arange(300)[::6])
     few[0] = vf.PartyData(few[0].name, few[0].ratings.take(kept))
-    watched = tapped(few, config(form="messages", batch=0, epochs=200, rescale_users=1.0))
-    average = rounds.Average()
+    watched = record_federation(few, config(form="messages", batch=0, epochs=200, rescale_users=1.0))
+    average = ReleaseAverage()
     name = few[0].name
     for _ in range(100):
         trip = watched.round()
@@ -683,15 +706,16 @@ def test_rows_that_gradients_prove_are_solved_for(sparse: list[vf.PartyData]) ->
     assert isinstance(party.projection, Projection)
     assert party.projection.protected
     true = party.neighbourhood(party.exchanged)
-    y = watched.sent_neighbourhoods(trip)[name][0]
-    found = ridge.known_rows(y, ridge.dense(party.projection), torch.nonzero(average.proven).squeeze(1))
-    assert ridge.relative_error(found, true) < 0.01
-    assert ridge.relative_error(party.projection.reconstruct(y), true) > 2
+    y = sent_neighbourhoods(watched, trip)[name][0]
+    found = known_rows(y, dense_projection(party.projection), torch.nonzero(average.proven).squeeze(1))
+    assert relative_error(found, true) < 0.01
+    assert relative_error(party.projection.reconstruct(y), true) > 2
 
 
 def test_membership_by_hand() -> None:
     pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([3.0, 5.0]))
-    users, items = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0, 4.0], [1.0, 1.0]])
+    users = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    items = torch.tensor([[1.0, 4.0], [1.0, 1.0]])
     assert squared_errors(users, items, pairs).tolist() == [0.0, 1.0]
     assert strength(torch.tensor([[1.0, -2.0], [0.0, 0.0]])).tolist() == [3.0, 0.0]
 
@@ -716,14 +740,14 @@ def test_a_model_that_memorises_tells_its_ratings(small_parties: list[vf.PartyDa
 def test_users_alone_in_a_bucket_are_read_off_a_federations_neighbourhoods(
     sparse: list[vf.PartyData],
 ) -> None:
-    watched = tapped(sparse, config(**{"exchange.mode": "exact"}))
+    watched = record_federation(sparse, config(**{"exchange.mode": "exact"}))
     for _ in range(3):
         watched.round()
     party = watched.parties[0]
     x = party.neighbourhood(party.exchanged)
-    drawn = sketch.CountSketch.draw(300, 60, generator())
+    drawn = CountSketch.draw(300, 60, generator())
     there = x.any(1)
-    users, rows = sketch.read_off(drawn.project(x), drawn, there)
+    users, rows = read_off(drawn.project(x), drawn, there)
     assert torch.allclose(rows, x[users], atol=1e-7)
     assert len(users) > int(drawn.alone().sum())  # users with nothing keep nobody company
     truth = party.neighbours[users]
@@ -735,7 +759,7 @@ def test_users_alone_in_a_bucket_are_read_off_a_federations_neighbourhoods(
 def test_a_smaller_share_of_fakes_is_planted_and_used(four: list[vf.PartyData]) -> None:
     parts = [split_ratings(party.ratings, best().split, 0) for party in four]
     fakes = plant(four, parts, target=1, share=0.5, rng=np.random.default_rng(0))
-    found = stronger.attack_sums(four, best(), rounds=60, share=0.5, victims=50)
+    found = attack_sums(four, best(), rounds=60, share=0.5, victims=50)
     assert len(fakes.users) < four[1].ratings.n_items
     assert (
         found["colluders, fakes, all exchanges"]["precision"]

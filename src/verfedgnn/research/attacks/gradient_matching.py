@@ -12,10 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verfedgnn.research.attacks.subset_search import MOST, Found, best_subsets
+from verfedgnn.research.attacks.subset_search import MOST, NearestSubsets, best_subsets
 
-JITTER, MARGIN = 1e-4, 1e-2
-"""Far below 1/6, the least distance between two different normalised sums of ternary gradients."""
+JITTER = 1e-4
+MARGIN = 1e-2
+"""Both far below 1/6, the least distance between two different normalised sums of ternary gradients."""
 
 
 def plain_sum(size: int) -> float:
@@ -30,7 +31,7 @@ def normalised_sum(size: int) -> float:
 
 def match_gradients(
     victims: Tensor, adversarial: Tensor, mechanism: str, generator: torch.Generator, *, most: int = MOST
-) -> Found:
+) -> NearestSubsets:
     """The adversaries (A, D) whose gradients add up to each victim's (V, D); the inferred items are theirs.
 
     Ternary gradients are mostly 0 and often alike. Of equally near subsets one of the smallest is taken, and which one is left to
