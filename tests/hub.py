@@ -14,7 +14,14 @@ import torch
 import verfedgnn as vf
 from verfedgnn.core.errors import Interrupted, VerFedGNNError
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
-from verfedgnn.federation.certificates import issue, key_pem, new_authority, new_key, request, write_secret
+from verfedgnn.federation.certificates import (
+    issue,
+    key_pem,
+    make_request,
+    new_authority,
+    new_key,
+    write_secret,
+)
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.identity import MemberIdentity
@@ -100,7 +107,7 @@ def agree(
         key = new_key()
         files[name] = folder / f"{name}.pem"
         write_secret(files[name], key_pem(key))
-        pem = issue(authority_key, authority, request(key, name), server=name == SERVER)
+        pem = issue(authority_key, authority, make_request(key, name), server=name == SERVER)
         members[name] = Member(name=name, certificate=pem)
     fields = {
         "name": "trial",

@@ -241,10 +241,10 @@ def test_nobody_confirms(command: Command, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     command("federation", "init", "hub", "--address", "127.0.0.1:7443")
     command("federation", "join-request", "film")
-    monkeypatch.setattr("verfedgnn.cli.federation_command._terminal", lambda: False)
+    monkeypatch.setattr("verfedgnn.cli.federation_command._has_terminal", lambda: False)
     code, out, err = command("federation", "approve", "hub", "film/film.csr", "--json")
     assert (code, out) == (2, "")
-    assert "nothing was changed" in err
+    assert "nothing changed" in err
 
 
 # -- terminals and pipes -------------------------------------------------------------------------------------------------

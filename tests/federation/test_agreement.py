@@ -29,8 +29,10 @@ from verfedgnn.federation.agreement import (
 )
 
 CA = c.new_authority("trial")
-SERVER = c.issue(*CA, c.request(c.new_key(), "server"), server=True)
-PARTIES = {name: c.issue(*CA, c.request(c.new_key(), name)) for name in ("film", "book", "music", "Film")}
+SERVER = c.issue(*CA, c.make_request(c.new_key(), "server"), server=True)
+PARTIES = {
+    name: c.issue(*CA, c.make_request(c.new_key(), name)) for name in ("film", "book", "music", "Film")
+}
 
 
 def member(name: str, certificate: str | None = None) -> dict[str, str]:
@@ -55,8 +57,8 @@ def test_round_trip(tmp_path: Path) -> None:
     )
     save_agreement(tmp_path / "federation.toml", agreement)
     text = (tmp_path / "federation.toml").read_text()
-    assert text.startswith("# What the organisations of this federation agree on")
-    assert "no secret" in text
+    assert text.startswith("# The agreement of this federation")
+    assert "contains no secret" in text
     assert "PRIVATE" not in text
     assert text.count('"""\n-----BEGIN CERTIFICATE-----\n') == 5
     assert 'error_clip = "unset"' in text
@@ -77,7 +79,7 @@ def test_the_fingerprint_covers_who_and_how_but_not_where() -> None:
     agreement = build_agreement(values())
     assert len(agreement.fingerprint()) == 16
     assert agreement.digest().startswith(agreement.fingerprint())
-    new = c.issue(*CA, c.request(c.new_key(), "film"))
+    new = c.issue(*CA, c.make_request(c.new_key(), "film"))
     changed = [
         agreement.with_values(name="other"),
         agreement.with_values(alignment="none"),
@@ -87,7 +89,7 @@ def test_the_fingerprint_covers_who_and_how_but_not_where() -> None:
         agreement.with_values(parties=agreement.parties[::-1]),
         agreement.with_values(parties=[member("film", new), *agreement.parties[1:]]),
         agreement.with_values(
-            coordinator=member("server", c.issue(*CA, c.request(c.new_key(), "server"), server=True))
+            coordinator=member("server", c.issue(*CA, c.make_request(c.new_key(), "server"), server=True))
         ),
     ]
     assert len({agreement.fingerprint(), *(other.fingerprint() for other in changed)}) == len(changed) + 1
@@ -147,9 +149,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"parties": [member("film", PARTIES["book"])]},
         "the certificate of film is for 'book'",
     ),
-    "same name": ({"parties": [member("film"), member("film")]}, "there is 'film' already"),
-    "same name in capitals": ({"parties": [member("film"), member("Film")]}, "there is 'film' already"),
-    "server": ({"parties": [member("server", SERVER)]}, "kept for the coordinator"),
+    "same name": ({"parties": [member("film"), member("film")]}, "'film' is already a party"),
+    "same name in capitals": ({"parties": [member("film"), member("Film")]}, "'film' is already a party"),
+    "server": ({"parties": [member("server", SERVER)]}, "reserved for the coordinator"),
     "not server": ({"coordinator": member("film")}, "must be named 'server'"),
     "bad name": ({"parties": [{"name": "a b", "certificate": SERVER}]}, "'a b' cannot be a name"),
     "bad federation name": ({"name": "a\nb"}, r"'a\\nb' cannot be a name"),
@@ -170,7 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {
             "parties": [
                 member("film"),
-                member("book", c.issue(*c.new_authority("trial"), c.request(c.new_key(), "book"))),
+                member("book", c.issue(*c.new_authority("trial"), c.make_request(c.new_key(), "book"))),
             ]
         },
         "the certificate of book is not signed by",
@@ -194,7 +196,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, case: str) -> None:
 
 def test_one_key_for_two_parties() -> None:
     key = c.new_key()
-    twins = [member(name, c.issue(*CA, c.request(key, name))) for name in ("film", "book")]
+    twins = [member(name, c.issue(*CA, c.make_request(key, name))) for name in ("film", "book")]
     with pytest.raises(ConfigError, match="film and book have the same key"):
         build_agreement(values(parties=twins))
 
@@ -203,15 +205,15 @@ def test_what_stands_around_a_certificate_is_not_kept() -> None:
     agreement = build_agreement(values(parties=[member("film", f"mine:\n{PARTIES['film']}\npassword: x\n")]))
     assert agreement.member("film").certificate == PARTIES["film"]
     assert agreement.member("server") is agreement.coordinator
-    with pytest.raises(ConfigError, match="no party 'book' in federation trial; there are: film"):
+    with pytest.raises(ConfigError, match="no party 'book' in federation trial; its parties are: film"):
         agreement.member("book")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
     path = tmp_path / "federation.toml"
-    with pytest.raises(ConfigError, match="No such file or directory; give the federation"):
+    with pytest.raises(ConfigError, match="No such file or directory; pass the federation"):
         load_agreement(path)
-    with pytest.raises(ConfigError, match="No such file or directory; give the federation"):
+    with pytest.raises(ConfigError, match="No such file or directory; pass the federation"):
         load_agreement(tmp_path)
     for data in (b"name = ", b"\xff"):
         path.write_bytes(data)
@@ -224,17 +226,15 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_expired_certificates_say_whose_and_until_when(tmp_path: Path) -> None:
     path = tmp_path / "federation.toml"
     expired = {
-        name: c.issue(*CA, c.request(c.new_key(), name), days=0, server=name == "server")
+        name: c.issue(*CA, c.make_request(c.new_key(), name), days=0, server=name == "server")
         for name in ("server", "book")
     }
     save_agreement(path, build_agreement(values(parties=[member("film"), member("book", expired["book"])])))
-    with pytest.raises(
-        ConfigError, match=r"certificate of book was valid until 20\d\d-\d\d-\d\d; .*--replace"
-    ):
+    with pytest.raises(ConfigError, match=r"certificate of book expired on 20\d\d-\d\d-\d\d; .*--replace"):
         load_agreement(path)
     assert load_agreement(path, dates=False).member("book").expires
     save_agreement(path, build_agreement(values(coordinator=member("server", expired["server"]))))
-    with pytest.raises(ConfigError, match=r"certificate of server was valid until .*federation renew"):
+    with pytest.raises(ConfigError, match=r"certificate of server expired on .*federation renew"):
         load_agreement(path)
 
 
@@ -247,7 +247,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, answer: str | None = None) -> list[str]:
-        monkeypatch.setattr(federation, "_terminal", lambda: answer is not None)
+        monkeypatch.setattr(federation, "_has_terminal", lambda: answer is not None)
         result = CliRunner().invoke(federation.app, arguments, input=answer)
         if isinstance(result.exception, VerFedGNNError):
             assert "\n" not in str(result.exception)
@@ -315,12 +315,12 @@ def test_show(founded: Command) -> None:
         "keyed",
         "2 of 2",
         agreement.config.fingerprint(),
-        c.short(agreement.digest()),
+        c.short_fingerprint(agreement.digest()),
         "masking = true",
     ):
         assert words in shown
     for party in (agreement.coordinator, *agreement.parties):
-        assert c.short(party.fingerprint) in shown
+        assert c.short_fingerprint(party.fingerprint) in shown
     assert shown.splitlines()[-1].startswith("next: ")
     told = json.loads(founded("show", "fed/federation.toml", "--json")[0])
     assert told["fingerprint"] == agreement.fingerprint()
@@ -366,7 +366,7 @@ def test_approval_is_asked_for(founded: Command) -> None:
     before = Path("fed/federation.toml").read_bytes()
     with pytest.raises(ConfigError, match="--yes"):
         founded("approve", "fed", "film/film.csr")
-    with pytest.raises(ConfigError, match="nothing was changed"):
+    with pytest.raises(ConfigError, match="nothing changed"):
         founded("approve", "fed", "film/film.csr", answer="n\n")
     assert Path("fed/federation.toml").read_bytes() == before
     founded("approve", "fed", "film/film.csr", answer="y\n")
@@ -377,7 +377,7 @@ def test_rotation_and_revocation(founded: Command) -> None:
     founded("approve", "fed", "film/film.csr", "book/book.csr", "--yes")
     before = load_agreement(Path("fed"))
     founded("join-request", "film", "--out", "new")
-    with pytest.raises(ConfigError, match=r"film is a member already; .* --replace"):
+    with pytest.raises(ConfigError, match=r"film is already a member; .* --replace"):
         founded("approve", "fed", "new/film.csr", "--yes")
     founded("approve", "fed", "new/film.csr", "--replace", "--yes")
     after = load_agreement(Path("fed"))
@@ -385,7 +385,7 @@ def test_rotation_and_revocation(founded: Command) -> None:
     assert c.same_key(c.read_key(Path("new/key.pem")), after.member("film").certificate)
     assert after.member("book") == before.member("book")
     founded("join-request", "music")
-    with pytest.raises(ConfigError, match="leave out --replace"):
+    with pytest.raises(ConfigError, match="omit --replace"):
         founded("approve", "fed", "music/music.csr", "--replace", "--yes")
     with pytest.raises(ConfigError, match="another request for film"):
         founded("approve", "fed", "film/film.csr", "new/film.csr", "--replace", "--yes")
@@ -410,7 +410,7 @@ def test_rotation_and_revocation(founded: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["init", "fed", "--address", "localhost:1"], "exists already and is left as it is"),
+        (["init", "fed", "--address", "localhost:1"], "already exists and is not empty"),
         (["init", "film/key.pem", "--address", "localhost:1", "--name", "x"], "cannot create"),
         (["init", "x", "--address", "localhost"], "is not host:port"),
         (["init", "x", "--address", "localhost:1", "--name", "a b"], "--name"),
@@ -420,13 +420,13 @@ def test_rotation_and_revocation(founded: Command) -> None:
         (["init", "x", "--address", "localhost:1", "--preset", "worst"], "best, paper"),
         (["init", "x", "--address", "localhost:1", "--config", "none.toml"], "cannot read the configuration"),
         (["init", "x", "--address", "localhost:1", "--min-parties", "-1"], "min_parties"),
-        (["join-request", "film"], "exists already and is left as it is"),
+        (["join-request", "film"], "already exists and is not empty"),
         (["join-request", "../x"], "cannot be a name"),
-        (["join-request", "Server"], "kept for the coordinator"),
+        (["join-request", "Server"], "reserved for the coordinator"),
         (["approve", "film", "film/film.csr"], "cannot read the agreement"),
         (["approve", "fed", "none.csr"], "cannot read the request none.csr"),
         (["approve", "fed", "film/key.pem"], "film/key.pem: this is a private key"),
-        (["approve", "fed", "fed/authority.pem"], "no certificate request"),
+        (["approve", "fed", "fed/authority.pem"], "not a certificate request"),
         (["show", "film"], "cannot read the agreement film/federation.toml"),
     ],
 )

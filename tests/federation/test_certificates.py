@@ -80,7 +80,7 @@ def test_unusable_key_files(tmp_path: Path) -> None:
     }
     for name, data in other.items():
         c.write_secret(tmp_path / name, data)
-        with pytest.raises(ConfigError, match="give the file that verfedgnn wrote") as caught:
+        with pytest.raises(ConfigError, match="pass the file that verfedgnn wrote") as caught:
             c.read_key(tmp_path / name)
         assert "\n" not in str(caught.value)
 
@@ -107,11 +107,11 @@ def test_a_certificate_has_the_name_the_key_and_nothing_it_asked_for(authority: 
 
 def test_no_certificate_outlives_its_authority() -> None:
     key, pem = c.new_authority("brief", days=3)
-    issued = c.read_certificate(c.issue(key, pem, c.request(c.new_key(), "film")))
+    issued = c.read_certificate(c.issue(key, pem, c.make_request(c.new_key(), "film")))
     assert issued.not_valid_after_utc == c.read_certificate(pem).not_valid_after_utc
     key, pem = c.new_authority("gone", days=0)
-    with pytest.raises(ConfigError, match="the authority was valid until 20"):
-        c.issue(key, pem, c.request(c.new_key(), "film"))
+    with pytest.raises(ConfigError, match="the authority expired on 20"):
+        c.issue(key, pem, c.make_request(c.new_key(), "film"))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_no_certificate_outlives_its_authority() -> None:
         (["unset"], "cannot be a name"),
         ([], "0 names"),
         (["film", "book"], "2 names"),
-        (["server"], "kept for the coordinator"),
-        (["SERVER"], "kept for the coordinator"),
+        (["server"], "reserved for the coordinator"),
+        (["SERVER"], "reserved for the coordinator"),
     ],
 )
 def test_forged_names_are_refused(authority: Authority, names: list[str], message: str) -> None:
@@ -140,8 +140,8 @@ def test_forged_names_are_refused(authority: Authority, names: list[str], messag
 
 def test_unusable_requests(authority: Authority) -> None:
     key = c.new_key()
-    csr = x509.load_pem_x509_csr(c.request(key, "film").encode())
-    other = x509.load_pem_x509_csr(c.request(c.new_key(), "book").encode())
+    csr = x509.load_pem_x509_csr(c.make_request(key, "film").encode())
+    other = x509.load_pem_x509_csr(c.make_request(c.new_key(), "book").encode())
     body, stolen = csr.public_bytes(Encoding.DER), bytearray(other.public_bytes(Encoding.DER))
     place = stolen.find(other.public_key().public_bytes(Encoding.X962, c.PublicFormat.UncompressedPoint))
     stolen[place : place + 65] = csr.public_key().public_bytes(
@@ -159,21 +159,21 @@ def test_unusable_requests(authority: Authority) -> None:
         .subject_name(subject)
         .sign(ed25519.Ed25519PrivateKey.generate(), None)
     )
-    with pytest.raises(ConfigError, match="another kind of key"):
+    with pytest.raises(ConfigError, match="not for an ECDSA P-256 key"):
         c.issue(*authority, odd.public_bytes(Encoding.PEM).decode())
     with pytest.raises(ConfigError, match="not for 'film'"):
-        c.issue(*authority, c.request(key, "film"), server=True)
+        c.issue(*authority, c.make_request(key, "film"), server=True)
     with pytest.raises(ConfigError, match="does not belong to its certificate"):
-        c.issue(key, authority[1], c.request(key, "film"))
+        c.issue(key, authority[1], c.make_request(key, "film"))
     with pytest.raises(ConfigError, match="cannot be a name"):
-        c.request(key, "a b")
+        c.make_request(key, "a b")
     with pytest.raises(ConfigError, match="single one"):
         c.read_certificate(authority[1] + authority[1])
 
 
 def test_signatures(authority: Authority) -> None:
     key = c.new_key()
-    pem = c.issue(*authority, c.request(key, "film"))
+    pem = c.issue(*authority, c.make_request(key, "film"))
     signature = c.sign(key, b"ready")
     assert c.verify(pem, signature, b"ready")
     assert not c.verify(pem, signature, b"Ready")
@@ -185,7 +185,7 @@ def test_fingerprints_for_the_telephone(authority: Authority) -> None:
     digits = c.fingerprint(authority[1])
     assert len(digits) == 64
     assert digits == c.read_certificate(authority[1]).fingerprint(SHA256()).hex()
-    assert c.short("0123456789abcdef" * 4) == "0123 4567 89ab cdef 0123 4567 89ab cdef"
+    assert c.short_fingerprint("0123456789abcdef" * 4) == "0123 4567 89ab cdef 0123 4567 89ab cdef"
 
 
 def context(side: int, trust: str, key: Path, certificate: str) -> ssl.SSLContext:
@@ -244,7 +244,7 @@ def test_mutual_tls(tmp_path: Path, authority: Authority) -> None:
         c.write_secret(path, c.key_pem(c.new_key()))
 
     def certificate(name: str, by: Authority = authority, **options: int) -> str:
-        return c.issue(*by, c.request(c.read_key(keys[name]), name), server=name == "server", **options)
+        return c.issue(*by, c.make_request(c.read_key(keys[name]), name), server=name == "server", **options)
 
     def server(pem: str, name: str = "server") -> ssl.SSLContext:
         return context(ssl.PROTOCOL_TLS_SERVER, trust, keys[name], pem)

@@ -15,7 +15,7 @@ import pytest
 import verfedgnn as vf
 from hub import SERVER, agree
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.certificates import issue, key_pem, new_key, request, write_secret
+from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key, write_secret
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 
@@ -170,12 +170,12 @@ def test_a_certificate_of_the_authority_is_not_enough(
     authority_key, authority = new_authority("trial2")
     key, file = new_key(), tmp_path / "spy.pem"
     write_secret(file, key_pem(key))
-    spy = issue(authority_key, authority, request(key, "spy"))
+    spy = issue(authority_key, authority, make_request(key, "spy"))
     members = {"authority": authority}
     renewed = {}
     for name in (SERVER, "film", "book"):
         own = identities[name]._key
-        pem = issue(authority_key, authority, request(own, name), server=name == SERVER)
+        pem = issue(authority_key, authority, make_request(own, name), server=name == SERVER)
         renewed[name] = {"name": name, "certificate": pem}
     changed = agreement.with_values(
         **members, coordinator=renewed[SERVER], parties=[renewed["film"], renewed["book"]]

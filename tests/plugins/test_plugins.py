@@ -277,7 +277,7 @@ def test_a_federation_is_not_begun_with_code_that_nobody_can_compare(
     made = CliRunner().invoke(
         app, ["federation", "init", str(tmp_path / "hub"), "--address", "localhost:1", "--model", "sage"]
     )
-    assert "GNN 'sage' is in no file" in str(made.exception)
+    assert "GNN 'sage' is not defined in a file" in str(made.exception)
     assert not (tmp_path / "hub").exists()
 
 

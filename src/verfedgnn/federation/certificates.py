@@ -1,6 +1,6 @@
 """Keys and certificates: ECDSA P-256 throughout, under one authority that the coordinator runs.
 
-A key is made on the machine where it stays; what travels is a request for a certificate, and the certificate. Both are PEM text.
+A private key is created on the machine where it stays. Only certificate requests and certificates travel, as PEM text.
 """
 
 from __future__ import annotations
@@ -32,50 +32,50 @@ Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 
 COORDINATOR = "server"
-"""The coordinator's name in its certificate; no party may have it."""
+"""Name of the coordinator in its certificate, reserved for it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _SKEW = timedelta(hours=1)
-"""A new certificate is valid this long already, for machines whose clocks are behind."""
+"""Time by which a certificate is backdated, for machines whose clocks are slow."""
 
 
 class CertificateError(ConfigError, ValueError):
-    """A key, request or certificate cannot be used; also a ValueError, so that a model being validated reports it."""
+    """An unusable key, request or certificate; also a ValueError, so that pydantic reports it."""
 
 
-class Request(NamedTuple):
-    """What a request for a certificate is asked for; the rest of it is never looked at."""
+class CertificateRequest(NamedTuple):
+    """The name and public key in a certificate request; its other content is ignored."""
 
     name: str
     key: PublicKey
 
 
 def check_name(name: str) -> str:
-    """`name`, if it can stand in a certificate, a file name and a log line."""
+    """Return `name` if it is safe in a certificate, a file name and a log line; raise `CertificateError` otherwise."""
     if not _NAME.fullmatch(name) or name == "unset":  # "unset" is how our TOML files spell null
         raise CertificateError(
-            f"{name[:80]!a} cannot be a name; use 1 to 63 letters, digits, - and _, with a letter or digit in front"
+            f"{name[:80]!a} cannot be a name; use 1 to 63 letters, digits, - and _, starting with a letter or digit"
         )
     return name
 
 
 def new_key() -> Key:
-    """A fresh private key."""
+    """Generate a private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_pem(key: Key) -> bytes:
-    """A private key as a file holds it. It is not encrypted: a coordinator or party must start without anybody at hand."""
+    """Return a private key as PEM, not encrypted because services start without anybody at hand."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A new file that nobody but its owner could read at any moment."""
+    """Write a new file that at no time anybody but its owner can read."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise CertificateError(
-            f"{path} exists already and is not overwritten; move it away or choose another folder"
+            f"{path} exists already and is not overwritten; move it or choose another folder"
         ) from None
     except OSError as error:
         raise CertificateError(
@@ -90,12 +90,12 @@ def write_secret(path: Path, data: bytes) -> None:
         with suppress(OSError):
             path.unlink()
         raise CertificateError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another folder"
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
         ) from None
 
 
 def read_key(path: Path) -> Key:
-    """A private key from its file, unless others may read it too."""
+    """Read a private key; raise `CertificateError` if other users can read its file."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -104,26 +104,26 @@ def read_key(path: Path) -> Key:
         raise CertificateError(f"cannot read the key {path}: {error.strerror or error}") from None
     if mode & 0o077 and os.name == "posix":
         raise CertificateError(
-            f"the key {path} is open to other users of this machine (mode {mode:04o}); close it with `chmod 600 {path}`, "
-            "and replace it if somebody may have read it"
+            f"other users of this machine can read the key {path} (mode {mode:04o}); run `chmod 600 {path}`, "
+            "and replace the key if somebody may have read it"
         )
     try:
         key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CertificateError(
-            f"{path} holds no private key in plain PEM; give the file that verfedgnn wrote"
+            f"{path} holds no unencrypted private key in PEM; pass the file that verfedgnn wrote"
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise CertificateError(
-            f"the key {path} is of another kind than ECDSA P-256; give the file that verfedgnn wrote"
+            f"the key {path} is not an ECDSA P-256 key; pass the file that verfedgnn wrote"
         )
     return key
 
 
 def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
-    """The key and self-signed certificate of a federation's authority; it can sign members, but no further authorities."""
+    """Create the key and self-signed certificate of an authority, which can sign members but no further authorities."""
     key = new_key()
-    # the organisation keeps it apart from a party of the same name
+    # the organisation distinguishes it from a party of the same name
     organisation = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "verfedgnn authority")
     subject = x509.Name([organisation, x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
     certificate = (
@@ -135,24 +135,26 @@ def new_authority(name: str, days: int = 3650) -> tuple[Key, str]:
     return key, _pem(certificate)
 
 
-def request(key: Key, name: str) -> str:
-    """A request for a certificate of `name`, signed with the key it is for."""
+def make_request(key: Key, name: str) -> str:
+    """Return a certificate request for `name`, signed with its key."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
     return _pem(x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, SHA256()))
 
 
-def read_request(csr_pem: str) -> Request:
-    """Name and public key of a request whose sender holds the private key."""
+def read_request(csr_pem: str) -> CertificateRequest:
+    """Return the name and public key of a request, after checking that its sender holds the private key."""
     if "PRIVATE KEY" in csr_pem:
         raise CertificateError(
-            "this is a private key, which must never leave its machine; the request is the file ending in .csr"
+            "this is a private key, which must never leave its machine; pass the request, the file ending in .csr"
         )
     try:
         csr = x509.load_pem_x509_csr(csr_pem.encode())
-        key, names, signed = csr.public_key(), _common_names(csr.subject), csr.is_signature_valid
+        key = csr.public_key()
+        names = _common_names(csr.subject)
+        signed = csr.is_signature_valid
     except (ValueError, UnsupportedAlgorithm):
         raise CertificateError(
-            "this is no certificate request in PEM; the party makes one with `verfedgnn federation join-request`"
+            "this is not a certificate request in PEM; the party creates one with `verfedgnn federation join-request`"
         ) from None
     if not signed:
         raise CertificateError(
@@ -160,31 +162,31 @@ def read_request(csr_pem: str) -> Request:
         )
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise CertificateError(
-            "the request is for another kind of key than ECDSA P-256; use `verfedgnn federation join-request`"
+            "the request is not for an ECDSA P-256 key; create it with `verfedgnn federation join-request`"
         )
     if len(names) != 1:
         raise CertificateError(
-            f"the request has {len(names)} names instead of one; use `verfedgnn federation join-request`"
+            f"the request has {len(names)} names instead of one; create it with `verfedgnn federation join-request`"
         )
-    return Request(check_name(names[0]), key)
+    return CertificateRequest(check_name(names[0]), key)
 
 
 def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool = False) -> str:
-    """The authority's certificate for a request: its public key and its name; what else it asks for is not granted."""
+    """Sign the name and public key of a request and return the certificate; other content of the request is ignored."""
     authority = read_certificate(ca_cert, "the authority")
     if not same_key(ca_key, ca_cert):
         raise CertificateError(
             "the authority's key does not belong to its certificate; use the two files of one federation"
         )
     if authority.not_valid_after_utc <= _now():
-        until = day(authority.not_valid_after_utc)
+        until = format_day(authority.not_valid_after_utc)
         raise CertificateError(
-            f"the authority was valid until {until}; begin a new one with `verfedgnn federation init`"
+            f"the authority expired on {until}; create a new federation with `verfedgnn federation init`"
         )
     asked = read_request(csr_pem)
     if not server and asked.name.lower() == COORDINATOR:
         raise CertificateError(
-            f"'{asked.name}' is kept for the coordinator; the party must choose another name"
+            f"'{asked.name}' is reserved for the coordinator; the party must choose another name"
         )
     if server and asked.name != COORDINATOR:
         raise CertificateError(
@@ -208,13 +210,13 @@ def issue(ca_key: Key, ca_cert: str, csr_pem: str, days: int = 825, server: bool
 
 
 def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
-    """The one certificate in `pem`; `whose` it is goes into the error."""
+    """Return the only certificate in `pem`; `whose` names its owner in errors."""
     try:
         found = x509.load_pem_x509_certificates(pem.encode())
         keys = [certificate.public_key() for certificate in found]
     except (ValueError, UnsupportedAlgorithm):
         raise CertificateError(
-            f"the certificate of {whose} cannot be read; get federation.toml anew from the coordinator"
+            f"the certificate of {whose} cannot be read; get federation.toml from the coordinator again"
         ) from None
     if (
         len(found) != 1
@@ -222,29 +224,31 @@ def read_certificate(pem: str, whose: str = "this member") -> x509.Certificate:
         or not isinstance(keys[0].curve, ec.SECP256R1)
     ):
         raise CertificateError(
-            f"the certificate of {whose} must be a single one with an ECDSA P-256 key; make it with verfedgnn"
+            f"the certificate of {whose} must be a single one with an ECDSA P-256 key; create it with verfedgnn"
         )
     return found[0]
 
 
 def plain_pem(pem: str, whose: str = "this member") -> str:
-    """The certificate in `pem` and nothing else that may stand around it."""
+    """Return the certificate in `pem` without any text around it."""
     return _pem(read_certificate(pem, whose))
 
 
 def certificate_name(pem: str, whose: str = "this member") -> str:
-    """The name a certificate is for."""
+    """Return the name in a certificate."""
     certificate = read_certificate(pem, whose)
     names: list[str] = []
     with suppress(ValueError):
         names = _common_names(certificate.subject)
     if len(names) != 1:
-        raise CertificateError(f"the certificate of {whose} is not for one name; make it with verfedgnn")
+        raise CertificateError(
+            f"the certificate of {whose} must hold exactly one name; create it with verfedgnn"
+        )
     return names[0]
 
 
 def issued_by(pem: str, authority: str) -> bool:
-    """Whether `authority` signed this certificate."""
+    """Return whether `authority` signed this certificate."""
     try:
         read_certificate(pem).verify_directly_issued_by(read_certificate(authority, "the authority"))
     except (ValueError, TypeError, InvalidSignature):
@@ -253,17 +257,17 @@ def issued_by(pem: str, authority: str) -> bool:
 
 
 def same_key(key: Key, cert: str) -> bool:
-    """Whether the certificate is for this private key."""
+    """Return whether the certificate belongs to this private key."""
     return key_fingerprint(key) == key_fingerprint(_public_key(cert))
 
 
 def sign(key: Key, data: bytes) -> bytes:
-    """An ECDSA signature over SHA-256 of `data`."""
+    """Return the ECDSA signature over the SHA-256 of `data`."""
     return key.sign(data, ec.ECDSA(SHA256()))
 
 
 def verify(cert_pem: str, signature: bytes, data: bytes) -> bool:
-    """Whether the holder of the certificate's key signed `data`."""
+    """Return whether the holder of the certificate's key signed `data`."""
     try:
         _public_key(cert_pem).verify(signature, data, ec.ECDSA(SHA256()))
     except InvalidSignature:
@@ -272,28 +276,28 @@ def verify(cert_pem: str, signature: bytes, data: bytes) -> bool:
 
 
 def fingerprint(cert: str) -> str:
-    """SHA-256 of a certificate, the 64 hex digits by which it is pinned."""
+    """Return the SHA-256 of a certificate, the 64 hex digits by which it is pinned."""
     return hashlib.sha256(read_certificate(cert).public_bytes(Encoding.DER)).hexdigest()
 
 
 def key_fingerprint(key: Key | PublicKey) -> str:
-    """SHA-256 of a public key, 64 hex digits: the same before and after its certificate exists."""
+    """Return the SHA-256 of a public key in 64 hex digits, the same before and after it has a certificate."""
     public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def certificate_key(cert: str) -> str:
-    """The `key_fingerprint` of the key a certificate is for."""
+    """Return the `key_fingerprint` of the key in a certificate."""
     return key_fingerprint(_public_key(cert))
 
 
-def short(digits: str) -> str:
-    """A fingerprint to be read out on the telephone: its first 32 digits (128 bits) in groups of four."""
+def short_fingerprint(digits: str) -> str:
+    """Return the first 32 digits (128 bits) of a fingerprint in groups of four, to be read out by phone."""
     return " ".join(digits[i : i + 4] for i in range(0, min(len(digits), 32), 4))
 
 
-def day(moment: datetime) -> str:
-    """A date as tables and errors show it."""
+def format_day(moment: datetime) -> str:
+    """Return a date as tables and errors show it."""
     return moment.strftime("%Y-%m-%d")
 
 
@@ -328,7 +332,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _public_key(cert: str) -> PublicKey:
     key = read_certificate(cert).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)  # read_certificate lets no other through
+    assert isinstance(key, ec.EllipticCurvePublicKey)  # read_certificate accepts no other
     return key
 
 

@@ -1,13 +1,13 @@
-"""The roster of a federation: create it, admit and remove parties, renew the coordinator's certificate."""
+"""Create a federation, admit and remove its parties, and renew the coordinator's certificate."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from verfedgnn.config import Config, build_config, presets, read_preset
+from verfedgnn.config import Config, build_config, read_preset
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
 from verfedgnn.federation.agreement import (
@@ -22,64 +22,93 @@ from verfedgnn.federation.certificates import (
     COORDINATOR,
     CertificateError,
     Key,
-    certificate_key,
     issue,
     key_fingerprint,
     key_pem,
+    make_request,
     new_authority,
     new_key,
     read_key,
     read_request,
-    request,
-    short,
+    short_fingerprint,
     write_secret,
 )
 from verfedgnn.federation.key_files import AUTHORITY, AUTHORITY_KEY, COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.plugins import GNNS, REMEDY
 
 
-def begin(
-    folder: Path, built: Config, *, preset: str, file: Path | None, overrides: dict[str, Any], **values: Any
-) -> tuple[Agreement, str]:
-    """A new federation in a new folder, and a note on its masking; `values` are the agreement's name, address and rules."""
-    chosen, note = _masked(built.with_code(), preset, file, overrides)
-    if chosen.model.gnn not in GNNS and chosen.model.code is None:
+class NewFederation(NamedTuple):
+    """A federation that was just created."""
+
+    agreement: Agreement
+    unmasked: str | None
+    """Reason why masking could not be switched on by default; None if it is on or was chosen explicitly."""
+
+
+def create_federation(
+    folder: Path,
+    *,
+    preset: str,
+    model: str | None,
+    config_file: Path | None,
+    overrides: dict[str, Any],
+    **rules: Any,
+) -> NewFederation:
+    """Create the authority, the coordinator's key and the agreement in a new folder.
+
+    `rules` are the remaining fields of the agreement: name, address, alignment, min_parties.
+    """
+    built = build_config(preset=preset, model=model, file=config_file, overrides=overrides)
+    config, unmasked = _mask_by_default(built.with_code(), preset, config_file, overrides)
+    if config.model.gnn not in GNNS and config.model.code is None:
         raise ConfigError(
-            f"GNN '{chosen.model.gnn}' is in no file, so members could not compare its code; {REMEDY}"
+            f"GNN '{config.model.gnn}' is not defined in a file, so members cannot compare its code; {REMEDY}"
         )
     try:
-        authority_key, authority = new_authority(values["name"])
+        authority_key, authority = new_authority(rules["name"])
     except CertificateError as error:
-        raise ConfigError(f"{error}; name the federation with --name") from None
+        raise ConfigError(f"{error}; set the name of the federation with --name") from None
     key, coordinator = _new_coordinator(authority_key, authority)
     agreement = build_agreement(
-        {**values, "config": chosen, "authority": authority, "coordinator": coordinator}
+        {**rules, "config": config, "authority": authority, "coordinator": coordinator}
     )
     _new_folder(folder)
     write_secret(folder / AUTHORITY_KEY, key_pem(authority_key))
     write_secret(folder / COORDINATOR_KEY, key_pem(key))
     _write(folder / AUTHORITY, authority)
     save_agreement(folder / FILE, agreement)
-    return agreement, note
+    return NewFederation(agreement, unmasked)
 
 
-def ask(name: str, folder: Path) -> tuple[Path, str]:
-    """A party's key in a new folder; its request and the fingerprint of its public key."""
+class JoinRequest(NamedTuple):
+    """A party's request to join, and the fingerprint by which the coordinator recognises it."""
+
+    key_file: Path
+    request_file: Path
+    fingerprint: str
+
+
+def request_membership(name: str, folder: Path) -> JoinRequest:
+    """Create a party's key and certificate request in a new folder."""
     if name.lower() == COORDINATOR:
-        raise ConfigError(f"'{name}' is kept for the coordinator; choose another name")
+        raise ConfigError(f"'{name}' is reserved for the coordinator; choose another name")
     key = new_key()
-    csr = request(key, name)
+    csr = make_request(key, name)
     _new_folder(folder)
-    write_secret(folder / PARTY_KEY, key_pem(key))
-    sent = folder / f"{name}.csr"
-    _write(sent, csr)
-    return sent, short(key_fingerprint(key))
+    key_file = folder / PARTY_KEY
+    request_file = folder / f"{name}.csr"
+    write_secret(key_file, key_pem(key))
+    _write(request_file, csr)
+    return JoinRequest(key_file, request_file, short_fingerprint(key_fingerprint(key)))
 
 
-def admit(
+def admit_parties(
     folder: Path, requests: Sequence[Path], *, replace: bool, confirm: Callable[[dict[str, str]], None]
 ) -> Agreement:
-    """Put parties on the roster, once `confirm` has agreed to the fingerprints of their public keys."""
+    """Sign certificate requests and add their parties to the roster.
+
+    `confirm` receives the fingerprint of each party's public key and raises an error if they are not accepted.
+    """
     agreement = load_agreement(folder, dates=False)
     authority_key = read_key(folder / AUTHORITY_KEY)
     members = {party.name: party for party in agreement.parties}
@@ -92,40 +121,37 @@ def admit(
             member = Member(name=asked.name, certificate=issue(authority_key, agreement.authority, csr))
         except CertificateError as error:
             raise ConfigError(f"{path}: {error}") from None
-        if asked.name in signed:
+        name = asked.name
+        if name in signed:
             raise ConfigError(
-                f"{path}: there is another request for {asked.name}; give the one whose fingerprint you compared"
+                f"{path}: there is another request for {name}; pass only the one whose fingerprint you compared"
             )
-        if replace and asked.name not in members:
-            raise ConfigError(
-                f"{path}: {asked.name} is no member whose certificate could be replaced; leave out --replace"
-            )
-        if asked.name in members and not replace:
-            raise ConfigError(
-                f"{path}: {asked.name} is a member already; give it a new certificate with --replace"
-            )
-        signed[asked.name] = member
-        fingerprints[asked.name] = short(key_fingerprint(asked.key))
+        if replace and name not in members:
+            raise ConfigError(f"{path}: {name} has no certificate to replace; omit --replace")
+        if name in members and not replace:
+            raise ConfigError(f"{path}: {name} is already a member; pass --replace to renew its certificate")
+        signed[name] = member
+        fingerprints[name] = short_fingerprint(key_fingerprint(asked.key))
     changed = agreement.with_values(parties=list((members | signed).values()))
     confirm(fingerprints)
     save_agreement(folder / FILE, changed)
     return changed
 
 
-def remove(folder: Path, name: str) -> Agreement:
-    """Take a party off the roster."""
+def remove_party(folder: Path, name: str) -> Agreement:
+    """Remove a party from the roster."""
     agreement = load_agreement(folder, dates=False)
     if agreement.member(name) is agreement.coordinator:
         raise ConfigError(
-            f"'{COORDINATOR}' is the coordinator itself; give it a new key with `verfedgnn federation renew {folder}`"
+            f"'{COORDINATOR}' is the coordinator; renew its key with `verfedgnn federation renew {folder}`"
         )
     changed = agreement.with_values(parties=[party for party in agreement.parties if party.name != name])
     save_agreement(folder / FILE, changed)
     return changed
 
 
-def renew(folder: Path) -> Agreement:
-    """A new key and certificate for the coordinator."""
+def renew_coordinator(folder: Path) -> Agreement:
+    """Create a new key and certificate for the coordinator."""
     agreement = load_agreement(folder, dates=False)
     key, coordinator = _new_coordinator(read_key(folder / AUTHORITY_KEY), agreement.authority)
     changed = agreement.with_values(coordinator=coordinator)
@@ -136,39 +162,41 @@ def renew(folder: Path) -> Agreement:
         part.replace(folder / COORDINATOR_KEY)
     except OSError as error:
         raise ConfigError(
-            f"cannot replace {folder / COORDINATOR_KEY}: {error.strerror or error}; mend it and run this again"
+            f"cannot replace {folder / COORDINATOR_KEY}: {error.strerror or error}; fix this and run the command again"
         ) from None
     save_agreement(folder / FILE, changed)
     return changed
 
 
-def _masked(config: Config, preset: str, file: Path | None, overrides: dict[str, Any]) -> tuple[Config, str]:
-    """Across organisations masking is on unless somebody decided about it; where it cannot be, say why."""
-    decided = (
-        set(read_preset(preset))
-        | set(overrides)
-        | set(tomllib.loads(file.read_text("utf-8")) if file else ())
-    )
-    if "masking" in decided:
-        return config, ""
-    if config.gradients.mechanism not in ("ternary", "skellam"):
-        return config, f": it needs ternary or Skellam gradients, and these are {config.gradients.mechanism}"
-    return config.with_values({"masking": True}), ""
+def _mask_by_default(
+    config: Config, preset: str, file: Path | None, overrides: dict[str, Any]
+) -> tuple[Config, str | None]:
+    """Switch masking on unless a preset, file or option sets it; return the reason if that is impossible."""
+    chosen = set(read_preset(preset)) | set(overrides)
+    if file is not None:
+        chosen |= set(tomllib.loads(file.read_text("utf-8")))
+    if "masking" in chosen:
+        return config, None
+    mechanism = config.gradients.mechanism
+    if mechanism not in ("ternary", "skellam"):
+        return config, f"it needs ternary or Skellam gradients, and these are {mechanism}"
+    return config.with_values({"masking": True}), None
 
 
 def _new_coordinator(authority_key: Key, authority: str) -> tuple[Key, Member]:
     key = new_key()
     return key, Member(
-        name=COORDINATOR, certificate=issue(authority_key, authority, request(key, COORDINATOR), server=True)
+        name=COORDINATOR,
+        certificate=issue(authority_key, authority, make_request(key, COORDINATOR), server=True),
     )
 
 
 def _new_folder(folder: Path) -> None:
-    """An empty folder that only its owner may enter."""
+    """Create a folder that only its owner can enter; raise `ConfigError` if it is not empty."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise ConfigError(f"{folder} exists already and is left as it is; choose another folder")
+            raise ConfigError(f"{folder} already exists and is not empty; choose another folder")
         folder.chmod(0o700)
     except OSError as error:
         raise ConfigError(
@@ -181,7 +209,7 @@ def _write(path: Path, text: str) -> None:
         write_bytes(path, text.encode())
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another folder"
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
         ) from None
 
 
@@ -190,35 +218,3 @@ def _read(path: Path) -> str:
         return path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise ConfigError(f"cannot read the request {path}: {error.strerror or error}") from None
-
-
-def changed_settings(config: Config) -> dict[str, Any]:
-    """The settings that are not as in the preset this configuration started from, by path."""
-    base = build_config(preset=config.base) if config.base in presets() else Config(base=config.base)
-    before = base.values()
-    return {path: own for path, own in config.values().items() if path not in before or own != before[path]}
-
-
-def summary(agreement: Agreement) -> dict[str, Any]:
-    """The agreement for programs."""
-    members = (agreement.coordinator, *agreement.parties)
-    return {
-        "name": agreement.name,
-        "address": agreement.address,
-        "alignment": agreement.alignment,
-        "quorum": agreement.quorum,
-        "configuration": agreement.config.fingerprint(),
-        "fingerprint": agreement.fingerprint(),
-        "digest": agreement.digest(),
-        "preset": agreement.config.base,
-        "settings": changed_settings(agreement.config),
-        "members": [
-            {
-                "name": m.name,
-                "certificate": m.fingerprint,
-                "key": certificate_key(m.certificate),
-                "expires": m.expires.isoformat(),
-            }
-            for m in members
-        ],
-    }

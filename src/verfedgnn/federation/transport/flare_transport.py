@@ -1,8 +1,8 @@
 """The transport between organisations: NVIDIA FLARE endpoints over mutual TLS.
 
-FLARE's communicator gives framing, an endpoint's name bound to its certificate, heartbeats and reconnection. Its layers above
-(cell routing, object decoding) are left out: a message is bytes for the peer at the other end, nothing is forwarded, nothing is
-turned into objects.
+FLARE's communicator provides framing, endpoint names bound to certificates, heartbeats and reconnection. Its upper
+layers (cell routing, object decoding) are not used: a message is bytes for the peer at the other end. Nothing is
+forwarded, and nothing is decoded into objects.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.tls_driver import PinnedTls, _Connection
 
 COORDINATOR = "server"
-"""The coordinator's endpoint; FLARE knows its root by this name."""
+"""Name of the coordinator's endpoint, which FLARE reserves for its root."""
 _APP = 1
-_OUTBOX, _OUTBOX_BYTES = 64, 1 << 31
-"""Messages and bytes that may wait for one slow peer; beyond that it is cut off."""
+_OUTBOX = 64
+"""Number of messages that may wait for one slow peer before it is disconnected."""
+_OUTBOX_BYTES = 1 << 31
+"""Number of bytes that may wait for one slow peer before it is disconnected."""
 
-logging.getLogger("nvflare").setLevel(
-    logging.CRITICAL
-)  # what matters of the network is told as events; its own log names peers
-conn_manager.MAX_WAIT = 4  # seconds between two attempts to reconnect, at most
+# FLARE's own log names peers; the events that matter are logged by the services.
+logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+conn_manager.MAX_WAIT = 4  # maximum seconds between two attempts to reconnect
 
 
 class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
-    """One endpoint. The coordinator's listens, a party's dials out and keeps dialling."""
+    """One endpoint: the coordinator's listens, a party's connects and reconnects."""
 
     def __init__(self, name: str, driver: PinnedTls, address: tuple[str, int], *, listen: bool) -> None:
-        self.name, self._closed = name, False
+        self.name = name
+        self._closed = False
         self._events: queue.Queue[tuple[TransportEvent, Callable[[], None] | None]] = queue.Queue()
         self._release: Callable[[], None] | None = None
         self._outboxes: dict[str, _Outbox] = {}
@@ -58,13 +60,13 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
     # -- Transport ---------------------------------------------------------------------------------------------------------
 
     def send(self, to: str, data: bytes) -> None:
-        """See `Transport`. A thread a peer does the writing, so that a slow one delays nobody else."""
+        """Queue a message. Each peer has a thread that writes, so that a slow peer delays nobody else."""
         if to not in self._outboxes:
             self._outboxes[to] = _Outbox(self.communicator, to)
         self._outboxes[to].put(data)
 
     def next(self, timeout: float) -> TransportEvent | None:
-        """See `Transport`. Taking an event says that the one before has been handled."""
+        """Return the next event. Taking it marks the previous one as handled."""
         if self._release is not None:
             self._release()
             self._release = None
@@ -75,7 +77,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         return event
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Deliver queued messages for two seconds at most, then end all connections."""
         if not self._closed:
             self._closed = True
             for outbox in self._outboxes.values():
@@ -87,7 +89,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
     def process_message(
         self, endpoint: Endpoint, connection: Connection, app_id: int, message: Message
     ) -> None:
-        """A message came; the sender is who its certificate says, whatever the endpoint calls itself."""
+        """Queue a message event; close the connection if the endpoint's name is not its certificate's."""
         assert isinstance(connection, _Connection)
         if endpoint.name != connection.peer:
             connection.close()
@@ -97,7 +99,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         self._events.put((TransportEvent("message", connection.peer, payload), connection.release))
 
     def state_change(self, endpoint: Endpoint) -> None:
-        """A peer came or went."""
+        """Queue an event for a peer that joined or left."""
         if endpoint.state == EndpointState.READY:
             self._events.put((TransportEvent("joined", endpoint.name), None))
         elif not self._closed:
@@ -108,7 +110,8 @@ class _Outbox:
     """Messages for one peer, written in order by one thread."""
 
     def __init__(self, communicator: Communicator, peer: str) -> None:
-        self.communicator, self.peer = communicator, peer
+        self.communicator = communicator
+        self.peer = peer
         self.waiting: queue.Queue[bytes] = queue.Queue(_OUTBOX)
         self.size = 0
         threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
@@ -135,7 +138,7 @@ class _Outbox:
                 if endpoint is not None:
                     self.communicator.send(endpoint, _APP, Message({}, data))
             except Exception:
-                # The peer is gone, or FLARE has lost track of its connection. What it missed it gets on joining again.
+                # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
                 with contextlib.suppress(Exception):
                     self.communicator.remove_endpoint(self.peer)
             finally:
