@@ -12,11 +12,11 @@ def test_every_fault_has_its_test() -> None:
     rows = [
         line
         for line in (ROOT / "docs" / "faults.md").read_text("utf-8").splitlines()
-        if line.startswith("| ")
+        if line.startswith("| ") and not line.startswith("| fault |")
     ]
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(rows) > 20
-    for row in rows[1:]:
+    for row in rows:
         named = re.findall(r"`(test_\w+|tests/[\w/]+\.py)`", row.rsplit("|", 2)[1])
         assert named or row.startswith("| ..."), row
         for name in named:
