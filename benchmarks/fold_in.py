@@ -22,8 +22,8 @@ import torch
 import verfedgnn as vf
 from verfedgnn.data import TEST, TRAIN
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.serving.fold_in import Rated, fold_in
-from verfedgnn.serving.user_prior import tastes
+from verfedgnn.serving.fold_in import UserRatings, fold_in
+from verfedgnn.serving.user_prior import fit_user_prior
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DATA = {"ml-100k": ((0, 1, 2), True), "ml-1m": ((0,), False)}
@@ -45,7 +45,9 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
     others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]
     kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
     run = vf.train(others, config, parts=kept)
-    places = tastes(run.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)])
+    places = fit_user_prior(
+        run.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)]
+    )
     means = [item_means(party.ratings, part) for party, part in zip(others, kept, strict=True)]
     found = {}
     for most in SHOWN:
@@ -56,7 +58,9 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
                 most,
                 [seed, user],
             )
-            z = fold_in(places, [Rated(p, *own) for p, own in enumerate(known) if len(own[0])], ranks=False).z
+            z = fold_in(
+                places, [UserRatings(p, *own) for p, own in enumerate(known) if len(own[0])], ranks=False
+            ).z
             gaps = np.concatenate([ratings - means[p][items] for p, (items, ratings) in enumerate(known)])
             lean = gaps.sum() / (len(gaps) + 5)
             for p, (party, part) in enumerate(zip(parties, parts, strict=True)):
@@ -65,7 +69,7 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
                     places[p].level[items],
                     means[p][items],
                     means[p][items] + lean,
-                    (run.models[p].items[items] @ places[p].vector(z)).numpy(),
+                    (run.models[p].items[items] @ places[p].make_vector(z)).numpy(),
                     (everybody.models[p].items[items] @ everybody.models[p].users[user]).numpy(),
                 )
                 for way, guess in zip(WAYS, predicted, strict=True):

@@ -38,7 +38,7 @@ import verfedgnn as vf
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
-from verfedgnn.serving.ranker import Shelf, Wish
+from verfedgnn.serving.ranker import ItemRanker, RankingQuery
 
 ROOT = Path(__file__).resolve().parent.parent
 USERS, SEEN = 10_000, 50
@@ -297,16 +297,17 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
     base, asked = vectors(items, columns, rng), vectors(256, columns, rng)
-    shelf = Shelf(PartyModel(torch.from_numpy(asked), torch.from_numpy(base), torch.empty(0)), ranks=False)
-    wishes = [Wish(shelf.users[i], 10, np.empty(0, np.int64)) for i in range(len(asked))]
-    truth = [set(found.rows) for found in shelf.best(wishes)]
+    model = PartyModel(torch.from_numpy(asked), torch.from_numpy(base), torch.empty(0))
+    ranker = ItemRanker(model, ranks=False)
+    queries = [RankingQuery(vector, 10, np.empty(0, np.int64)) for vector in model.users]
+    truth = [set(found.rows) for found in ranker.rank(queries)]
     rows = []
     for batch in (1, 8, 32):
         begin = time.process_time()
-        for start in range(0, len(wishes), batch):
-            shelf.best(wishes[start : start + batch])
+        for start in range(0, len(queries), batch):
+            ranker.rank(queries[start : start + batch])
         rows.append(
-            (f"exact, {batch} at a time", 0.0, 1.0, (time.process_time() - begin) / len(wishes) * 1000)
+            (f"exact, {batch} at a time", 0.0, 1.0, (time.process_time() - begin) / len(queries) * 1000)
         )
     lists = round(4 * items**0.5)
     kinds = {

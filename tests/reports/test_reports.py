@@ -142,7 +142,7 @@ def test_a_report_holds_the_runs_figures(
     assert f"{loaded.metrics['test']['rmse']:.4f}" in text
     for party in loaded.metrics["parties"]:
         assert f"{party['test']['rmse']:.4f}" in text
-    assert "protected shares of rounds" in text
+    assert "protected contributions to a round" in text
     assert "base = " in text
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "report.html" in capsys.readouterr().out

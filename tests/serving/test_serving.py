@@ -24,13 +24,13 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.serving.approximate_index import IndexedShelf
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue, Ids
-from verfedgnn.serving.explain import reasons, similar
-from verfedgnn.serving.fold_in import Rated, fold_in
-from verfedgnn.serving.ranker import Shelf, Wish
+from verfedgnn.serving.approximate_index import ApproximateRanker
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue, IdIndex
+from verfedgnn.serving.explain import explain_recommendations, find_similar
+from verfedgnn.serving.fold_in import UserRatings, fold_in
+from verfedgnn.serving.ranker import ItemRanker, RankingQuery
 from verfedgnn.serving.recommendation_table import write_table
-from verfedgnn.serving.user_prior import tastes
+from verfedgnn.serving.user_prior import fit_user_prior
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -109,16 +109,16 @@ def test_a_ranking_is_served_in_shares(ranking_run: vf.Run) -> None:
 
 def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
     catalogue = Catalogue(ranking_run, "ranking")
-    places = catalogue.places[FEDERATED]
+    places = catalogue.priors[FEDERATED]
     liked = [
-        Rated(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
-        Rated(2, np.array([1]), np.array([5], np.float32)),
+        UserRatings(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
+        UserRatings(2, np.array([1]), np.array([5], np.float32)),
     ]
     fold = fold_in(places, liked, ranks=True)
     assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
 
     def likely(z: np.ndarray) -> float:
-        scores = [ranking_run.models[own.party].items @ places[own.party].vector(z) for own in liked]
+        scores = [ranking_run.models[own.party].items @ places[own.party].make_vector(z) for own in liked]
         return (
             sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True))
             - float(z @ z) / 2
@@ -141,7 +141,7 @@ def test_a_mistake_of_ours_is_told_without_its_insides(
     def broken(*_: object) -> None:
         raise RuntimeError("insides")
 
-    monkeypatch.setattr(Shelf, "best", broken)
+    monkeypatch.setattr(ItemRanker, "rank", broken)
     with serving(make_app(catalogue)) as address:
         answer = httpx.get(f"{address}/v1/recommendations", params={"user": known})
         assert httpx.get(f"{address}/health").status_code == 200
@@ -153,17 +153,17 @@ def test_a_mistake_of_ours_is_told_without_its_insides(
 def test_large_catalogues_are_sorted_exactly() -> None:
     generator = torch.Generator().manual_seed(0)
     items, people = torch.randn(5000, 8, generator=generator), torch.randn(9, 8, generator=generator)
-    shelf = Shelf(PartyModel(people, items, items), ranks=False)
+    shelf = ItemRanker(PartyModel(people, items, items), ranks=False)
     even = torch.arange(5000) % 2 == 0
     wishes = [
-        Wish(person, 5 + place, np.arange(place * 100), even if place % 2 else None)
+        RankingQuery(person, 5 + place, np.arange(place * 100), even if place % 2 else None)
         for place, person in enumerate(people)
     ]
-    for place, (wish, found) in enumerate(zip(wishes, shelf.best(wishes), strict=True)):
+    for place, (wish, found) in enumerate(zip(wishes, shelf.rank(wishes), strict=True)):
         scores = items @ people[place]
         scores[: place * 100] = -torch.inf
-        if wish.only is not None:
-            scores[~wish.only] = -torch.inf
+        if wish.allowed is not None:
+            scores[~wish.allowed] = -torch.inf
         assert found.rows == scores.topk(5 + place).indices.tolist()
 
 
@@ -174,16 +174,16 @@ def test_an_index_finds_nearly_all_and_leaves_out_the_known() -> None:
     made = [centres[rng.integers(0, 50, n)] + rng.normal(0, 0.5, (n, 16)) for n in (5000, 40)]
     items, people = (torch.from_numpy(values.astype(np.float32)) for values in made)
     model = PartyModel(people, items, items)
-    exact, indexed = Shelf(model, ranks=False), IndexedShelf(model, ranks=False)
-    wishes = [Wish(person, 10, (items @ person).topk(5).indices.numpy()) for person in people]
-    pairs = list(zip(exact.best(wishes), indexed.best(wishes), strict=True))
+    exact, indexed = ItemRanker(model, ranks=False), ApproximateRanker(model, ranks=False)
+    wishes = [RankingQuery(person, 10, (items @ person).topk(5).indices.numpy()) for person in people]
+    pairs = list(zip(exact.rank(wishes), indexed.rank(wishes), strict=True))
     assert np.mean([len(set(a.rows) & set(b.rows)) / 10 for a, b in pairs]) > 0.9
     assert all(
-        not set(found.rows) & set(wish.leave_out.tolist())
+        not set(found.rows) & set(wish.exclude.tolist())
         for (_, found), wish in zip(pairs, wishes, strict=True)
     )
-    narrow = [Wish(people[0], 10, np.empty(0, np.int64), torch.arange(5000) < 100)]
-    assert indexed.best(narrow) == exact.best(narrow)
+    narrow = [RankingQuery(people[0], 10, np.empty(0, np.int64), torch.arange(5000) < 100)]
+    assert indexed.rank(narrow) == exact.rank(narrow)
 
 
 def test_party_and_column_narrow_the_answer(run: vf.Run, client: Any) -> None:
@@ -210,10 +210,10 @@ def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> N
 def test_filters_that_nobody_keeps_count_of_take_no_memory(catalogue: Catalogue) -> None:
     party = catalogue.parties[0]
     value = str(party.table.columns["category"][0])
-    assert int(party.mask({"category": value}).sum()) > 0
+    assert int(party.filter_items({"category": value}).sum()) > 0
     for length in range(1, 400):
-        assert not party.mask({"category": value + "\0" * length}).any()
-    assert party._mask.cache_info().currsize <= 256
+        assert not party.filter_items({"category": value + "\0" * length}).any()
+    assert party._cached_filter.cache_info().currsize <= 256
 
 
 def test_a_catalogue_can_run_out(run: vf.Run, client: Any) -> None:
@@ -276,18 +276,22 @@ def test_newcomers_come_near_the_trained() -> None:
     kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
     others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]
     everybody, without = vf.train(parties, config, parts=parts), vf.train(others, config, parts=kept)
-    places = tastes(without.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)])
+    places = fit_user_prior(
+        without.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)]
+    )
     errors: dict[str, list[float]] = {"folded": [], "trained": [], "average": []}
     for user in np.flatnonzero(new):
         tables = [(p, party.ratings, parts[p]) for p, party in enumerate(parties)]
         own = [(p, t, (t.user == user) & (part == TRAIN)) for p, t, part in tables]
-        rated = [Rated(p, t.item[mine].astype(np.int64), t.rating[mine]) for p, t, mine in own if mine.any()]
+        rated = [
+            UserRatings(p, t.item[mine].astype(np.int64), t.rating[mine]) for p, t, mine in own if mine.any()
+        ]
         z = fold_in(places, rated, ranks=False).z
         for p, table, part in tables:
             judged = (table.user == user) & (part == TEST)
             items, truth = table.item[judged], table.rating[judged]
             errors["folded"] += (
-                (without.models[p].items[items] @ places[p].vector(z)).numpy() - truth
+                (without.models[p].items[items] @ places[p].make_vector(z)).numpy() - truth
             ).tolist()
             errors["trained"] += (
                 (everybody.models[p].items[items] @ everybody.models[p].users[user]).numpy() - truth
@@ -339,31 +343,31 @@ def test_bad_ratings_are_named(
 
 def test_reasons_add_up_and_change_with_the_rating(catalogue: Catalogue) -> None:
     items = np.arange(6, dtype=np.int64)
-    places = catalogue.places[FEDERATED]
-    high = Rated(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
+    places = catalogue.priors[FEDERATED]
+    high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
     z = fold_in(places, [high], ranks=False).z
-    score = float(catalogue.run.models[0].items[20] @ places[0].vector(z))
-    why = reasons(catalogue, FEDERATED, [high], [(0, 20, score)], 6)[0]
+    score = float(catalogue.run.models[0].items[20] @ places[0].make_vector(z))
+    why = explain_recommendations(catalogue, FEDERATED, [high], [(0, 20, score)], 6)[0]
     assert why["rest"] == pytest.approx(0, abs=1e-4)
     # What one rating adds is what is missing when it had been what the average user would give.
     level = places[0].level[0]
-    neutral = Rated(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
+    neutral = UserRatings(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
     less = float(
-        catalogue.run.models[0].items[20] @ places[0].vector(fold_in(places, [neutral], ranks=False).z)
+        catalogue.run.models[0].items[20] @ places[0].make_vector(fold_in(places, [neutral], ranks=False).z)
     )
     fold = fold_in(places, [high], ranks=False)
-    whole = float(fold.contributions(places[0].directions(np.array([20])))[0][0, 0])
+    whole = float(fold.split_score(places[0].project_items(np.array([20])))[0][0, 0])
     assert score - less == pytest.approx(whole, abs=1e-4)
 
 
 def test_similar_items_move_together(catalogue: Catalogue) -> None:
-    run, found = catalogue.run, similar(catalogue, 0, 0, [0], 5)
+    run, found = catalogue.run, find_similar(catalogue, 0, 0, [0], 5)
     predicted = (run.models[0].users @ run.models[0].items.T).numpy()
     shared = (np.ptp(run.models[0].items.numpy(), axis=0) == 0).astype(np.float32)
     level = (run.models[0].users * torch.from_numpy(shared)) @ run.models[0].items[0]
     taste = predicted - level.numpy()[:, None]
     wanted = np.corrcoef(taste.T)[0]
-    rows = [catalogue.parties[0].ids.row(item["item"]) for item in found]
+    rows = [catalogue.parties[0].ids.find(item["item"]) for item in found]
     assert [item["similarity"] for item in found] == pytest.approx(
         [wanted[row] for row in rows if row is not None], abs=1e-3
     )
@@ -385,8 +389,8 @@ def test_similar_items_of_a_kind(run: vf.Run, client: Any) -> None:
     ("path", "status", "word"),
     [
         ("/v1/recommendations?user=nobody", 404, "POST their ratings"),
-        ("/v1/recommendations", 400, "correct it"),
-        ("/v1/recommendations?user=1&k=1001", 400, "correct it"),
+        ("/v1/recommendations", 400, "correct the request"),
+        ("/v1/recommendations?user=1&k=1001", 400, "correct the request"),
         ("/v1/recommendations?user=1&party=nobody", 404, "use one of"),
         ("/v1/recommendations?user=1&colour=red", 400, "columns: "),
         ("/v1/similar?item=nothing", 404, "as in the data"),
@@ -481,10 +485,10 @@ def test_openapi_describes_what_there_is(client: Any) -> None:
 
 
 def test_ids_are_found_by_text_and_by_their_start() -> None:
-    ids = Ids(np.array(["2", "10", "1", "21", "x y"]))
-    assert [ids.row(text) for text in ("10", "x y", "3", "", "100")] == [1, 4, None, None, None]
-    assert ids.starting_with("1", 8) == [2, 1]
-    assert ids.starting_with("2", 1) == [0]
+    ids = IdIndex(np.array(["2", "10", "1", "21", "x y"]))
+    assert [ids.find(text) for text in ("10", "x y", "3", "", "100")] == [1, 4, None, None, None]
+    assert ids.find_prefix("1", 8) == [2, 1]
+    assert ids.find_prefix("2", 1) == [0]
 
 
 def test_everybody_as_a_table(run: vf.Run, catalogue: Catalogue, tmp_path: Path) -> None:
@@ -523,8 +527,11 @@ def test_commands(
         code, _, error = verfedgnn("recommend", str(folder), *words)
         assert code == 2
         assert "--all --out FILE.parquet" in error
-    assert "is Parquet" in verfedgnn("recommend", str(folder), "--all", "--out", str(tmp_path / "all.csv"))[2]
-    assert "exists already" in verfedgnn("recommend", str(folder), "--all", "--out", str(out))[2]
+    assert (
+        "is not a Parquet file name"
+        in verfedgnn("recommend", str(folder), "--all", "--out", str(tmp_path / "all.csv"))[2]
+    )
+    assert "already exists" in verfedgnn("recommend", str(folder), "--all", "--out", str(out))[2]
     code, _, error = verfedgnn("serve", str(folder), "--host", "0.0.0.0")
     assert code == 2
     assert "--api-key-file" in error

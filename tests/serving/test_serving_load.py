@@ -181,7 +181,7 @@ def test_more_than_can_wait_is_turned_away(
         answer = httpx.get(f"{address}/v1/recommendations", params={"user": people[0]})
         many = httpx.post(f"{address}/v1/recommendations/batch", json={"users": people[:2]})
     assert (answer.status_code, many.status_code) == (503, 503)
-    assert "ask again" in answer.json()["error"]["remedy"]
+    assert "try again" in answer.json()["error"]["remedy"]
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def test_a_worker_that_dies_stops_all(folder: Path) -> None:
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/health")
     assert server.returncode == 2
-    assert "worker 2 of 2 was ended by signal 9" in error
+    assert "worker 2 of 2 was killed by signal 9" in error
     assert "Traceback" not in error
 
 

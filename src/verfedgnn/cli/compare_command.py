@@ -58,7 +58,7 @@ def compare(
     from verfedgnn.core.files import check_writable
     from verfedgnn.data.source_address import redact
     from verfedgnn.plugins import list_files
-    from verfedgnn.reports.phrases import size
+    from verfedgnn.reports.phrases import format_size
     from verfedgnn.research.baselines import in_all, method
     from verfedgnn.research.experiments.comparison import (
         HEADER,
@@ -105,7 +105,7 @@ def compare(
     table.title = f"Comparison on {', '.join(given)} (test part)"
     for row in comparison_rows(records):
         figures = dict(zip(HEADER, row, strict=True))
-        sent = size(figures["bytes a party and round"])
+        sent = format_size(figures["bytes a party and round"])
         seconds = str(figures["seconds"])
         table.add_row(figures["method"], figures["model"], figures["RMSE"], figures["NDCG@20"], sent, seconds)
     header, declared = declarations(in_order(names))

@@ -1,4 +1,4 @@
-"""`verfedgnn export`: a run's vectors as Parquet or NumPy files."""
+"""`verfedgnn export`: write a run's embeddings as Parquet or NumPy files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     kind: Annotated[
-        str, typer.Option("--format", help="parquet or npy.", autocompletion=among(("parquet", "npy")))
+        str,
+        typer.Option(
+            "--format", help="File format: parquet or npy.", autocompletion=among(("parquet", "npy"))
+        ),
     ] = "parquet",
-    party: Annotated[str | None, typer.Option(help="Only this party's.")] = None,
+    party: Annotated[str | None, typer.Option(help="Export only this party; all by default.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the vectors of users and items, whose products are the predicted ratings, with ids and titles.
+    """Write the user and item vectors, whose dot products are the predicted ratings, with ids and titles.
 
-    A folder a party; embeddings.json says which components are factors, biases and the mean rating.
+    Each party gets a folder. embeddings.json lists which components are factors, biases and the mean rating.
     """
     from verfedgnn.runs.embeddings import export_embeddings
     from verfedgnn.runs.run import Run

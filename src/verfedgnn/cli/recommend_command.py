@@ -1,4 +1,4 @@
-"""`verfedgnn recommend`: what a run would recommend to a user."""
+"""`verfedgnn recommend`: recommend items to one user, or to all users as a table."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from verfedgnn.core.errors import ConfigError, RunError
 
 def recommend(
     run: RunFolder,
-    user: Annotated[str | None, typer.Option(help="The user's id, as in the data.")] = None,
-    top: Annotated[int, typer.Option(help="How many items.", min=1)] = 10,
-    party: Annotated[str | None, typer.Option(help="Only this party's catalogue.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="For every user; with --out.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The Parquet file to write with --all.")] = None,
+    user: Annotated[str | None, typer.Option(help="Id of the user, as in the data.")] = None,
+    top: Annotated[int, typer.Option(help="Number of items per user.", min=1)] = 10,
+    party: Annotated[
+        str | None, typer.Option(help="Recommend only this party's items; all by default.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Recommend to every user; needs --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Parquet file to write with --all.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recommend items a user has not rated yet."""
+    """Recommend items that a user has not rated yet."""
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
     if everybody != (out is not None) or everybody == (user is not None):
-        raise ConfigError("say for whom: --user ID, or --all --out FILE.parquet for everybody")
+        raise ConfigError("choose the users: --user ID for one, or --all --out FILE.parquet for all")
     if out is not None:
-        _write(run, out, top, party, output)
+        _write_all(run, out, top, party, output)
         return
     assert user is not None
     found = Run.load(run).recommend(user, top, party=party)
@@ -45,23 +47,23 @@ def recommend(
         )
     output.result([asdict(item) for item in found], table)
     if not found:
-        output.remark("nothing to recommend: this user has rated every item")
+        output.remark("no recommendations: this user has rated every item")
 
 
-def _write(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:
+def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.recommendation_table import write_table
 
     if out.suffix.lower() not in (".parquet", ".pq"):
         raise RunError(
-            f"what is written is Parquet, and {out} does not end so; name it {out.with_suffix('.parquet').name}"
+            f"--out {out} is not a Parquet file name; use for example {out.with_suffix('.parquet').name}"
         )
     if out.exists():
-        raise RunError(f"{out} exists already; choose another --out")
+        raise RunError(f"{out} already exists; choose another --out")
     if not out.parent.is_dir():
         raise RunError(
-            f"{out.parent} is not a folder, so {out.name} cannot be written there; make it, or choose another --out"
+            f"cannot write {out.name}: the folder {out.parent} does not exist; create it or choose another --out"
         )
     catalogue = Catalogue(Run.load(run), run.resolve().name, party)
     with output.busy("scoring"):

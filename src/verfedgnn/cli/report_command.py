@@ -1,4 +1,4 @@
-"""`verfedgnn report`: a run as one page to send on."""
+"""`verfedgnn report`: write a run's report as HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 
 def report(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="Folder for the report; unset: RUN/report.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; RUN/report by default.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's figures, curves, lift, bytes, guarantees and worst errors as one HTML page, and as Markdown."""
+    """Write a report of a run as one HTML page and as Markdown.
+
+    It contains the accuracy, learning curve, lift, traffic, privacy guarantees, largest errors and configuration.
+    """
     from verfedgnn.core.files import check_writable
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
-    loaded, folder = Run.load(run), run / "report" if out is None else out
+    loaded = Run.load(run)
+    folder = run / "report" if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
         page, text = run_document(loaded, run.resolve().name).write(folder, "report")

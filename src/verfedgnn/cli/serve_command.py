@@ -1,4 +1,4 @@
-"""`verfedgnn serve`: a run's recommendations over HTTP, and as a page for people."""
+"""`verfedgnn serve`: serve a run's recommendations over HTTP and on a web page."""
 
 from __future__ import annotations
 
@@ -16,70 +16,77 @@ from verfedgnn.core.errors import ConfigError
 def serve(
     run: RunFolder,
     host: Annotated[
-        str, typer.Option(help="Address to listen at; anything but this machine's own needs a key.")
+        str, typer.Option(help="Address to listen on. Any address but a loopback address needs an API key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: a free one.", min=0, max=65535)] = 8000,
-    party: Annotated[str | None, typer.Option(help="Only this party's catalogue.")] = None,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 picks a free port.", min=0, max=65535)
+    ] = 8000,
+    party: Annotated[
+        str | None, typer.Option(help="Serve only this party's catalogue; all by default.")
+    ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="A file with the key that requests must carry; unset: VERFEDGNN_API_KEY, or none."),
+        typer.Option(help="File with the API key that requests must send; VERFEDGNN_API_KEY by default."),
     ] = None,
     approximate: Annotated[
         bool,
         typer.Option(
             "--approximate",
-            help="Search catalogues from 300,000 items on by an index; a few per cent may be missed.",
+            help="Use an approximate index for catalogues of 300,000 items or more; it misses a few per cent.",
         ),
     ] = False,
     workers: Annotated[
         int,
         typer.Option(
-            help="Processes that serve; each holds the run in memory.", min=1, max=64, rich_help_panel=RUN
+            help="Number of server processes; each loads the run.", min=1, max=64, rich_help_panel=RUN
         ),
     ] = 1,
     threads: Annotated[
         int,
         typer.Option(
-            help="Processor threads for scores, of each worker; 0: all.", min=0, rich_help_panel=RUN
+            help="Threads per worker that compute scores; 0 uses all cores.", min=0, rich_help_panel=RUN
         ),
     ] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve recommendations, similar items and newcomers over HTTP, with a page at /."""
+    """Serve recommendations, similar items and newcomers over HTTP, with a web page at /."""
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
 
         from verfedgnn.serving.http.request_guard import is_loopback, read_key
-        from verfedgnn.serving.http.server_process import Served
+        from verfedgnn.serving.http.server_process import ServeOptions
         from verfedgnn.serving.http.server_process import serve as serve_alone
-        from verfedgnn.serving.http.workers import serve_by
+        from verfedgnn.serving.http.workers import serve_with_workers
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serving needs {error.name}: pip install 'verfedgnn[serve]'") from None
+        raise ConfigError(
+            f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
+        ) from None
     key = read_key(api_key_file)
     if key is None and not is_loopback(host):
         raise ConfigError(
-            f"--host {host} can be reached from other machines: set a key with --api-key-file or VERFEDGNN_API_KEY, "
-            "or listen at 127.0.0.1"
+            f"--host {host} is reachable from other machines, so an API key is required. "
+            "Set one with --api-key-file or VERFEDGNN_API_KEY, or listen on 127.0.0.1."
         )
-    served = Served(run, party, key, approximate, threads)
+    options = ServeOptions(run, party, key, approximate, threads)
     try:
         with _listen(host, port) as listener:
-            shown = f"[{host}]" if ":" in host else host
-            where = f"http://{shown}:{listener.getsockname()[1]}"
-            note = "a key is needed" if key else "no key: this machine only"
+            name = f"[{host}]" if ":" in host else host
+            address = f"http://{name}:{listener.getsockname()[1]}"
+            note = "API key required" if key else "no API key, this machine only"
 
             def ready() -> None:
-                said = f"serving {run} at {where} ({note}); Ctrl-C stops"
-                Output(quiet=quiet, as_json=as_json).result({"address": where, "key": key is not None}, said)
+                message = f"serving {run} at {address} ({note}); press Ctrl-C to stop"
+                result = {"address": address, "key": key is not None}
+                Output(quiet=quiet, as_json=as_json).result(result, message)
 
             if workers == 1:
-                serve_alone(served, listener, ready)
+                serve_alone(options, listener, ready)
             else:
-                serve_by(workers, served, listener, ready)
+                serve_with_workers(workers, options, listener, ready)
     except KeyboardInterrupt:
-        pass  # Ctrl-C or SIGTERM: how a server is stopped
+        pass  # Ctrl-C and SIGTERM are the normal ways to stop a server
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -88,5 +95,5 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at {host} port {port}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
         ) from None

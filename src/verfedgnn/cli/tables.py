@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from verfedgnn.cli.output import drawable, error_console
-from verfedgnn.reports.phrases import duration, figure, size
+from verfedgnn.reports.phrases import format_duration, format_metric, format_size
 
 if TYPE_CHECKING:
     from verfedgnn.research.experiments.job_queue import QueueProgress
@@ -65,7 +65,7 @@ class RoundProgress:
             self.valid = ""  # what was found is another training's
         for name, value in (event.valid or {}).items():
             self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
-        sent = size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
+        sent = format_size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
         self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
 
     def step(self, label: str, done: float, total: int, note: str = "") -> None:
@@ -80,7 +80,11 @@ class RoundProgress:
             self.printed = tenth
             spent = time.monotonic() - self.began
             known = self.first < done < total and spent > 1
-            left = f"  about {duration(spent * (total - done) / (done - self.first))} left" if known else ""
+            left = (
+                f"  about {format_duration(spent * (total - done) / (done - self.first))} left"
+                if known
+                else ""
+            )
             self.line(f"{label}: {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
 
 
@@ -111,7 +115,7 @@ class CellProgress:
 
     def report(self, report: QueueProgress) -> None:
         """How far it is."""
-        left = "" if report.seconds_left is None else f"about {duration(report.seconds_left)} left"
+        left = "" if report.seconds_left is None else f"about {format_duration(report.seconds_left)} left"
         if self.task is None:
             self.task = self.bar.add_task("", total=report.total, left=left, note="")
         self.bar.update(self.task, total=report.total, completed=report.done, left=left, note=report.last)
@@ -129,15 +133,18 @@ def run_table(metrics: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     test = metrics["test"]
-    ranking = "  ".join(f"{name} {figure(value)}" for name, value in test.items() if "@" in name)
-    valid = figure(metrics["valid"]["rmse"])
-    table.add_row("test RMSE", f"{figure(test['rmse'])}   MAE {figure(test['mae'])}   (valid RMSE {valid})")
+    ranking = "  ".join(f"{name} {format_metric(value)}" for name, value in test.items() if "@" in name)
+    valid = format_metric(metrics["valid"]["rmse"])
+    table.add_row(
+        "test RMSE",
+        f"{format_metric(test['rmse'])}   MAE {format_metric(test['mae'])}   (valid RMSE {valid})",
+    )
     table.add_row("ranking", f"{ranking}   (among a party's items)")
     rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; the model of round {metrics['best_round']:,} was kept"
     table.add_row("rounds", rounds)
     table.add_row(
         "bytes",
-        f"{size(cost['up'])} up, {size(cost['down'])} down; {size(cost['per_party_per_round'])} a party and round",
+        f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; {format_size(cost['per_party_per_round'])} a party and round",
     )
     table.add_row("gradients", _guarantee(privacy["gradients"]))
     table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
@@ -153,10 +160,10 @@ def party_table(metrics: dict[str, Any]) -> Table:
     names = list(metrics["test"])
     table = Table("party", "items", "ratings", *names, title="Test part", title_justify="left")
     for party in metrics["parties"]:
-        figures = [figure(party["test"][name]) for name in names]
+        figures = [format_metric(party["test"][name]) for name in names]
         table.add_row(escape(party["name"]), f"{party['items']:,}", f"{party['ratings']:,}", *figures)
     table.add_section()
-    table.add_row("overall", "", "", *(figure(metrics["test"][name]) for name in names), style="bold")
+    table.add_row("overall", "", "", *(format_metric(metrics["test"][name]) for name in names), style="bold")
     return table
 
 
@@ -195,7 +202,7 @@ def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
     text = f"{found['rmse']:+.3f} ±{_reach(found):.3f}" if found else "-"
     return [
         name,
-        *(figure(row[key]) for key in ("biases", "alone", "federated", "pooled")),
+        *(format_metric(row[key]) for key in ("biases", "alone", "federated", "pooled")),
         text,
         row.get("pays", "-"),
     ]

@@ -1,1 +1,1 @@
-"""Documents for people: built once, read as Markdown or as one HTML file that needs nothing else."""
+"""Reports: documents that are built once and written as Markdown and as one self-contained HTML page."""

@@ -1,4 +1,4 @@
-"""Pictures as SVG text; they need matplotlib, which is the extra `plot`."""
+"""Charts as SVG text, drawn by matplotlib, which is in the extra `plot`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-INK = {"found": "#d1603d", "guess": "#9e9e9e", "mark": "#2a6fb0"}
+ATTACK_COLOUR = "#d1603d"
+GUESS_COLOUR = "#9e9e9e"
+POINT_COLOUR = "#2a6fb0"
+CURVE_COLOURS = ("#2a6fb0", "#d1603d", "#3b8f5a", "#8a5fb0", "#b08a2a", "#5b6675", "#c0437f")
+
+Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""The x and y values of each curve, by its name."""
 
 
-def blank(width: float, height: float) -> Any:
-    """An empty figure; None where matplotlib is not installed."""
+def make_figure(width: float, height: float) -> Any:
+    """Return an empty figure, or None if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -18,8 +24,8 @@ def blank(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def as_svg(figure: Any) -> str:
-    """The same picture gives the same text."""
+def render_svg(figure: Any) -> str:
+    """Return a figure as SVG text; equal figures give equal text."""
     import matplotlib as mpl
 
     text = io.StringIO()
@@ -28,15 +34,17 @@ def as_svg(figure: Any) -> str:
     return text.getvalue()
 
 
-def pairs(names: Sequence[str], found: Sequence[float], guess: Sequence[float], axis: str) -> str | None:
-    """What was found beside what could be guessed, a pair of bars a name."""
-    figure = blank(8, 0.8 + 0.55 * len(names))
+def draw_attacks(
+    names: Sequence[str], found: Sequence[float], guess: Sequence[float], axis: str
+) -> str | None:
+    """Draw the result of each attack beside that of a guess, as pairs of horizontal bars."""
+    figure = make_figure(8, 0.8 + 0.55 * len(names))
     if figure is None:
         return None
     axes = figure.subplots()
     places = range(len(names))
-    axes.barh([p - 0.19 for p in places], found, 0.36, color=INK["found"], label="attack")
-    axes.barh([p + 0.19 for p in places], guess, 0.36, color=INK["guess"], label="guess")
+    axes.barh([p - 0.19 for p in places], found, 0.36, color=ATTACK_COLOUR, label="attack")
+    axes.barh([p + 0.19 for p in places], guess, 0.36, color=GUESS_COLOUR, label="guess")
     for place, pair in enumerate(zip(found, guess, strict=True)):
         for value, shift in zip(pair, (-0.19, 0.19), strict=True):
             axes.text(value + 0.01, place + shift, f"{value:.2f}", va="center", fontsize=9)
@@ -45,48 +53,45 @@ def pairs(names: Sequence[str], found: Sequence[float], guess: Sequence[float], 
     axes.set(xlabel=axis, xlim=(0, 1.08))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    return as_svg(figure)
+    return render_svg(figure)
 
 
-def trade(
+def draw_tradeoff(
     names: Sequence[str], learnt: Sequence[float], cost: Sequence[float], axes_names: tuple[str, str]
 ) -> str | None:
-    """Points of what is learnt against what it costs, named."""
-    figure = blank(8, 4)
+    """Draw named points: what an attacker learns (x) against what preventing it costs (y)."""
+    figure = make_figure(8, 4)
     if figure is None:
         return None
     axes = figure.subplots()
-    axes.axvline(0, color=INK["guess"], linewidth=0.8)
-    axes.axhline(0, color=INK["guess"], linewidth=0.8)
-    axes.plot(learnt, cost, "o", color=INK["mark"], ms=8)
+    axes.axvline(0, color=GUESS_COLOUR, linewidth=0.8)
+    axes.axhline(0, color=GUESS_COLOUR, linewidth=0.8)
+    axes.plot(learnt, cost, "o", color=POINT_COLOUR, ms=8)
     for number, (name, x, y) in enumerate(zip(names, learnt, cost, strict=True)):
         axes.annotate(name, (x, y), xytext=(8, 6 if number % 2 else -14), textcoords="offset points")
     axes.margins(x=0.25, y=0.2)
     axes.set(xlabel=axes_names[0], ylabel=axes_names[1])
     axes.spines[["top", "right"]].set_visible(False)
-    return as_svg(figure)
+    return render_svg(figure)
 
 
-Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-
-
-def lines(
+def draw_curves(
     curves: Curves,
-    across: str,
-    up: str,
+    x_label: str,
+    y_label: str,
     *,
     log: Sequence[str] = (),
     floor: float | None = None,
     dots: bool = True,
     marks: Mapping[str, float] | None = None,
 ) -> str | None:
-    """Curves by name; `log` names the axes (x, y) that are logarithmic, `marks` are heights to compare with."""
-    figure = blank(8, 4.2)
+    """Draw named curves; `log` names the logarithmic axes (x, y), and `marks` adds named horizontal lines."""
+    figure = make_figure(8, 4.2)
     if figure is None or not curves:
         return None
     axes = figure.subplots()
     for place, (name, height) in enumerate((marks or {}).items()):
-        axes.axhline(height, color=INK["guess"], linewidth=0.9, linestyle=(0, (4, 2 + 2 * place)))
+        axes.axhline(height, color=GUESS_COLOUR, linewidth=0.9, linestyle=(0, (4, 2 + 2 * place)))
         axes.annotate(
             name,
             (1, height),
@@ -94,23 +99,20 @@ def lines(
             ha="right",
             va="bottom",
             fontsize=8,
-            color=INK["guess"],
+            color=GUESS_COLOUR,
         )
-    for (name, (x, y)), look in zip(curves.items(), _looks(len(curves)), strict=True):
-        axes.plot(x, y, look[1], color=look[0], label=name, ms=4 if dots else 0, linewidth=1.4)
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
+        style = "o-" if number < len(CURVE_COLOURS) else "s--"
+        axes.plot(x, y, style, color=colour, label=name, ms=4 if dots else 0, linewidth=1.4)
     axes.set(**{f"{axis}scale": "log" for axis in log})
     places = sorted({value for x, _ in curves.values() for value in x})
-    if "x" in log and len(places) <= 8:  # few enough to be named
+    if "x" in log and len(places) <= 8:  # few enough to label each
         axes.set_xticks(places, [f"{value:,.0f}" for value in places])
         axes.set_xticks([], minor=True)
     if floor is not None:
         axes.set_ylim(bottom=floor)
-    axes.set(xlabel=across, ylabel=up)
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    return as_svg(figure)
-
-
-def _looks(count: int) -> list[tuple[str, str]]:
-    colours = ("#2a6fb0", "#d1603d", "#3b8f5a", "#8a5fb0", "#b08a2a", "#5b6675", "#c0437f")
-    return [(colours[i % len(colours)], "o-" if i < len(colours) else "s--") for i in range(count)]
+    return render_svg(figure)

@@ -1,26 +1,28 @@
-"""Numbers for people."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 
 
-def figure(value: float | None) -> str:
-    """A figure of merit; a dash where there was nothing to judge."""
+def format_metric(value: float | None) -> str:
+    """Format a metric with four decimals; None, for a metric without data, becomes a dash."""
     return "-" if value is None else f"{value:.4f}"
 
 
-def duration(seconds: float) -> str:
-    """A time for people."""
+def format_duration(seconds: float) -> str:
+    """Format a duration, such as `2 min 05 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-    )
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+def format_size(count: float) -> str:
+    """Format a number of bytes, such as `1.5 MB`."""
+    if count < 1000:
+        return f"{count:,.0f} B"
+    for unit in ("kB", "MB"):
         count /= 1000
-    raise AssertionError
+        if count < 1000:
+            return f"{count:,.1f} {unit}"
+    return f"{count / 1000:,.1f} GB"

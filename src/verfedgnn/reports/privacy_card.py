@@ -1,4 +1,4 @@
-"""What a run guarantees, as a section of any document."""
+"""The privacy guarantees of a run, as a section of any document."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from verfedgnn.reports.document import Document, Heading, Paragraph, Points, Table
 
 
-def guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Of each kind of release what is guaranteed, in words."""
+def list_guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the mechanism, count and guarantee of each kind of release, in words."""
     return [
         {
             "release": name,
@@ -22,31 +22,38 @@ def guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def assumptions(privacy: Mapping[str, Any]) -> list[str]:
-    """What the guarantees rest on, as sentences."""
+def list_assumptions(privacy: Mapping[str, Any]) -> list[str]:
+    """Return the assumptions of the guarantees, as sentences."""
     return [
         f"Masks: {privacy['masking']}.",
         f"Randomness: {privacy['randomness']}.",
-        "All guarantees assume participants who follow the protocol; each party adds the noise it promised.",
+        "All guarantees assume that the participants follow the protocol and that each party adds the noise it promised.",
     ]
 
 
 def add_guarantees(document: Document, privacy: Mapping[str, Any]) -> None:
-    """Guarantees by kind of release, their assumptions, and the events they follow from."""
-    rows = [list(row.values()) for row in guarantees(privacy)]
+    """Add the guarantees, their assumptions, and the privacy events from which they are computed."""
+    rows = [list(row.values()) for row in list_guarantees(privacy)]
     document.add(
-        Heading("What is guaranteed"),
-        Table(["release", "mechanism", "times", "guarantee", "between which inputs"], rows),
-        Points(assumptions(privacy)),
+        Heading("Privacy guarantees"),
+        Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows),
+        Points(list_assumptions(privacy)),
     )
     events = privacy.get("events")
     if events:
-        about = ("what", "count", "event")
-        rows = [[e["what"], f"{e['count']:,}", str(e["event"] or "none: not differential privacy"),
-                 ", ".join(f"{k} {v:.4g}" for k, v in e.items() if k not in about)] for e in events]  # fmt: skip
         document.add(
             Paragraph(
-                "As events for an accountant (`dp-accounting`); composed, they give the figures above."
+                "The releases as events for a privacy accountant (`dp-accounting`). Composed, they give the figures above."
             ),
-            Table(["release", "times", "event", "parameters"], rows),
+            Table(["release", "times", "event", "parameters"], [_describe_event(event) for event in events]),
         )
+
+
+def _describe_event(event: Mapping[str, Any]) -> list[str]:
+    parameters = {name: value for name, value in event.items() if name not in ("what", "count", "event")}
+    return [
+        event["what"],
+        f"{event['count']:,}",
+        str(event["event"] or "none: not differential privacy"),
+        ", ".join(f"{name} {value:.4g}" for name, value in parameters.items()),
+    ]

@@ -1,167 +1,209 @@
-"""The report of a run: what a data scientist sends on."""
+"""The report of a run: accuracy, learning curve, lift, traffic, privacy guarantees, largest errors and configuration."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
 
-from verfedgnn.core.metrics import squared_errors
 from verfedgnn.core.version import installed_version
 from verfedgnn.evaluation.lift_plots import band, lift_figure
 from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import as_svg, blank
-from verfedgnn.reports.phrases import figure, size
+from verfedgnn.reports.drawing import make_figure, render_svg
+from verfedgnn.reports.phrases import format_metric, format_size
 from verfedgnn.reports.privacy_card import add_guarantees
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 
-WORST = 15
-"""Test ratings that are shown as the worst predicted."""
+LARGEST_ERRORS = 15
+"""Number of test ratings listed as predicted worst."""
 
 
 def run_document(run: Run, name: str) -> Document:
-    """Figures, curves, lift, bytes, guarantees, errors, settings."""
-    metrics, document = run.metrics, Document(f"Run {name}")
-    ratings = sum(len(party.ratings) for party in run.parties)
-    names = ", ".join(party.name for party in run.parties)
-    users = run.parties[0].ratings.n_users
-    who = f"{len(run.parties)} parties ({names})" if len(run.parties) > 1 else names
-    document.add(Paragraph(f"{who} with {users:,} common users and {ratings:,} ratings; preset `{run.config.base}`, "
-                           f"{run.config.model.gnn.upper()}, seed {run.config.seed}."))  # fmt: skip
-    _figures(document, metrics)
-    _curve(document, run)
-    _lift(document, metrics.get("lift"))
-    _bytes(document, run)
+    """Build the report of a run."""
+    metrics = run.metrics
+    document = Document(f"Run {name}")
+    document.add(Paragraph(_describe_data(run)))
+    _add_accuracy(document, metrics)
+    _add_curve(document, run)
+    _add_lift(document, metrics.get("lift"))
+    _add_traffic(document, run)
     add_guarantees(document, metrics["privacy"])
-    _errors(document, run)
+    _add_largest_errors(document, run)
+    versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
     document.add(
         Heading("Configuration"),
         Code(run.config.to_toml()),
         Heading("Environment"),
-        Paragraph(f"verfedgnn {installed_version()}, " + ", ".join(f"{k} {v}" for k, v in metrics["environment"].items())
-                  + f"; configuration `{run.config.fingerprint()}`, public parameters `{metrics['public']}`."),
-    )  # fmt: skip
+        Paragraph(
+            f"verfedgnn {installed_version()}, {versions}. Configuration `{run.config.fingerprint()}`, "
+            f"public parameters `{metrics['public']}`."
+        ),
+    )
     return document
 
 
-def _figures(document: Document, metrics: dict[str, Any]) -> None:
-    cost, names = metrics["bytes"], list(metrics["test"])
-    rows = [
-        [p["name"], f"{p['items']:,}", f"{p['ratings']:,}", *(figure(p["test"][n]) for n in names)]
-        for p in metrics["parties"]
-    ]
-    document.add(
-        Heading("How good it is"),
-        Table(["party", "items", "ratings", *names], [*rows, ["**all**", "", "", *(figure(metrics["test"][n]) for n in names)]]),
-        Paragraph(f"On the test part, which neither trained nor chose anything. {metrics['rounds']:,} rounds in "
-                  f"{metrics['seconds']:.0f} s; the model of round {metrics['best_round']:,} was kept, by its error on the "
-                  f"validation part. {size(cost['up'])} up and {size(cost['down'])} down, {size(cost['per_party_per_round'])} a "
-                  "party and round."),
-    )  # fmt: skip
-
-
-def _curve(document: Document, run: Run) -> None:
-    name = next((key for key in (run.history[0] if run.history else {}) if key.startswith("valid_")), None)
-    drawing = blank(10, 3.6) if name else None
-    if drawing is None or name is None:
-        return
-    left, right = drawing.subplots(1, 2, sharey=True)
-    errors = [entry[name] for entry in run.history]
-    left.plot([entry["round"] for entry in run.history], errors, color="#2a6fb0")
-    left.axvline(run.metrics["best_round"], color="#9e9e9e", linewidth=0.8, linestyle="--")
-    left.set(
-        xlabel="round (dashed: kept)",
-        ylabel=name.replace("valid_", "validation ").upper().replace("VALIDATION", "validation"),
+def _describe_data(run: Run) -> str:
+    names = ", ".join(party.name for party in run.parties)
+    parties = f"{len(run.parties)} parties ({names})" if len(run.parties) > 1 else f"Party {names}"
+    users = run.parties[0].ratings.n_users
+    ratings = sum(len(party.ratings) for party in run.parties)
+    return (
+        f"{parties} with {users:,} common users and {ratings:,} ratings. Preset `{run.config.base}`, "
+        f"{run.config.model.gnn.upper()}, seed {run.config.seed}."
     )
-    right.plot([entry["bytes"] / 1e6 for entry in run.history], errors, color="#2a6fb0")
-    right.set(xlabel="MB in all")
+
+
+def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
+    traffic = metrics["bytes"]
+    names = list(metrics["test"])
+    rows = [
+        [
+            party["name"],
+            f"{party['items']:,}",
+            f"{party['ratings']:,}",
+            *(format_metric(party["test"][name]) for name in names),
+        ]
+        for party in metrics["parties"]
+    ]
+    rows.append(["**all**", "", "", *(format_metric(metrics["test"][name]) for name in names)])
+    document.add(
+        Heading("Accuracy"),
+        Table(["party", "items", "ratings", *names], rows),
+        Paragraph(
+            "Measured on the test part, which was used neither for training nor for model selection. Lower is better for "
+            "RMSE and MAE, higher for all other metrics."
+        ),
+        Paragraph(
+            f"Training took {metrics['rounds']:,} rounds and {metrics['seconds']:.0f} s. The model of round "
+            f"{metrics['best_round']:,} was kept, because it was best on the validation part. The parties sent "
+            f"{format_size(traffic['up'])} and received {format_size(traffic['down'])}, or "
+            f"{format_size(traffic['per_party_per_round'])} per party and round."
+        ),
+    )
+
+
+def _add_curve(document: Document, run: Run) -> None:
+    name = next((key for key in (run.history[0] if run.history else {}) if key.startswith("valid_")), None)
+    figure = make_figure(10, 3.6) if name else None
+    if figure is None or name is None:
+        return
+    left, right = figure.subplots(1, 2, sharey=True)
+    values = [entry[name] for entry in run.history]
+    metric = name.removeprefix("valid_").upper()
+    left.plot([entry["round"] for entry in run.history], values, color="#2a6fb0")
+    left.axvline(run.metrics["best_round"], color="#9e9e9e", linewidth=0.8, linestyle="--")
+    left.set(xlabel="round (dashed: kept)", ylabel=f"validation {metric}")
+    right.plot([entry["bytes"] / 1e6 for entry in run.history], values, color="#2a6fb0")
+    right.set(xlabel="total traffic in MB")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    document.add(Picture("curve", "The error on the validation part by round and by bytes", as_svg(drawing)))
+    document.add(
+        Picture("curve", f"{metric} on the validation part by round and by traffic", render_svg(figure))
+    )
 
 
-def _lift(document: Document, lift: dict[str, Any] | None) -> None:
+def _add_lift(document: Document, lift: dict[str, Any] | None) -> None:
     if lift is None:
         return
     ways = ("biases", "alone", "federated", "pooled")
 
-    def row(name: str, part: dict[str, Any]) -> list[str]:
+    def make_row(name: str, part: dict[str, Any]) -> list[str]:
         gain = part.get("gain")
         text = f"{gain['rmse']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})" if gain else "–"
-        return [name, *(figure(part[way]) for way in ways), text, part.get("pays", "–")]
+        return [name, *(format_metric(part[way]) for way in ways), text, part.get("pays", "–")]
 
     header = [*ways, "gain (95 % interval)", "pays"]
-    drawing = lift_figure(lift)
+    by_party = [
+        *(make_row(party["name"], party) for party in lift["parties"]),
+        make_row("**all**", lift["overall"]),
+    ]
+    by_ratings = [make_row(band(part), part) for part in lift.get("by_own_ratings", [])]
+    figure = lift_figure(lift)
     document.add(
         Heading("Does joining pay?"),
-        Paragraph("Test RMSE with user and item means, alone, federated, and with all data in one place. The gain is what "
-                  "federated is below the better of means and alone."),
-        Table(["party", *header], [*(row(p["name"], p) for p in lift["parties"]), row("**all**", lift["overall"])]),
-        Table(["a user's own ratings", *header], [row(band(r), r) for r in lift.get("by_own_ratings", [])]),
-        Picture("lift", "What joining changes, by a user's own ratings and by party", as_svg(drawing)) if drawing else None,
-    )  # fmt: skip
+        Paragraph(
+            "Test RMSE, lower is better: with user and item means only (`biases`), trained `alone`, `federated`, and with "
+            "all data in one place (`pooled`). The gain is how much lower the federated RMSE is than the better of "
+            "`biases` and `alone`. Joining pays if the whole interval is above 0; with few users the answer is `cannot tell`."
+        ),
+        Table(["party", *header], by_party),
+        Table(["user's own ratings", *header], by_ratings),
+        Picture("lift", "Test RMSE by a user's own ratings, and gain by party", render_svg(figure))
+        if figure
+        else None,
+    )
 
 
 MESSAGES = {
-    "Hello": "joining",
-    "Welcome": "a full copy for who joins",
-    "RoundStart": "sums of the last round, and what to do",
-    "RoundReply": "protected shares of rounds",
-    "Finish": "the best model's public part",
+    "Hello": "requests to join",
+    "Welcome": "full copies of the public parameters",
+    "RoundStart": "sums of the last round, and instructions",
+    "RoundReply": "protected contributions to a round",
+    "Finish": "public parameters of the best model",
     "Finished": "confirmations",
-    "Waiting": "who is still missing",
+    "Waiting": "lists of missing parties",
     "Refused": "refusals",
 }
-"""Messages in words; the names are those of docs/protocol.md."""
+"""Descriptions of the protocol's messages, by their names in docs/protocol.md."""
 
 
-def bytes_by_kind(run: Run) -> list[tuple[str, str, int, int]]:
-    """What was sent, in words: what, which way, messages, bytes; the most first."""
+def sum_traffic(run: Run) -> list[tuple[str, str, int, int]]:
+    """Return the message kind, direction, number of messages and bytes of all traffic, largest first."""
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for (kind, way, _), amount in run.ledger.bytes.items():
         totals[kind, way][0] += amount
     for (kind, way, _), count in run.ledger.messages.items():
         totals[kind, way][1] += count
-    words = {"up": "to the coordinator", "down": "to parties"}
+    directions = {"up": "to the coordinator", "down": "to parties"}
     rows = [
-        (MESSAGES.get(kind, kind), words[way], count, amount)
+        (MESSAGES.get(kind, kind), directions[way], count, amount)
         for (kind, way), (amount, count) in totals.items()
     ]
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _bytes(document: Document, run: Run) -> None:
-    kinds = bytes_by_kind(run)
-    whole = sum(amount for *_, amount in kinds) or 1
+def _add_traffic(document: Document, run: Run) -> None:
+    traffic = sum_traffic(run)
+    total = sum(amount for *_, amount in traffic) or 1
     rows = [
-        [kind, way, f"{count:,}", size(amount), f"{amount / whole:.1%}"] for kind, way, count, amount in kinds
+        [kind, way, f"{count:,}", format_size(amount), f"{amount / total:.1%}"]
+        for kind, way, count, amount in traffic
     ]
-    document.add(Heading("What it cost"), Table(["message", "way", "messages", "bytes", "share"], rows))
+    document.add(Heading("Traffic"), Table(["message", "direction", "messages", "size", "share"], rows))
 
 
-def _errors(document: Document, run: Run) -> None:
+def _add_largest_errors(document: Document, run: Run) -> None:
     if run.config.training.ranks:
         return
     found: list[tuple[float, list[str]]] = []
     for prepared, model in zip(run.prepared(), run.models, strict=True):
-        table, test = prepared.party.ratings, prepared.test
-        wrong = squared_errors(model.users, model.items, test)
-        for place in wrong.topk(min(WORST, len(wrong))).indices.tolist():
-            user, item, rating = int(test.user[place]), int(test.item[place]), float(test.rating[place])
-            title = str(table.titles[item]) if table.titles is not None else ""
-            predicted = float(model.users[user] @ model.items[item])
-            cells = [
-                prepared.party.name,
-                str(table.user_ids[user]),
-                title or str(table.item_ids[item]),
-                f"{rating:g}",
-                f"{predicted:.2f}",
-            ]
-            found.append((float(wrong[place]), cells))
-    worst = [cells for _, cells in sorted(found, key=lambda pair: -pair[0])[:WORST]]
+        found += _find_largest_errors(prepared, model)
+    worst = [cells for _, cells in sorted(found, key=lambda pair: -pair[0])[:LARGEST_ERRORS]]
     document.add(
-        Heading("Where it is most wrong"),
+        Heading("Largest errors"),
         Paragraph(
-            "The test ratings with the largest errors. It names users and items: keep this page where the ratings may be."
+            "The test ratings with the largest errors. This table names users and items, so store the report as "
+            "carefully as the ratings."
         ),
         Table(["party", "user", "item", "rating", "predicted"], worst),
     )
+
+
+def _find_largest_errors(prepared: Prepared, model: PartyModel) -> list[tuple[float, list[str]]]:
+    table, test = prepared.party.ratings, prepared.test
+    predicted = model.predict(test)
+    errors = (predicted - test.rating).abs()
+    found = []
+    for place in errors.topk(min(LARGEST_ERRORS, len(errors))).indices.tolist():
+        user, item = int(test.user[place]), int(test.item[place])
+        title = "" if table.titles is None else str(table.titles[item])
+        cells = [
+            prepared.party.name,
+            str(table.user_ids[user]),
+            title or str(table.item_ids[item]),
+            f"{float(test.rating[place]):g}",
+            f"{float(predicted[place]):.2f}",
+        ]
+        found.append((float(errors[place]), cells))
+    return found

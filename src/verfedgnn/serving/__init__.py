@@ -1,5 +1,4 @@
-"""Recommendations from a run: scored in batches, for newcomers by folding in, over HTTP, as a table, and as a page for people.
+"""Recommendations from a run: scored in batches, folded in for newcomers, and served over HTTP, as a table or on a web page.
 
-`catalogue`, `top`, `tastes`, `folding`, `reasons` and `table` need nothing but the run; `app` and what is around it need the
-extra `serve`.
+The modules of this package need only the run. The modules of `http` also need the extra `serve`.
 """

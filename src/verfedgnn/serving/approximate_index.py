@@ -1,8 +1,7 @@
-"""An approximate index for catalogues of many hundred thousand items: the lists nearest to a user are searched, not all items.
+"""Approximate ranking for catalogues of several hundred thousand items, by searching only the item lists nearest to a user.
 
-What it finds has its exact score; what lies in a list that was not searched is missed (results/serving.md has the recall).
-Questions with a filter, with more left out than is worth fetching, or about a ranking, whose shares need every score, are
-answered exactly.
+Scores of the returned items are exact, but items in lists that were not searched are missed (see results/serving.md for the
+recall). Queries with a filter, with many excluded items, or to a ranking model are answered exactly.
 """
 
 from __future__ import annotations
@@ -15,61 +14,69 @@ import torch
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.serving.ranker import Found, Shelf, Wish
+from verfedgnn.serving.ranker import ItemRanker, RankedItems, RankingQuery
 
-FROM = 300_000
-"""Items from which on a catalogue is indexed where that is asked for; below, exact scores are cheap enough."""
-SEARCHED = 32
-"""Lists searched for a question."""
-MOST = 2000
-"""Items fetched for a question."""
+MIN_ITEMS = 300_000
+"""Smallest catalogue that gets an index; below this, exact scores are cheap enough."""
+SEARCHED_LISTS = 32
+"""Lists searched per query."""
+MAX_FETCHED = 2000
+"""Items fetched per query; a query that needs more is answered exactly."""
 
 
-def _faiss() -> Any:
+def _import_faiss() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             import faiss
     except ModuleNotFoundError:
-        raise ConfigError("--approximate needs faiss: pip install 'verfedgnn[index]'") from None
+        raise ConfigError(
+            "--approximate needs faiss, which is not installed. Run: pip install 'verfedgnn[index]'"
+        ) from None
     return faiss
 
 
-class IndexedShelf(Shelf):
-    """A shelf that looks into some lists of items instead of all."""
+class ApproximateRanker(ItemRanker):
+    """An `ItemRanker` that searches an inverted index where a query allows it."""
 
     def __init__(self, model: PartyModel, *, ranks: bool) -> None:
         super().__init__(model, ranks=ranks)
-        faiss, count = _faiss(), self.count
-        lists = round(4 * count**0.5)
+        faiss = _import_faiss()
+        lists = round(4 * self.count**0.5)
         self._index = faiss.index_factory(
             model.items.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT
         )
         vectors = model.items.numpy()
-        self._index.train(vectors[:: max(1, count // (64 * lists))])
+        self._index.train(vectors[:: max(1, self.count // (64 * lists))])
         self._index.add(vectors)
-        self._index.nprobe = SEARCHED
+        self._index.nprobe = SEARCHED_LISTS
 
-    def best(self, wishes: Sequence[Wish]) -> list[Found]:
-        """The answers, in order."""
-        quick = [place for place, wish in enumerate(wishes) if self._is_quick(wish)]
-        answers: dict[int, Found] = {}
-        if quick:
-            wanted = max(wishes[place].k + len(wishes[place].leave_out) for place in quick)
-            vectors = torch.stack([wishes[place].vector for place in quick]).numpy()
-            scores, rows = self._index.search(vectors, min(wanted, self.count))
-            for place, own_scores, own_rows in zip(quick, scores.tolist(), rows.tolist(), strict=True):
-                known, k = set(wishes[place].leave_out.tolist()), wishes[place].k
-                pairs = [
-                    (row, score)
-                    for row, score in zip(own_rows, own_scores, strict=True)
-                    if row >= 0 and row not in known
-                ][:k]
-                answers[place] = Found([row for row, _ in pairs], [score for _, score in pairs])
-        rest = [place for place in range(len(wishes)) if place not in answers]
+    def rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
+        """Return the answers in the order of `queries`, from the index where possible."""
+        indexed = [place for place, query in enumerate(queries) if self._can_use_index(query)]
+        answers: dict[int, RankedItems] = {}
+        if indexed:
+            found = self._search([queries[place] for place in indexed])
+            answers.update(zip(indexed, found, strict=True))
+        rest = [place for place in range(len(queries)) if place not in answers]
         if rest:
-            answers.update(zip(rest, super().best([wishes[place] for place in rest]), strict=True))
-        return [answers[place] for place in range(len(wishes))]
+            answers.update(zip(rest, super().rank([queries[place] for place in rest]), strict=True))
+        return [answers[place] for place in range(len(queries))]
 
-    def _is_quick(self, wish: Wish) -> bool:
-        return not self.ranks and wish.only is None and wish.k + len(wish.leave_out) <= MOST
+    def _search(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
+        count = max(query.k + len(query.exclude) for query in queries)
+        vectors = torch.stack([query.vector for query in queries]).numpy()
+        scores, rows = self._index.search(vectors, min(count, self.count))
+        answers = []
+        for query, query_scores, query_rows in zip(queries, scores.tolist(), rows.tolist(), strict=True):
+            excluded = set(query.exclude.tolist())
+            pairs = [
+                (row, score)
+                for row, score in zip(query_rows, query_scores, strict=True)
+                if row >= 0 and row not in excluded
+            ][: query.k]
+            answers.append(RankedItems([row for row, _ in pairs], [score for _, score in pairs]))
+        return answers
+
+    def _can_use_index(self, query: RankingQuery) -> bool:
+        return not self.ranks and query.allowed is None and query.k + len(query.exclude) <= MAX_FETCHED

@@ -1,8 +1,7 @@
-"""The best items of every user as one Parquet file, written while it is computed."""
+"""The best items of every user as one Parquet file, written in row groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,63 +9,68 @@ import pyarrow.parquet as pq
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import merged, shown
-from verfedgnn.serving.ranker import Wish
+from verfedgnn.serving.explain import clip_score, merge_rankings
+from verfedgnn.serving.ranker import RankingQuery
 
-GROUP = 4096
-"""Users of one row group."""
-AT_ONCE = 64
+GROUP_USERS = 4096
+"""Users per row group."""
+BATCH_USERS = 64
 """Users scored at a time."""
 SCHEMA = pa.schema(
-    [("user", pa.string()), ("place", pa.int32()), ("item", pa.string()), ("title", pa.string()), ("party", pa.string()),
-     ("score", pa.float32())]
-)  # fmt: skip
+    [
+        ("user", pa.string()),
+        ("place", pa.int32()),
+        ("item", pa.string()),
+        ("title", pa.string()),
+        ("party", pa.string()),
+        ("score", pa.float32()),
+    ]
+)
 
 
-def write_table(
-    catalogue: Catalogue, path: Path, k: int, *, watch: Callable[[int], None] = lambda done: None
-) -> int:
-    """The k best items of each user, as `Run.recommend` finds them, into a file that is whole or not there; returns its rows."""
+def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
+    """Write the k best items of every user to `path`, and return the number of rows.
+
+    The items are those of `Run.recommend`. The file appears only when it is complete.
+    """
     part = path.with_name(f".{path.name}.part")
-    ids, rows = catalogue.run.parties[0].ratings.user_ids, 0
+    users = catalogue.run.parties[0].ratings.n_users
+    rows = 0
     try:
         with pq.ParquetWriter(part, SCHEMA, compression="zstd") as writer:
-            for start in range(0, len(ids), GROUP):
+            for start in range(0, users, GROUP_USERS):
                 columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names}
-                group = range(start, min(start + GROUP, len(ids)))
-                for first in range(group.start, group.stop, AT_ONCE):
-                    _score(catalogue, range(first, min(first + AT_ONCE, group.stop)), k, columns)
+                end = min(start + GROUP_USERS, users)
+                for first in range(start, end, BATCH_USERS):
+                    _add_users(catalogue, range(first, min(first + BATCH_USERS, end)), k, columns)
                 rows += len(columns["user"])
                 writer.write_table(pa.table(columns, SCHEMA), row_group_size=max(1, len(columns["user"])))
-                watch(group.stop)
         part.replace(path)
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; choose another --out, or make room"
+            f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"
         ) from None
     finally:
         part.unlink(missing_ok=True)
     return rows
 
 
-def _score(catalogue: Catalogue, users: range, k: int, columns: dict[str, list[object]]) -> None:
+def _add_users(catalogue: Catalogue, users: range, k: int, columns: dict[str, list[object]]) -> None:
     parties = range(len(catalogue.parties))
     ids = catalogue.run.parties[0].ratings.user_ids
     by_party = []
-    for p in parties:
-        shelf, party = catalogue.shelves[FEDERATED][p], catalogue.parties[p]
-        by_party.append(shelf.best([Wish(shelf.users[user], k, party.seen(user)) for user in users]))
+    for ranker, party in zip(catalogue.rankers[FEDERATED], catalogue.parties, strict=True):
+        vectors = ranker.model.users
+        by_party.append(
+            ranker.rank([RankingQuery(vectors[user], k, party.find_rated_items(user)) for user in users])
+        )
     for number, user in enumerate(users):
-        for place, (p, row, score) in enumerate(merged(parties, [found[number] for found in by_party], k), 1):
-            table = catalogue.parties[p].table
-            title = "" if table.titles is None else str(table.titles[row])
-            entry = (
-                str(ids[user]),
-                place,
-                str(table.item_ids[row]),
-                title,
-                catalogue.parties[p].name,
-                shown(catalogue, p, score),
-            )
-            for name, value in zip(SCHEMA.names, entry, strict=True):
-                columns[name].append(value)
+        best = merge_rankings(parties, [ranked[number] for ranked in by_party], k)
+        for place, (p, row, score) in enumerate(best, 1):
+            item = catalogue.parties[p].describe(row)
+            columns["user"].append(str(ids[user]))
+            columns["place"].append(place)
+            columns["item"].append(item["item"])
+            columns["title"].append(item["title"])
+            columns["party"].append(item["party"])
+            columns["score"].append(clip_score(catalogue, p, score))

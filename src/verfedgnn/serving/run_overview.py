@@ -1,32 +1,35 @@
-"""What the page shows of a run: its parties, accuracy alone and federated, curve, bytes and privacy card."""
+"""The overview of a run on the web page: parties, accuracy alone and federated, learning curve, bytes and privacy card."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.metrics import measure_errors
-from verfedgnn.core.pairs import Pairs
-from verfedgnn.data import TEST
-from verfedgnn.reports.phrases import size
-from verfedgnn.reports.privacy_card import assumptions, guarantees
-from verfedgnn.reports.run_report import bytes_by_kind
+from verfedgnn.data import TEST, PartyData
+from verfedgnn.data.ids import StrArray
+from verfedgnn.reports.phrases import format_size
+from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
+from verfedgnn.reports.run_report import sum_traffic
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.serving.catalogue import ALONE, Catalogue
 
 MOST_VALUES = 60
-"""A column with more values than this is not offered as a filter on the page."""
+"""Maximum number of values of an item column that the page offers as a filter."""
 
 
-def overview(catalogue: Catalogue) -> dict[str, Any]:
-    """Everything about the run but its users."""
-    run, metrics = catalogue.run, catalogue.run.metrics
+def describe_run(catalogue: Catalogue) -> dict[str, Any]:
+    """Return everything the page shows about the run itself."""
+    run = catalogue.run
+    metrics = run.metrics
     judged = "ndcg@20" if catalogue.ranks else "rmse"
-    alone = _alone_figures(run, judged) if run.alone is not None else {}
+    alone = _measure_alone(run, judged) if run.alone is not None else {}
     figures = {party["name"]: party for party in metrics["parties"]}
     lift = {party["name"]: party for party in metrics.get("lift", {}).get("parties", [])}
     parties: list[dict[str, Any]] = []
@@ -43,8 +46,8 @@ def overview(catalogue: Catalogue) -> dict[str, Any]:
                 "share": figures.get(party.name, {}).get("gate"),
                 "pays": pays.get("pays"),
                 "gain": pays.get("gain"),
-                "examples": _examples(catalogue, len(parties)),
-                "columns": _values(party.table.columns),
+                "examples": _choose_examples(catalogue, len(parties)),
+                "columns": _list_values(party.table.columns),
             }
         )
     cost = metrics["bytes"]
@@ -55,7 +58,7 @@ def overview(catalogue: Catalogue) -> dict[str, Any]:
         "users": run.parties[0].ratings.n_users,
         "judged": judged,
         "ranks": catalogue.ranks,
-        "alone": ALONE in catalogue.shelves,
+        "alone": ALONE in catalogue.rankers,
         "parties": parties,
         "history": [
             {"round": e["round"], "error": e[f"valid_{judged}"], "bytes": e["bytes"]} for e in run.history
@@ -64,41 +67,40 @@ def overview(catalogue: Catalogue) -> dict[str, Any]:
         "best_round": metrics["best_round"],
         "seconds": metrics["seconds"],
         "bytes": {
-            "up": size(cost["up"]),
-            "down": size(cost["down"]),
-            "per_party_per_round": size(cost["per_party_per_round"]),
+            "up": format_size(cost["up"]),
+            "down": format_size(cost["down"]),
+            "per_party_per_round": format_size(cost["per_party_per_round"]),
         },
         "messages": [
-            {"kind": kind, "way": way, "messages": count, "bytes": amount, "size": size(amount)}
-            for kind, way, count, amount in bytes_by_kind(run)
+            {"kind": kind, "way": way, "messages": count, "bytes": amount, "size": format_size(amount)}
+            for kind, way, count, amount in sum_traffic(run)
         ],
         "privacy": {
-            "guarantees": guarantees(metrics["privacy"]),
-            "assumptions": assumptions(metrics["privacy"]),
+            "guarantees": list_guarantees(metrics["privacy"]),
+            "assumptions": list_assumptions(metrics["privacy"]),
         },
     }
 
 
-def _alone_figures(run: Run, judged: str) -> dict[int, float | None]:
-    """Each party's test figure with the model it trained alone."""
+def _measure_alone(run: Run, judged: str) -> dict[int, float | None]:
+    """Return the test metric of the model that each party trained alone."""
     alone = run.alone or []
     if judged != "rmse":
         figures = evaluate(run.prepared(), [(m.users, m.items) for m in alone], 20, ranks=True)
         return {p: party["test"][judged] for p, party in enumerate(figures["parties"])}
-    return {p: _rmse(run, p) for p in range(len(alone))}
+    return {p: _measure_rmse(run.parties[p], run.parts[p], model) for p, model in enumerate(alone)}
 
 
-def _rmse(run: Run, p: int) -> float | None:
-    assert run.alone is not None
-    table, test = run.parties[p].ratings, run.parts[p] == TEST
-    user, item = (torch.from_numpy(rows[test].astype(np.int64)) for rows in (table.user, table.item))
-    return measure_errors(
-        run.alone[p].users, run.alone[p].items, Pairs(user, item, torch.from_numpy(table.rating[test]))
-    ).rmse
+def _measure_rmse(party: PartyData, part: NDArray[np.int8], model: PartyModel) -> float | None:
+    table, test = party.ratings, part == TEST
+    if not test.any():
+        return None
+    predicted = model.predict_rows(torch.from_numpy(table.user[test]), torch.from_numpy(table.item[test]))
+    return math.sqrt(float((predicted - torch.from_numpy(table.rating[test])).square().mean()))
 
 
-def _examples(catalogue: Catalogue, party: int) -> list[dict[str, Any]]:
-    """Users with few, typically many and very many ratings at the party."""
+def _choose_examples(catalogue: Catalogue, party: int) -> list[dict[str, Any]]:
+    """Choose one user with few, one with a typical number of, and one with many ratings at the party."""
     table = catalogue.parties[party].table
     counts: NDArray[np.int64] = np.bincount(table.user, minlength=table.n_users)
     order = np.argsort(counts, kind="stable")
@@ -111,6 +113,6 @@ def _examples(catalogue: Catalogue, party: int) -> list[dict[str, Any]]:
     ]
 
 
-def _values(columns: Any) -> dict[str, list[str]]:
+def _list_values(columns: Mapping[str, StrArray]) -> dict[str, list[str]]:
     found = {name: [str(value) for value in np.unique(values) if value] for name, values in columns.items()}
     return {name: values for name, values in found.items() if 1 < len(values) <= MOST_VALUES}

@@ -1,19 +1,21 @@
-r"""Where the users of a run are, as a distribution: what a newcomer is before their first rating, and after a few.
+r"""The distribution of the trained users, used as the prior for a newcomer.
 
-Let :math:`x_u` be a user's vectors of all parties served, side by side, and :math:`h_v` an item's, with zeros at the other
-parties' places; a prediction is :math:`x_u \cdot h_v`. The trained users have a mean and a covariance,
+Let :math:`x_u` be a user's vectors at all served parties, concatenated. Let :math:`h_v` be an item's vector, with zeros in the
+columns of the other parties, so that a prediction is :math:`x_u \cdot h_v`. The trained users have a mean and a covariance,
 
 .. math::
     x = m + L z, \qquad L L^\top = \mathrm{Cov}(x_u), \qquad z \sim N(0, I)
 
-and a rating is a prediction with an error of variance :math:`\sigma_p^2`, the party's squared error on its validation part. A
-newcomer is the most probable :math:`z` given their own ratings (`folding.py`). Nothing has to be chosen: columns in which users
-do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and stay, the user's bias is a direction
-like any other, ridge weights are what the trained users say, and vectors that a gate made of two models are treated as what they
-are, correlated. Two parties' vectors of one user are correlated, too, so that a rating at one party speaks for items of another.
+and a rating is a prediction plus an error of variance :math:`\sigma_p^2`, the party's squared error on its validation part. A
+newcomer gets the most probable :math:`z` given their own ratings (`fold_in.py`). There is no hyperparameter to choose:
 
-Two items are alike when users who like one like the other: the cosine of :math:`L^\top h_v`, apart from the columns in which
-items do not differ (how high a user rates in general).
+- Columns in which users do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and keep their value.
+- The user's bias is a direction like any other, and the trained users determine the ridge weights.
+- Vectors that a gate built from two models are correlated, and so are one user's vectors at two parties. A rating at one party
+  therefore informs the predictions at another.
+
+Two items are similar when users who like one also like the other. The similarity is the cosine of :math:`L^\top h_v`, without
+the columns in which items do not differ (how high a user rates in general).
 """
 
 from __future__ import annotations
@@ -26,71 +28,72 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.metrics import measure_errors
-from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import VALID, Ratings
 from verfedgnn.runs.party_model import PartyModel
 
 Matrix = NDArray[np.float32]
 SAMPLE = 100_000
-"""Users from which mean and covariance are taken; more of them change nothing that could be seen."""
+"""Maximum number of users from which mean and covariance are estimated."""
 
 
 @dataclass(frozen=True)
-class PartyTastes:
-    """One party's place in the common space of R directions."""
+class PartyPrior:
+    """One party's share of the user prior, in a common taste space of R directions."""
 
     mean: NDArray[np.float64]
-    """m_p (C,), the average user."""
+    """Vector of the average user, m_p (C,)."""
     factor: NDArray[np.float64]
-    """L_p (C, R)."""
+    """Factor of the covariance, L_p (C, R)."""
     level: Matrix
-    """(M,): what the average user would give each item."""
+    """Predictions for the average user (M,)."""
     items: Matrix
-    """(M, R): L_p^T h_v, without what all items share."""
+    """Item directions L_p^T h_v (M, R), without the columns that all items share."""
     common: Matrix
-    """(R,): L_p^T of what all items share."""
+    """L_p^T of the columns that all items share (R,)."""
     variance: float
     """Squared error of a prediction."""
 
-    def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """L_p^T h_v of some items (n, R)."""
+    def project_items(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the directions L_p^T h_v of the items at `rows` (n, R)."""
         return self.items[rows].astype(np.float64) + self.common
 
     @cached_property
     def typical(self) -> NDArray[np.float64]:
-        """L_p^T h_v of the average item (R,)."""
+        """Direction of the average item (R,)."""
         mean: NDArray[np.float64] = self.items.mean(0, dtype=np.float64) + self.common
         return mean
 
-    def vector(self, z: NDArray[np.float64]) -> torch.Tensor:
-        """The user vector at this party, to be served like a trained one."""
+    def make_vector(self, z: NDArray[np.float64]) -> torch.Tensor:
+        """Return the vector at this party of the user at position `z`; it is served like a trained one."""
         return torch.from_numpy((self.mean + self.factor @ z).astype(np.float32))
 
 
-def tastes(
+def fit_user_prior(
     models: Sequence[PartyModel], data: Sequence[tuple[Ratings, NDArray[np.int8]]]
-) -> list[PartyTastes]:
-    """Mean, covariance and items of parties in one common space; `data` are their ratings and the part of each."""
+) -> list[PartyPrior]:
+    """Fit one common prior to the users of all `models`; `data` holds each party's ratings and their parts."""
     count = models[0].users.shape[0]
-    some = torch.arange(0, count, max(1, -(-count // SAMPLE)))
-    users = torch.cat([model.users[some] for model in models], 1).double().numpy()
+    sample = torch.arange(0, count, max(1, -(-count // SAMPLE)))
+    users = torch.cat([model.users[sample] for model in models], 1).double().numpy()
     mean = users.mean(0)
     values, basis = np.linalg.eigh(np.atleast_2d(np.cov(users, rowvar=False, bias=True)))
     kept = values > 1e-9 * max(values.max(), 1e-12)
     factor = basis[:, kept] * np.sqrt(values[kept])
     ends = np.cumsum([model.users.shape[1] for model in models])[:-1]
-    places = zip(models, np.split(mean, ends), np.split(factor, ends), data, strict=True)
-    return [_place(model, centre, spread, _variance(model, *own)) for model, centre, spread, own in places]
+    parties = zip(models, np.split(mean, ends), np.split(factor, ends), data, strict=True)
+    return [
+        _make_prior(model, centre, spread, _measure_variance(model, *own))
+        for model, centre, spread, own in parties
+    ]
 
 
-def _place(
+def _make_prior(
     model: PartyModel, mean: NDArray[np.float64], factor: NDArray[np.float64], variance: float
-) -> PartyTastes:
+) -> PartyPrior:
     items = model.items.numpy()
     shared = np.ptp(items, axis=0) == 0
     own = np.where(shared, np.float32(0), items)
-    return PartyTastes(
+    return PartyPrior(
         mean,
         factor,
         level=items @ mean.astype(np.float32),
@@ -100,10 +103,9 @@ def _place(
     )
 
 
-def _variance(model: PartyModel, table: Ratings, part: NDArray[np.int8]) -> float:
+def _measure_variance(model: PartyModel, table: Ratings, part: NDArray[np.int8]) -> float:
     chosen = part == VALID if (part == VALID).any() else np.ones(len(part), bool)
-    user, item = (torch.from_numpy(rows[chosen].astype(np.int64)) for rows in (table.user, table.item))
-    errors = measure_errors(
-        model.users, model.items, Pairs(user, item, torch.from_numpy(table.rating[chosen]))
-    )
-    return max(errors.squared / errors.count, 1e-6) if errors.count else 1.0
+    if not chosen.any():
+        return 1.0
+    predicted = model.predict_rows(torch.from_numpy(table.user[chosen]), torch.from_numpy(table.item[chosen]))
+    return max(float((predicted - torch.from_numpy(table.rating[chosen])).square().mean()), 1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 from verfedgnn.core.version import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Points, Table
-from verfedgnn.reports.drawing import pairs, trade
+from verfedgnn.reports.drawing import draw_attacks, draw_tradeoff
 from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.research.attacks.audit import THIS, Audit
 
@@ -111,7 +111,7 @@ def _in_short(document: Document, found: Mapping[str, Any]) -> None:
         if leaks
         else "**No attack here learnt more than a guess.**"
     )
-    bars = pairs([ATTACKERS[r.attacker].title for r in reached], [r.found for r in reached], [r.guess for r in reached],
+    bars = draw_attacks([ATTACKERS[r.attacker].title for r in reached], [r.found for r in reached], [r.guess for r in reached],
                  "F1 (items) or AUC (ratings there, training ratings)")  # fmt: skip
     document.add(
         Heading("In short"),
@@ -201,7 +201,7 @@ def _changes(document: Document, audit: Audit) -> None:
             for attacker, ways in helps.items():
                 if attacker not in reached or not reached[attacker].learnt:
                     ways.append((change, name))
-    picture = trade(
+    picture = draw_tradeoff(
         names, learnt, cost, ("strongest attack above its guess", "test RMSE more than this run's")
     )
     advice = [

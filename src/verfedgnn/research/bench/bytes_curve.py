@@ -9,7 +9,7 @@ from typing import Any
 from verfedgnn.config import Config
 from verfedgnn.data import read_parties
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import lines
+from verfedgnn.reports.drawing import draw_curves
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
@@ -106,7 +106,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         name: ([size / 1e6 for _, size, *_ in f["points"]], [rmse for _, _, rmse, _ in f["points"]])
         for name, f in mine.items()
     }
-    svg = lines(
+    svg = draw_curves(
         curves,
         "MB, all parties, both directions",
         "validation RMSE",

@@ -9,7 +9,7 @@ import numpy as np
 
 from verfedgnn.data.synthetic_shapes import LIKE
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import lines
+from verfedgnn.reports.drawing import draw_curves
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.two_process import memory
 
@@ -123,7 +123,7 @@ def _picture(at: list[tuple[int, dict[str, float]]], folder: str) -> Picture | N
         for key, title in SHOWN.items()
         if len(at) > 1
     }
-    svg = lines(curves, "users", f"times the value at {sizes[0]:,} users", log="xy")
+    svg = draw_curves(curves, "users", f"times the value at {sizes[0]:,} users", log="xy")
     return Picture(f"{folder}/users", "Growth with users", svg) if svg else None
 
 

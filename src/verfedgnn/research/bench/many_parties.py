@@ -10,7 +10,7 @@ from typing import Any
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import lines
+from verfedgnn.reports.drawing import draw_curves
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.growth import exponent
 from verfedgnn.research.bench.measure import medians, peak_memory, timed
@@ -108,7 +108,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {
         name: (counts, [v / at[0] for v in at]) for name, at in grown.items()
     }
-    svg = lines(curves, "parties", f"of one party, times the value with {counts[0]}", log="x", floor=0.0)
+    svg = draw_curves(
+        curves, "parties", f"of one party, times the value with {counts[0]}", log="x", floor=0.0
+    )
     exponents = (
         ", ".join(f"{name} {exponent(counts, at):.2f}" for name, at in grown.items())
         if len(counts) > 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verfedgnn.reports.drawing import as_svg, blank
+from verfedgnn.reports.drawing import make_figure, render_svg
 from verfedgnn.research.paper.paper_experiment import GNNS, TITLES, BySeed, PaperScope
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def draw_study_panels(
     folder: Path,
 ) -> bool:
     """A panel a data set: mean over seeds with its standard deviation, and the paper's Table 2 where it is printed."""
-    figure = blank(10, 3.8)
+    figure = make_figure(10, 3.8)
     if figure is None:
         return False
     from matplotlib.transforms import offset_copy
@@ -72,7 +72,7 @@ def draw_communication(
     bits: Mapping[tuple[Any, ...], float], users: Sequence[int], ratios: Sequence[float], folder: Path
 ) -> bool:
     """Bits of a round by users (left) and by N/q (right)."""
-    figure = blank(10, 3.8)
+    figure = make_figure(10, 3.8)
     if figure is None:
         return False
     left, right = figure.subplots(1, 2)
@@ -109,5 +109,5 @@ def draw_communication(
 
 def _save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".svg").write_text(as_svg(figure), "utf-8")
+    path.with_suffix(".svg").write_text(render_svg(figure), "utf-8")
     figure.savefig(path.with_suffix(".png"), dpi=130)

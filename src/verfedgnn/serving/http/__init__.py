@@ -1,1 +1,1 @@
-"""The HTTP interface of a served run."""
+"""The HTTP API and the web page of a served run."""

@@ -1,14 +1,14 @@
-"""The HTTP interface: endpoints look up and describe, scores come from the batcher's thread, slower answers from others."""
+"""The FastAPI application: endpoints look up and describe, the batcher's thread scores, and a thread pool explains."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
@@ -16,34 +16,52 @@ from starlette.exceptions import HTTPException
 
 from verfedgnn.core.version import installed_version
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import liked, merged, reasons, recommendations, shown, similar
-from verfedgnn.serving.http import lookup as ask
-from verfedgnn.serving.http.batch_endpoint import answer_many
+from verfedgnn.serving.explain import (
+    clip_score,
+    describe_recommendations,
+    explain_recommendations,
+    find_similar,
+    merge_rankings,
+    select_informative,
+)
+from verfedgnn.serving.http import lookup
+from verfedgnn.serving.http.batch_endpoint import answer_batch
 from verfedgnn.serving.http.batching import Batcher
-from verfedgnn.serving.http.fast_path import Quick
-from verfedgnn.serving.http.http_problems import Problem, invalid
-from verfedgnn.serving.http.request_guard import Guard
-from verfedgnn.serving.http.schema import MOST, Answers, Error, Many, Newcomer, Pair, Recommendations, Similar
-from verfedgnn.serving.http.server_metrics import Figures
-from verfedgnn.serving.ranker import Wish
-from verfedgnn.serving.run_overview import overview
+from verfedgnn.serving.http.fast_path import FastPath
+from verfedgnn.serving.http.http_problems import HttpProblem, describe_invalid_request
+from verfedgnn.serving.http.request_guard import RequestGuard
+from verfedgnn.serving.http.schema import (
+    MAX_ITEMS,
+    BatchRequest,
+    BatchResponse,
+    ErrorResponse,
+    Newcomer,
+    PredictionResponse,
+    RecommendationsResponse,
+    SimilarResponse,
+)
+from verfedgnn.serving.http.server_metrics import ServerMetrics
+from verfedgnn.serving.run_overview import describe_run
 
 UserId = Annotated[
-    str, Query(description="The user's id, as in the data.", min_length=1, max_length=1000, examples=["17"])
+    str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000, examples=["17"])
 ]
 ItemId = Annotated[
-    str, Query(description="The item's id, as in the data.", min_length=1, max_length=1000, examples=["50"])
+    str, Query(description="Id of the item, as in the data.", min_length=1, max_length=1000, examples=["50"])
 ]
-Party = Annotated[str | None, Query(description="Only this party's items; unset: all.", max_length=1000)]
-Count = Annotated[int, Query(description="How many items.", ge=1, le=MOST)]
-Model = Annotated[
-    Literal["federated", "alone"], Query(description="Trained together, or by each party alone.")
+PartyName = Annotated[
+    str | None, Query(description="Name of the only party to consider; all by default.", max_length=1000)
 ]
-Reasons = Annotated[
-    int, Query(description="How many of the user's own items to name as reasons.", ge=0, le=20)
+Count = Annotated[int, Query(description="Maximum number of results.", ge=1, le=MAX_ITEMS)]
+ModelName = Annotated[
+    Literal["federated", "alone"],
+    Query(description="Model trained by all parties together, or by each party alone."),
 ]
-BY_COLUMN = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
-"""Where item columns are parameters, too; these look at them themselves."""
+MaxReasons = Annotated[
+    int, Query(description="Maximum number of the user's ratings named as reasons.", ge=0, le=20)
+]
+FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
+"""Endpoints that also accept item columns as parameters and check them themselves."""
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -52,194 +70,206 @@ PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Error, "description": "The request is not understood"},
-    401: {"model": Error, "description": "The key is missing or wrong"},
-    404: {"model": Error, "description": "There is no such user, item, party or model"},
+    400: {"model": ErrorResponse, "description": "The request is invalid"},
+    401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
+    404: {"model": ErrorResponse, "description": "The user, item, party or model does not exist"},
 }
 
 
-def _said(text: str) -> Response:
-    return Response(text, media_type="application/json")
+def _json_response(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _json(value: Any) -> Response:
-    return _said(json.dumps(value, separators=(",", ":")))
-
-
-async def _only_known(request: Request) -> None:
-    """A parameter that nobody reads is a mistake, not something to leave out silently."""
+async def _reject_unknown_parameters(request: Request) -> None:
+    """Raise `HttpProblem` for a parameter that the endpoint would ignore."""
     known = {field.alias for field in request.scope["route"].dependant.query_params}
-    by_column = (request.method, request.url.path) in BY_COLUMN
-    if not by_column and not known.issuperset(request.query_params):
-        raise Problem(400, "there is no such parameter", f"parameters: {', '.join(sorted(known)) or 'none'}")
+    filtered = (request.method, request.url.path) in FILTERED
+    if not filtered and not known.issuperset(request.query_params):
+        names = ", ".join(sorted(known)) or "none"
+        raise HttpProblem(400, "there is no such parameter", f"parameters: {names}")
 
 
 def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
-    """The application that serves a catalogue; with a key, only to those who send it."""
-    figures = Figures()
-    batcher = Batcher(figures.batch)
+    """Return the application that serves a catalogue; with `key`, only to clients that send it."""
+    metrics = ServerMetrics()
+    batcher = Batcher(metrics.count_batch)
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(lambda: catalogue.places)  # the first newcomer should not wait for it
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(lambda: catalogue.priors)  # so that the first newcomer does not wait for it
         yield
         batcher.close()
 
     app = FastAPI(
-        dependencies=[Depends(_only_known)],
+        dependencies=[Depends(_reject_unknown_parameters)],
         title="verfedgnn",
         version=installed_version(),
-        description="Recommendations from a run. With a key set, send it as `Authorization: Bearer KEY`.",
+        description="Recommendations from a run. If the server has an API key, send it as `Authorization: Bearer KEY`.",
         docs_url=None,
         redoc_url=None,
-        lifespan=life,
+        lifespan=lifespan,
         responses=ERRORS,
     )
-    app.add_middleware(Quick, catalogue=catalogue, batcher=batcher)
-    app.add_middleware(Guard, key=key, figures=figures)
-    _handle_errors(app)
-    _add_questions(app, catalogue, batcher)
+    app.add_middleware(FastPath, catalogue=catalogue, batcher=batcher)
+    app.add_middleware(RequestGuard, key=key, metrics=metrics)
+    _add_error_handlers(app)
+    _add_recommendations(app, catalogue, batcher)
+    _add_lookups(app, catalogue)
     _add_page(app, catalogue)
-
-    @app.get("/health", tags=["server"], summary="Whether the server answers")
-    async def health() -> Response:
-        return _json({"status": "ok"})
-
-    @app.get("/metrics", tags=["server"], summary="Figures of the server, for Prometheus")
-    async def metrics() -> Response:
-        kind, text = figures.text()
-        return Response(text, media_type=kind)
-
+    _add_server_status(app, metrics)
     return app
 
 
-def _add_questions(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None:
+def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None:
     @app.get(
         "/v1/recommendations",
-        response_model=Recommendations,
+        response_model=RecommendationsResponse,
         tags=["recommend"],
-        summary="The best items for a user",
+        summary="Recommend items to a user",
     )
     async def recommend(
         request: Request,
         user: UserId,
         k: Count = 10,
-        party: Party = None,
-        model: Model = "federated",
-        why: Reasons = 0,
+        party: PartyName = None,
+        model: ModelName = "federated",
+        why: MaxReasons = 0,
     ) -> Response:
-        """Items the user has not rated, best first. Any item column filters: `&category=book`."""
-        row, parties = ask.user_row(catalogue, user), ask.party_rows(catalogue, party)
-        wanted = ask.where(catalogue, request.query_params, ("user", "k", "party", "model", "why"))
-        found = await batcher.ask(ask.of_user(catalogue, model, row, parties, k, wanted))
-        best = merged(parties, found, k)
-        rated = catalogue.trained(row, parties) if why else []
-        given = await run_in_threadpool(reasons, catalogue, model, rated, best, why) if why else ()
-        return _said(recommendations(catalogue, best, given))
+        """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
+        row, parties = lookup.find_user(catalogue, user), lookup.find_parties(catalogue, party)
+        known = ("user", "k", "party", "model", "why")
+        filters = lookup.read_filters(catalogue, request.query_params, known)
+        ranked = await batcher.rank(lookup.make_queries(catalogue, model, row, parties, k, filters))
+        best = merge_rankings(parties, ranked, k)
+        reasons: list[dict[str, Any]] = []
+        if why:
+            rated = catalogue.find_training_ratings(row, parties)
+            reasons = await run_in_threadpool(explain_recommendations, catalogue, model, rated, best, why)
+        return _json_response({"recommendations": describe_recommendations(catalogue, best, reasons)})
 
     @app.post(
         "/v1/recommendations",
-        response_model=Recommendations,
+        response_model=RecommendationsResponse,
         tags=["recommend"],
-        summary="The best items for a newcomer",
+        summary="Recommend items to a newcomer",
     )
-    async def fold(new: Newcomer) -> Response:
-        """Items for somebody who was not in training, from their own ratings alone. Nothing of it is kept."""
-        parties = ask.party_rows(catalogue, new.party)
-        wanted = ask.where(catalogue, new.where, ())
-        given = await run_in_threadpool(ask.newcomer, catalogue, new.ratings)
-        used = liked(catalogue, given)
-        vectors = await run_in_threadpool(ask.folded, catalogue, used)
-        shelves, seen = ask.shelves(catalogue, FEDERATED), {rated.party: rated.items for rated in given}
-        none = ask.no_items()
-        questions = [
-            (shelves[p], Wish(vectors[p], new.k, seen.get(p, none), catalogue.parties[p].mask(wanted)))
-            for p in parties
-        ]
-        best = merged(parties, await batcher.ask(questions), new.k)
-        why = await run_in_threadpool(reasons, catalogue, FEDERATED, used, best, new.why) if new.why else ()
-        return _said(recommendations(catalogue, best, why))
+    async def recommend_to_newcomer(newcomer: Newcomer) -> Response:
+        """Return the best items for a user who was not in training, from their own ratings. Nothing is stored."""
+        parties = lookup.find_parties(catalogue, newcomer.party)
+        filters = lookup.read_filters(catalogue, newcomer.where, ())
+        rated = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings)
+        used = select_informative(catalogue, rated)
+        vectors = await run_in_threadpool(lookup.fold_in_newcomer, catalogue, used)
+        queries = lookup.make_newcomer_queries(catalogue, vectors, rated, parties, newcomer.k, filters)
+        best = merge_rankings(parties, await batcher.rank(queries), newcomer.k)
+        reasons: list[dict[str, Any]] = []
+        if newcomer.why:
+            reasons = await run_in_threadpool(
+                explain_recommendations, catalogue, FEDERATED, used, best, newcomer.why
+            )
+        return _json_response({"recommendations": describe_recommendations(catalogue, best, reasons)})
 
     @app.post(
         "/v1/recommendations/batch",
-        response_model=Answers,
+        response_model=BatchResponse,
         tags=["recommend"],
-        summary="The best items for many users",
+        summary="Recommend items to many users",
     )
-    async def recommend_many(many: Many) -> Response:
-        """As for one user, for up to 1,000. A user who was not in training is told so; the others are answered."""
-        return _said(await answer_many(catalogue, batcher, many))
+    async def recommend_to_many(batch: BatchRequest) -> Response:
+        """Return the best items for up to 1,000 users. A user who was not in training gets an error as answer."""
+        return Response(await answer_batch(catalogue, batcher, batch), media_type="application/json")
 
-    @app.get("/v1/similar", response_model=Similar, tags=["recommend"], summary="Items like an item")
-    async def like(
-        request: Request, item: ItemId, party: Party = None, k: Count = 10, among: Party = None
+
+def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/v1/similar", response_model=SimilarResponse, tags=["recommend"], summary="Find similar items")
+    async def find_similar_items(
+        request: Request, item: ItemId, party: PartyName = None, k: Count = 10, among: PartyName = None
     ) -> Response:
-        """By the cosine of item vectors, in the space in which users differ.
+        """Return the items most similar to an item, by the cosine of item directions in taste space.
 
-        `among` names one party to look in; any item column filters: `&category=book`.
+        `among` names the only party to search. Every item column is a filter: `&category=book`.
         """
-        p, row = ask.item_row(catalogue, item, party)
-        parties = ask.party_rows(catalogue, among)
-        wanted = ask.where(catalogue, request.query_params, ("item", "party", "k", "among"))
-        return _json({"similar": await run_in_threadpool(similar, catalogue, p, row, parties, k, wanted)})
+        p, row = lookup.find_item(catalogue, item, party)
+        parties = lookup.find_parties(catalogue, among)
+        filters = lookup.read_filters(catalogue, request.query_params, ("item", "party", "k", "among"))
+        found = await run_in_threadpool(find_similar, catalogue, p, row, parties, k, filters)
+        return _json_response({"similar": found})
 
-    @app.get("/v1/rating", response_model=Pair, tags=["recommend"], summary="What a user would give an item")
-    async def rating(user: UserId, item: ItemId, party: Party = None, model: Model = "federated") -> Response:
-        """The predicted rating (of a ranking, the item's share), and the known one where there is one."""
-        row, (p, column) = ask.user_row(catalogue, user), ask.item_row(catalogue, item, party)
-        shelf, one = ask.shelves(catalogue, model)[p], catalogue.parties[p]
-        score = shelf.pair(row, column)
-        known = one.rating(row, column)
-        return _json(one.describe(column) | {"score": shown(catalogue, p, score), "rated": known})
+    @app.get("/v1/rating", response_model=PredictionResponse, tags=["recommend"], summary="Predict a rating")
+    async def predict_rating(
+        user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
+    ) -> Response:
+        """Return the predicted rating of an item (for a ranking model, its share) and the known rating, if any."""
+        row, (p, column) = lookup.find_user(catalogue, user), lookup.find_item(catalogue, item, party)
+        score = lookup.find_rankers(catalogue, model)[p].predict_pair(row, column)
+        owner = catalogue.parties[p]
+        described = {**owner.describe(column), "score": clip_score(catalogue, p, score)}
+        return _json_response({**described, "rated": owner.find_rating(row, column)})
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
-    about = cache(lambda: overview(catalogue))
+    describe = cache(lambda: describe_run(catalogue))
 
-    @app.get("/v1/run", tags=["page"], summary="What is known about the run")
-    async def run() -> Response:
-        return _json(await run_in_threadpool(about))
+    @app.get("/v1/run", tags=["page"], summary="Describe the run")
+    async def show_run() -> Response:
+        return _json_response(await run_in_threadpool(describe))
 
-    @app.get("/v1/users", tags=["page"], summary="Users whose id starts so")
-    async def users(
-        starts: Annotated[str, Query(max_length=1000)] = "", party: Party = None, k: Count = 8
+    @app.get("/v1/users", tags=["page"], summary="Find users by the start of their id")
+    async def find_users(
+        starts: Annotated[str, Query(max_length=1000)] = "", party: PartyName = None, k: Count = 8
     ) -> Response:
-        parties, ids = ask.party_rows(catalogue, party), catalogue.run.parties[0].ratings.user_ids
-        found = [(row, sum(len(catalogue.parties[p].ratings_of(row)) for p in parties))
-                 for row in catalogue.users.starting_with(starts, k)]  # fmt: skip
-        return _json({"users": [{"user": str(ids[row]), "ratings": count} for row, count in found]})
+        parties, ids = lookup.find_parties(catalogue, party), catalogue.run.parties[0].ratings.user_ids
+        found = []
+        for row in catalogue.users.find_prefix(starts, k):
+            count = sum(len(catalogue.parties[p].find_ratings(row)) for p in parties)
+            found.append({"user": str(ids[row]), "ratings": count})
+        return _json_response({"users": found})
 
-    @app.get("/v1/history", tags=["page"], summary="What a user has rated, best first")
-    async def history(user: UserId, party: Party = None, k: Count = 10) -> Response:
-        row, parties = ask.user_row(catalogue, user), ask.party_rows(catalogue, party)
-        rated = [(float(catalogue.parties[p].table.rating[i]), p, int(catalogue.parties[p].table.item[i]))
-                 for p in parties for i in catalogue.parties[p].ratings_of(row)]  # fmt: skip
+    @app.get("/v1/history", tags=["page"], summary="List a user's highest ratings")
+    async def show_history(user: UserId, party: PartyName = None, k: Count = 10) -> Response:
+        row, parties = lookup.find_user(catalogue, user), lookup.find_parties(catalogue, party)
+        rated = [
+            (float(catalogue.parties[p].table.rating[i]), p, int(catalogue.parties[p].table.item[i]))
+            for p in parties
+            for i in catalogue.parties[p].find_ratings(row)
+        ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
-        items = [catalogue.parties[p].describe(item) | {"rating": value} for value, p, item in best]
-        return _json({"count": len(rated), "items": items})
+        items = [{**catalogue.parties[p].describe(item), "rating": value} for value, p, item in best]
+        return _json_response({"count": len(rated), "items": items})
 
     folder = resources.files("verfedgnn.serving") / "page"
     for path, (name, kind) in PAGE.items():
-        app.get(path, include_in_schema=False)(_file((folder / name).read_bytes(), kind))
+        app.get(path, include_in_schema=False)(_send_file((folder / name).read_bytes(), kind))
 
 
-def _file(body: bytes, kind: str) -> Callable[[], Any]:
+def _send_file(body: bytes, kind: str) -> Callable[[], Any]:
     async def send() -> Response:
         return Response(body, media_type=kind)
 
     return send
 
 
-def _handle_errors(app: FastAPI) -> None:
-    """The framework's own complaints as problems; the guard tells them."""
+def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:
+    @app.get("/health", tags=["server"], summary="Check that the server responds")
+    async def check_health() -> Response:
+        return _json_response({"status": "ok"})
 
-    async def refused(_: Request, error: Exception) -> Response:
+    @app.get("/metrics", tags=["server"], summary="Metrics of the server for Prometheus")
+    async def show_metrics() -> Response:
+        kind, text = metrics.render()
+        return Response(text, media_type=kind)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Turn FastAPI's own errors into `HttpProblem`, which the request guard sends."""
+
+    async def reject_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        raise invalid(error.errors())
+        raise describe_invalid_request(error.errors())
 
-    async def elsewhere(_: Request, error: Exception) -> Response:
+    async def reject_unrouted(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        raise Problem(error.status_code, str(error.detail).lower(), "/openapi.json lists what there is")
+        raise HttpProblem(error.status_code, str(error.detail).lower(), "/openapi.json lists all endpoints")
 
-    app.add_exception_handler(RequestValidationError, refused)
-    app.add_exception_handler(HTTPException, elsewhere)
+    app.add_exception_handler(RequestValidationError, reject_invalid)
+    app.add_exception_handler(HTTPException, reject_unrouted)

@@ -1,58 +1,70 @@
-"""Many users' best items in one answer, a part at a time, so that others' questions are computed in between."""
+"""Recommendations for many users in one response, computed in steps so that other requests are answered in between."""
 
 from __future__ import annotations
 
-import json
+from typing import Any
+
+import orjson
 
 from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.explain import merged, recommendations
-from verfedgnn.serving.http import lookup as ask
+from verfedgnn.serving.explain import describe_recommendations, merge_rankings
+from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.batching import LARGEST_BATCH, Batcher
-from verfedgnn.serving.http.http_problems import Problem
-from verfedgnn.serving.http.schema import MOST_ANSWERS, Many
+from verfedgnn.serving.http.http_problems import HttpProblem
+from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, BatchRequest
 
 
-async def answer_many(catalogue: Catalogue, batcher: Batcher, many: Many) -> str:
-    """The answers in the order of the users, as JSON; what holds for all of them, such as an unknown party, is a `Problem`."""
-    if len(many.users) * many.k > MOST_ANSWERS:
-        raise Problem(
+async def answer_batch(catalogue: Catalogue, batcher: Batcher, request: BatchRequest) -> bytes:
+    """Return the answers in the order of the users, as JSON.
+
+    An unknown user gets an error as answer. A mistake that concerns all users, such as an unknown party, is raised as
+    `HttpProblem`.
+    """
+    if len(request.users) * request.k > MAX_BATCH_ITEMS:
+        raise HttpProblem(
             400,
-            f"users times k is more than {MOST_ANSWERS:,}",
-            "ask for fewer users at a time, or fewer items",
+            f"users times k is more than {MAX_BATCH_ITEMS:,}",
+            "request fewer users at a time, or fewer items",
         )
-    parties = ask.party_rows(catalogue, many.party)
-    ask.shelves(catalogue, many.model)
-    wanted = ask.where(catalogue, many.where, ())
-    step, lines = max(1, LARGEST_BATCH // len(parties)), []
-    for start in range(0, len(many.users), step):
-        lines += await _part(catalogue, batcher, many, parties, many.users[start : start + step], wanted)
-    return f'{{"answers":[{",".join(lines)}]}}'
+    parties = lookup.find_parties(catalogue, request.party)
+    lookup.find_rankers(catalogue, request.model)
+    filters = lookup.read_filters(catalogue, request.where, ())
+    step = max(1, LARGEST_BATCH // len(parties))
+    answers: list[orjson.Fragment] = []
+    for start in range(0, len(request.users), step):
+        users = request.users[start : start + step]
+        answers += await _answer_users(catalogue, batcher, request, parties, users, filters)
+    return orjson.dumps({"answers": answers})
 
 
-async def _part(
+async def _answer_users(
     catalogue: Catalogue,
     batcher: Batcher,
-    many: Many,
+    request: BatchRequest,
     parties: list[int],
     users: list[str],
-    wanted: dict[str, str],
-) -> list[str]:
-    rows: list[int | Problem] = []
+    filters: dict[str, str],
+) -> list[orjson.Fragment]:
+    rows: list[int | HttpProblem] = []
     for user in users:
         try:
-            rows.append(ask.user_row(catalogue, user))
-        except Problem as problem:
+            rows.append(lookup.find_user(catalogue, user))
+        except HttpProblem as problem:
             rows.append(problem)
-    known = [row for row in rows if isinstance(row, int)]
-    questions = [
-        one for row in known for one in ask.of_user(catalogue, many.model, row, parties, many.k, wanted)
+    queries = [
+        query
+        for row in rows
+        if isinstance(row, int)
+        for query in lookup.make_queries(catalogue, request.model, row, parties, request.k, filters)
     ]
-    found = iter(await batcher.ask(questions))
-    lines = []
+    ranked = iter(await batcher.rank(queries))
+    answers = []
+    answer: dict[str, Any]
     for user, row in zip(users, rows, strict=True):
         if isinstance(row, int):
-            said = recommendations(catalogue, merged(parties, [next(found) for _ in parties], many.k))
+            best = merge_rankings(parties, [next(ranked) for _ in parties], request.k)
+            answer = {"user": user, "recommendations": describe_recommendations(catalogue, best)}
         else:
-            said = json.dumps(row.told(), separators=(",", ":"))
-        lines.append(f'{{"user":{json.dumps(user)},{said[1:]}')
-    return lines
+            answer = {"user": user, **row.as_dict()}
+        answers.append(orjson.Fragment(orjson.dumps(answer)))
+    return answers

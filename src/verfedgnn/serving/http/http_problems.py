@@ -1,31 +1,37 @@
-"""What went wrong with a request: an HTTP status, a cause and a remedy."""
+"""Errors of the HTTP API: a status, a cause and a remedy."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 
-class Problem(Exception):
+
+class HttpProblem(Exception):
     """A request that cannot be answered."""
 
     def __init__(self, status: int, cause: str, remedy: str) -> None:
         super().__init__(cause)
-        self.status, self.cause, self.remedy = status, cause, remedy
+        self.status = status
+        self.cause = cause
+        self.remedy = remedy
 
-    def told(self) -> dict[str, dict[str, str]]:
-        """The problem as an answer."""
+    def as_dict(self) -> dict[str, dict[str, str]]:
+        """Return the error as in the responses of the API."""
         return {"error": {"cause": self.cause, "remedy": self.remedy}}
 
-    def body(self) -> bytes:
-        """The problem as JSON."""
-        return json.dumps(self.told()).encode()
+    def as_json(self) -> bytes:
+        """Return the body of the error response."""
+        return orjson.dumps(self.as_dict())
 
 
-def invalid(errors: Sequence[Any]) -> Problem:
-    """What a validation found, the first of it in words."""
+def describe_invalid_request(errors: Sequence[Any]) -> HttpProblem:
+    """Return the problem that describes the first of pydantic's validation errors."""
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("query", "body"))
     cause = f"{where or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    return Problem(400, cause, "correct it; /openapi.json describes every parameter")
+    encodable = cause.encode(
+        errors="replace"
+    ).decode()  # a body may hold lone surrogates, which UTF-8 cannot encode
+    return HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")

@@ -1,4 +1,4 @@
-"""What stands between the network and the endpoints: the key, the host, the size of a request, the headers of an answer."""
+"""Checks before every endpoint: the API key, the Host header and the size of a request; and the headers of every response."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.serving.http.http_problems import Problem
-from verfedgnn.serving.http.server_metrics import Figures
+from verfedgnn.serving.http.http_problems import HttpProblem
+from verfedgnn.serving.http.server_metrics import ServerMetrics
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"
 SHORTEST_KEY = 16
 LARGEST_BODY = 2_000_000
-"""Bytes of a request's body; 10,000 ratings take about 600,000."""
-OPEN = ("/health", "/", "/page.js", "/page.css", "/draw.js", "/icon.svg")
-"""Paths without a key: they hold nothing of the run."""
+"""Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
+OPEN_PATHS = ("/health", "/", "/page.js", "/page.css", "/draw.js", "/icon.svg")
+"""Paths that need no key, because they contain nothing of the run."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,95 +36,96 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def read_key(file: Path | None) -> str | None:
-    """The key of a file or of the environment; None without either."""
+    """Return the API key from `file` or from the environment, or None if neither is set."""
     if file is None:
-        key, where = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
+        key = os.environ.get(KEY_VARIABLE)
+        where = KEY_VARIABLE
         if key is None:
             return None
     else:
+        where = str(file)
         try:
-            key, where = file.read_text("utf-8"), str(file)
+            key = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"the key file {file} cannot be read ({error}); give a text file with the key"
+                f"the key file {file} cannot be read ({error}); pass a text file that contains the key"
             ) from None
     key = key.strip()
     if len(key) < SHORTEST_KEY or not key.isascii() or any(c.isspace() for c in key):
         make = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         raise ConfigError(
-            f"the key in {where} is not {SHORTEST_KEY} or more ASCII characters without spaces; make one with {make}"
+            f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {make}"
         )
     return key
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-class Guard:
-    """Wraps the application; without a key it answers only to requests that name this machine."""
+class RequestGuard:
+    """ASGI middleware that rejects requests without the API key, or, without a key, requests from other hosts."""
 
-    def __init__(self, app: ASGIApp, key: str | None, figures: Figures) -> None:
-        self.app, self.figures = app, figures
+    def __init__(self, app: ASGIApp, key: str | None, metrics: ServerMetrics) -> None:
+        self.app = app
+        self.metrics = metrics
         self._expected = None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check one request, pass it on, and send any `HttpProblem` as the response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         begin, status = time.perf_counter(), 500
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), *_HEADERS]
             await send(message)
 
-        problem = self._refuse(scope)
         try:
-            if problem is not None:
-                await _tell(problem, answer)
-            else:
-                await self.app(
-                    scope, _bounded(receive) if scope["method"] not in ("GET", "HEAD") else receive, answer
-                )
-        except Problem as error:
-            await _tell(error, answer)
+            self._check(scope)
+            if scope["method"] not in ("GET", "HEAD"):
+                receive = _limit_body(receive)
+            await self.app(scope, receive, send_with_headers)
+        except HttpProblem as problem:
+            await _send_problem(problem, send_with_headers)
         except Exception as error:
-            if status != 500:  # the answer has begun: all that is left is to break it off
+            if status != 500:  # the response has begun and can only be broken off
                 raise
             print_exception(type(error), error, error.__traceback__, chain=False)
-            await _tell(
-                Problem(500, "the server made a mistake", "its standard error says which; please report it"),
-                answer,
+            internal = HttpProblem(
+                500, "internal server error", "see the standard error of the server, and please report it"
             )
+            await _send_problem(internal, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.figures.request(route, status, time.perf_counter() - begin)
+            self.metrics.count_request(route, status, time.perf_counter() - begin)
 
-    def _refuse(self, scope: Scope) -> Problem | None:
+    def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         if self._expected is not None:
             given = headers.get(b"authorization", b"")
-            if scope["path"] not in OPEN and not hmac.compare_digest(given, self._expected):
-                return Problem(
-                    401, "the key is missing or wrong", "send the header 'Authorization: Bearer KEY'"
+            if scope["path"] not in OPEN_PATHS and not hmac.compare_digest(given, self._expected):
+                raise HttpProblem(
+                    401, "the API key is missing or wrong", "send the header 'Authorization: Bearer KEY'"
                 )
         elif not _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
-            # A page of another site could otherwise make a browser ask us under a name of its own.
-            return Problem(
+            # Without this check, a web page could reach the server through the browser under a name of its own.
+            raise HttpProblem(
                 403,
-                "without a key only this machine is served, under its own name",
-                "use http://127.0.0.1 or set a key",
+                "a server without an API key accepts requests to localhost only",
+                "use http://127.0.0.1, or start the server with a key",
             )
         length = headers.get(b"content-length", b"0")
-        return _too_large() if length.isdigit() and int(length) > LARGEST_BODY else None
+        if length.isdigit() and int(length) > LARGEST_BODY:
+            raise _body_too_large()
 
 
 @lru_cache(256)
@@ -133,26 +134,30 @@ def _names_this_machine(host: str) -> bool:
     return is_loopback(name)
 
 
-def _too_large() -> Problem:
-    return Problem(413, f"the request is larger than {LARGEST_BODY:,} bytes", "send fewer ratings at a time")
+def _body_too_large() -> HttpProblem:
+    return HttpProblem(
+        413, f"the request is larger than {LARGEST_BODY:,} bytes", "send fewer ratings at a time"
+    )
 
 
-def _bounded(receive: Receive) -> Receive:
-    taken = 0
+def _limit_body(receive: Receive) -> Receive:
+    received = 0
 
-    async def counted() -> Message:
-        nonlocal taken
+    async def receive_limited() -> Message:
+        nonlocal received
         message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > LARGEST_BODY:
-            raise HTTPException(413, _too_large().cause)
+        received += len(message.get("body", b""))
+        if received > LARGEST_BODY:
+            raise HTTPException(413, _body_too_large().cause)
         return message
 
-    return counted
+    return receive_limited
 
 
-async def _tell(problem: Problem, send: Send) -> None:
-    body, extra = problem.body(), [(b"www-authenticate", b"Bearer")] if problem.status == 401 else []
-    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json"), *extra]
+async def _send_problem(problem: HttpProblem, send: Send) -> None:
+    body = problem.as_json()
+    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+    if problem.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

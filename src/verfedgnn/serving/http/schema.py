@@ -1,4 +1,4 @@
-"""What goes in and out over HTTP, as types: they check requests, and describe answers in /openapi.json."""
+"""Types of requests and responses: they validate requests and describe the API in /openapi.json."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 1000
-"""Items of one answer."""
-MOST_RATINGS = 10_000
-"""Ratings of one newcomer."""
-MOST_USERS = 1000
-"""Users of one request."""
-MOST_ANSWERS = 50_000
-"""Items of one request's answers, over all its users; some 7 MB."""
+MAX_ITEMS = 1000
+"""Maximum number of items per response."""
+MAX_RATINGS = 10_000
+"""Maximum number of ratings of one newcomer."""
+MAX_USERS = 1000
+"""Maximum number of users per batch request."""
+MAX_BATCH_ITEMS = 50_000
+"""Maximum number of items per batch response, over all users; about 7 MB."""
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
-Where = Annotated[dict[str, str], Field(max_length=10)]
+Filters = Annotated[dict[str, str], Field(max_length=10)]
 
 
-class Given(BaseModel):
-    """What a client sends: nothing that is not declared."""
+class StrictRequest(BaseModel):
+    """A request body that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class GivenRating(Given):
+class NewcomerRating(StrictRequest):
     """One rating of a newcomer."""
 
     item: Id
-    """The item's id, as in the data."""
+    """Id of the item, as in the data."""
     rating: float
-    """On the party's scale."""
+    """Rating on the party's scale."""
     party: Id | None = None
-    """Whose item; needed only where several parties have the id."""
+    """Party that offers the item; needed only if several parties use the same id."""
 
 
-class Newcomer(Given):
+class Newcomer(StrictRequest):
     """A user who was not in training."""
 
     model_config = ConfigDict(
@@ -45,43 +45,49 @@ class Newcomer(Given):
             ]
         }
     )
-    ratings: Annotated[list[GivenRating], Field(max_length=MOST_RATINGS)]
-    """Their own ratings; none: what an average user would like."""
-    k: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """How many items."""
+    ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS)]
+    """The user's ratings; an empty list returns recommendations for the average user."""
+    k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
+    """Maximum number of items."""
     party: Id | None = None
-    """Only this party's items."""
-    where: Where = {}
-    """Only items with these values, by item column."""
+    """Party whose items are recommended; all by default."""
+    where: Filters = {}
+    """Filters by item column, such as {"category": "book"}."""
     why: Annotated[int, Field(ge=0, le=20)] = 0
-    """How many of the user's own items to name as reasons for each item."""
+    """Maximum number of the user's ratings named as reasons for each item."""
 
 
-class Many(Given):
-    """Several users who were in training."""
+class BatchRequest(StrictRequest):
+    """A request for the recommendations of several users who were in training."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"users": ["17", "18"], "k": 5}]})
-    users: Annotated[list[Id], Field(min_length=1, max_length=MOST_USERS)]
-    """Their ids, as in the data."""
-    k: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """How many items for each; users times k is at most 50,000."""
+    users: Annotated[list[Id], Field(min_length=1, max_length=MAX_USERS)]
+    """Ids of the users, as in the data."""
+    k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
+    """Maximum number of items per user; users times k must not exceed 50,000."""
     party: Id | None = None
-    """Only this party's items."""
+    """Party whose items are recommended; all by default."""
     model: Literal["federated", "alone"] = "federated"
-    """Trained together, or by each party alone."""
-    where: Where = {}
-    """Only items with these values, by item column."""
+    """Model trained by all parties together, or by each party alone."""
+    where: Filters = {}
+    """Filters by item column, such as {"category": "book"}."""
 
 
-class Cause(BaseModel):
-    """A cause and a remedy."""
+class ErrorDetail(BaseModel):
+    """The cause of an error and its remedy."""
 
     cause: str
     remedy: str
 
 
-class Item(BaseModel):
-    """An item."""
+class ErrorResponse(BaseModel):
+    """The response to a request that cannot be answered."""
+
+    error: ErrorDetail
+
+
+class ItemResponse(BaseModel):
+    """An item of a party's catalogue."""
 
     item: str
     title: str
@@ -89,79 +95,76 @@ class Item(BaseModel):
     columns: dict[str, str]
 
 
-class Reason(Item):
-    """One of the user's own items that speaks for a recommended one."""
+class Reason(ItemResponse):
+    """One of the user's own ratings that contributes to a recommendation."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     rating: float
     adds: float
-    """Its part of `taste`."""
+    """Contribution of this rating to `taste`."""
 
 
-class Why(BaseModel):
-    """score = average + habit + taste + rest, before the score is cut to the scale."""
+class Explanation(BaseModel):
+    """The parts of a score: score = average + habit + taste + rest, before the score is clipped to the scale."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     average: float
-    """What the average user would get."""
+    """Prediction for the average user."""
     habit: float
-    """What the user's own ratings add to the average item, by folding in."""
+    """Contribution of the user's own ratings to the average item."""
     taste: float
-    """What they add to this item beyond that."""
+    """Contribution of the user's own ratings to this item beyond `habit`."""
     rest: float | None = None
-    """What the trained model knows besides."""
+    """Contribution of what the trained model knows beyond the user's own ratings."""
     because: list[Reason]
 
 
-class Recommended(Item):
+class RecommendedItem(ItemResponse):
     """A recommended item."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
-    """The predicted rating; of a ranking, the item's share in the party's softmax."""
-    why: Why | None = None
+    """Predicted rating; for a ranking model, the item's softmax share of the party's catalogue."""
+    why: Explanation | None = None
 
 
-class Recommendations(BaseModel):
-    """The answer to a question for recommendations."""
+class RecommendationsResponse(BaseModel):
+    """The recommendations for one user."""
 
-    recommendations: list[Recommended]
+    recommendations: list[RecommendedItem]
 
 
-class Answer(BaseModel):
-    """One of several users' recommendations, or why there are none."""
+class BatchAnswer(BaseModel):
+    """The recommendations for one user of a batch request, or the error."""
 
     user: str
-    recommendations: list[Recommended] | None = None
-    error: Cause | None = None
+    recommendations: list[RecommendedItem] | None = None
+    error: ErrorDetail | None = None
 
 
-class Answers(BaseModel):
-    """A line for each user, in the order of the request."""
+class BatchResponse(BaseModel):
+    """The answers to a batch request, in the order of its users."""
 
-    answers: list[Answer]
+    answers: list[BatchAnswer]
 
 
-class SimilarItem(Item):
-    """An item that is like another one."""
+class SimilarItem(ItemResponse):
+    """An item that is similar to another one."""
 
     similarity: float
 
 
-class Similar(BaseModel):
-    """Items that are like another one."""
+class SimilarResponse(BaseModel):
+    """The items most similar to another one."""
 
     similar: list[SimilarItem]
 
 
-class Pair(Item):
-    """What a user would give an item."""
+class PredictionResponse(ItemResponse):
+    """The prediction for a user and an item."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
+    """Predicted rating; for a ranking model, the item's softmax share of the party's catalogue."""
     rated: float | None
-    """What they gave, where the run knows it."""
-
-
-class Error(BaseModel):
-    """The answer to a request that cannot be answered."""
-
-    error: Cause
+    """Rating that the user gave, if the run contains it."""

@@ -1,4 +1,4 @@
-"""Figures of the server itself, for Prometheus; routes, not ids. Several workers' are added up, in files of a common folder."""
+"""Metrics of the server for Prometheus, by route and without ids; several workers share theirs through files in one folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable that names the folder; prometheus_client reads it when it is imported."""
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable that names the shared folder; prometheus_client reads it when it is imported."""
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+"""Upper bounds of the histogram of response times, in seconds."""
 
 
-class Figures:
-    """Requests by route and status, their duration, and how many questions were computed together."""
+class ServerMetrics:
+    """Counts of requests by route and status, response times, and batch sizes."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -24,33 +25,33 @@ class Figures:
         )
         seconds = Histogram(
             "verfedgnn_request_seconds",
-            "Time to an answer.",
+            "Response time in seconds.",
             ["route"],
-            buckets=SECONDS,
+            buckets=BUCKETS,
             registry=self._registry,
         )
-        self._of = cache(lambda route, status: (requests.labels(route, str(status)), seconds.labels(route)))
+        self._find = cache(lambda route, status: (requests.labels(route, str(status)), seconds.labels(route)))
         self._batch = Histogram(
             "verfedgnn_batch_questions",
-            "Questions computed together.",
+            "Queries scored together.",
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=self._registry,
         )
 
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """One request is answered."""
-        count, duration = self._of(route, status)
-        count.inc()
-        duration.observe(seconds)
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        counter, histogram = self._find(route, status)
+        counter.inc()
+        histogram.observe(seconds)
 
-    def batch(self, size: int) -> None:
-        """One batch goes to be computed."""
+    def count_batch(self, size: int) -> None:
+        """Count one batch of `size` queries."""
         self._batch.observe(size)
 
-    def text(self) -> tuple[str, bytes]:
-        """Content type and text of /metrics."""
+    def render(self) -> tuple[str, bytes]:
+        """Return the content type and the body of /metrics."""
         registry = self._registry
-        if SHARED in os.environ:
+        if SHARED_FOLDER in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(registry)

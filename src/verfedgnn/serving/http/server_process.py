@@ -1,4 +1,4 @@
-"""One process that serves a run at a socket that listens already."""
+"""One server process for a run, on a socket that is already listening."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SWITCH = 0.0005
-"""Seconds after which the event loop hands the interpreter to the scores' thread; Python's own 0.005 s would add up to tens of
-milliseconds a batch under load."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
+milliseconds per batch under load."""
 KEEP_ALIVE = 75
-"""Seconds after which an idle connection is closed: longer than clients and proxies usually keep one, so that it is they who
-close it and none is closed in the moment in which a request is sent."""
+"""Seconds after which an idle connection is closed. Clients and proxies usually close theirs earlier, so that no connection is
+closed while a request is being sent."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """What is served, and to whom."""
+class ServeOptions:
+    """The run to serve and how to serve it."""
 
     run: Path
     party: str | None
+    """Name of the only party to serve; None serves all."""
     key: str | None
+    """API key that requests must carry; None serves this machine only."""
     approximate: bool
+    """Whether large catalogues get an approximate index."""
     threads: int
-    """Of the scores; 0: all."""
+    """Threads that compute scores; 0 uses all cores."""
 
 
-def serve(served: Served, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, after which uvicorn finishes what is under way and sends itself the signal once more."""
+def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
     import torch
     import uvicorn
 
@@ -38,18 +41,16 @@ def serve(served: Served, listener: socket.socket, ready: Callable[[], None]) ->
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.http.app import make_app
 
-    if served.threads:
-        torch.set_num_threads(served.threads)
-    run = Run.load(served.run)
-    app = make_app(
-        Catalogue(run, served.run.resolve().name, served.party, approximate=served.approximate),
-        key=served.key,
-    )
-    sys.setswitchinterval(SWITCH)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    run = Run.load(options.run)
+    catalogue = Catalogue(run, options.run.resolve().name, options.party, approximate=options.approximate)
+    app = make_app(catalogue, key=options.key)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
-    gc.freeze()  # what is loaded stays: looking through it again would hold up requests
+    gc.freeze()  # the run stays in memory: collecting it again and again would delay requests
     ready()
-    # Requests name users, so that none is logged.
+    # There is no access log, because requests contain user ids.
     config = uvicorn.Config(
         app,
         access_log=False,

@@ -1,4 +1,4 @@
-"""Several processes at one listening socket: each loads the run and answers whichever connections it takes; they end together."""
+"""Several server processes on one listening socket: each loads the run and accepts connections, and all stop together."""
 
 from __future__ import annotations
 
@@ -16,101 +16,103 @@ from tempfile import TemporaryDirectory
 
 from verfedgnn.core.errors import ConfigError, PluginWarning, VerFedGNNError
 from verfedgnn.runs.run import read_run_config
-from verfedgnn.serving.http.server_process import Served, serve
+from verfedgnn.serving.http.server_process import ServeOptions, serve
 
-LONGEST_STOP = 10
-"""Seconds in which a worker has to end when it is asked to; uvicorn gives requests under way 5."""
+STOP_TIMEOUT = 10
+"""Seconds that a worker has to stop; uvicorn gives open requests 5."""
 
 
-def serve_by(count: int, served: Served, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve by so many processes until interrupted (`KeyboardInterrupt`), or until one of them ends by itself, an error."""
-    read_run_config(served.run)  # warns, if need be, for all of them
-    with _common_figures():
-        workers, lines = _start(count, served, listener)
-        before = signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # also where a shell started us deaf, by `&`
+def serve_with_workers(
+    count: int, options: ServeOptions, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    """Serve with `count` processes until `KeyboardInterrupt`; raise `ConfigError` if a worker exits."""
+    read_run_config(options.run)  # issues warnings about the run once, for all workers
+    with _share_metrics():
+        workers, pipes = _start_workers(count, options, listener)
+        # A shell starts background jobs (`&`) with SIGINT ignored; without this they could not be interrupted.
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            for number, line in enumerate(lines):
+            for number, pipe in enumerate(pipes):
                 try:
-                    error = line.recv()
+                    error = pipe.recv()
                 except EOFError:
-                    raise _ended(number, workers) from None
+                    raise _describe_exit(number, workers) from None
                 if error is not None:
                     raise error
             ready()
             ended = wait([worker.sentinel for worker in workers])
-            raise _ended(
-                next(number for number, worker in enumerate(workers) if worker.sentinel in ended), workers
-            )
+            number = next(number for number, worker in enumerate(workers) if worker.sentinel in ended)
+            raise _describe_exit(number, workers)
         finally:
-            _stop(workers)
-            signal.signal(signal.SIGINT, before)
+            _stop_workers(workers)
+            signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
-def _common_figures() -> Iterator[None]:
-    """A folder in which the workers' figures meet: whichever is asked for /metrics adds them up."""
-    from verfedgnn.serving.http.server_metrics import SHARED
+def _share_metrics() -> Iterator[None]:
+    """Give the workers a folder for their metrics, so that any of them can add up all of them for /metrics."""
+    from verfedgnn.serving.http.server_metrics import SHARED_FOLDER
 
-    with TemporaryDirectory(prefix="verfedgnn-figures-") as folder:
-        os.environ[SHARED] = folder
+    with TemporaryDirectory(prefix="verfedgnn-metrics-") as folder:
+        os.environ[SHARED_FOLDER] = folder
         try:
             yield
         finally:
-            del os.environ[SHARED]
+            del os.environ[SHARED_FOLDER]
 
 
-def _start(
-    count: int, served: Served, listener: socket.socket
+def _start_workers(
+    count: int, options: ServeOptions, listener: socket.socket
 ) -> tuple[list[SpawnProcess], list[Connection]]:
-    """Processes that do not hear Ctrl-C before they serve: a terminal sends it to all, and it is for the parent to stop them."""
-    context, workers, lines = get_context("spawn"), [], []
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Start processes that ignore SIGINT until they serve: a terminal sends it to all, but the parent stops them."""
+    context = get_context("spawn")
+    workers: list[SpawnProcess] = []
+    pipes: list[Connection] = []
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for _ in range(count):
-            line, other = context.Pipe(duplex=False)
-            worker = context.Process(target=_work, args=(served, listener, other), daemon=True)
+            pipe, other = context.Pipe(duplex=False)
+            worker = context.Process(target=_run_worker, args=(options, listener, other), daemon=True)
             worker.start()
             other.close()
             workers.append(worker)
-            lines.append(line)
+            pipes.append(pipe)
     finally:
-        signal.signal(signal.SIGINT, before)
-    return workers, lines
+        signal.signal(signal.SIGINT, previous)
+    return workers, pipes
 
 
-def _work(served: Served, listener: socket.socket, line: Connection) -> None:
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+def _run_worker(options: ServeOptions, listener: socket.socket, pipe: Connection) -> None:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     warnings.simplefilter("ignore", PluginWarning)
     try:
-        serve(served, listener, lambda: line.send(None))
+        serve(options, listener, lambda: pipe.send(None))
     except VerFedGNNError as error:
-        line.send(error)
+        pipe.send(error)
 
 
-def _leave_with_the_parent() -> None:
-    """A parent that was killed can stop nobody any more."""
+def _exit_with_parent() -> None:
+    """Stop this worker when the parent is gone: a parent that was killed cannot stop it."""
     parent = parent_process()
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _ended(number: int, workers: Sequence[SpawnProcess]) -> VerFedGNNError:
+def _describe_exit(number: int, workers: Sequence[SpawnProcess]) -> VerFedGNNError:
     workers[number].join()
     code = workers[number].exitcode or 0
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     return ConfigError(
-        f"worker {number + 1} of {len(workers)} {how}, and the others were stopped with it; "
-        "start again, with fewer --workers where memory is short"
+        f"worker {number + 1} of {len(workers)} {how}, so the other workers were stopped. "
+        "Start the server again, with fewer --workers if memory is short."
     )
 
 
-def _stop(workers: Sequence[SpawnProcess]) -> None:
+def _stop_workers(workers: Sequence[SpawnProcess]) -> None:
     for worker in workers:
         worker.terminate()
     for worker in workers:
-        worker.join(LONGEST_STOP)
+        worker.join(STOP_TIMEOUT)
         worker.kill()
         worker.join()
