@@ -1,0 +1,368 @@
+"""Numbers that README and docs/ take from results/ equal those in results/.
+
+`CLAIMS` lists each sentence or table row with `{}` for its numbers, and where each number comes from. A number is compared
+as it is printed: 0.858 and 0.86 agree with 0.8582, and 0.857 does not.
+
+Every number with four decimals on a page has a source, so that none can be added without one. It is part of a claim, or it is
+in a results file that `FIGURES_FROM` lists for the page, or `NOT_FROM_RESULTS` says where it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from doc_commands import PAGES, ROOT
+from verfedgnn.research.paper.paper_page import fill_page
+
+RESULTS = ROOT / "results"
+Source = Callable[[], float]
+
+
+class Claim(NamedTuple):
+    """A piece of a page's text, with `{}` for each number, and the sources of the numbers."""
+
+    page: str
+    text: str
+    sources: list[Source]
+
+
+def lift(case: str, seeds: list[int], columns: list[str], party: str | None = None) -> list[Source]:
+    """Return sources for columns of `results/best/lift-CASE-SEED.json`, as means over seeds."""
+
+    def mean(column: str) -> float:
+        values = []
+        for seed in seeds:
+            record = json.loads((RESULTS / "best" / f"lift-{case}-{seed}.json").read_text("utf-8"))["lift"]
+            rows = {row["name"]: row for row in record["parties"]} | {None: record["overall"]}
+            values.append(rows[party][column])
+        return sum(values) / len(values)
+
+    return [lambda column=column: mean(column) for column in columns]  # type: ignore[misc]
+
+
+def cell(file: str, row: str, column: str, *nth: int) -> list[Source]:
+    """Return sources for the numbers of a table cell in `results/FILE`.
+
+    The row is found by how its first cells begin, joined with ` | `. `nth` names which numbers of the cell are meant.
+    """
+    return [lambda n=n: read_cell(RESULTS / file, row, column)[n] for n in nth or (0,)]  # type: ignore[misc]
+
+
+def read_cell(path: Path, row: str, column: str) -> list[float]:
+    """Return the numbers in the only cell of a Markdown file with this row and column."""
+    header: list[str] = []
+    found = []
+    for line in path.read_text("utf-8").splitlines():
+        cells = [one.strip().replace("*", "") for one in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            header = []
+        elif not header:
+            header = cells
+        elif " | ".join(cells).startswith(row) and column in header:
+            found.append(cells[header.index(column)])
+    assert len(found) == 1, f"{path.name} has {len(found)} cells for {row!r}, {column!r}"
+    return [float(number.replace(",", "")) for number in re.findall(r"-?\d[\d,]*(?:\.\d+)?", found[0])]
+
+
+def difference(one: list[Source], other: list[Source]) -> list[Source]:
+    """Return a source for the difference of two."""
+    return [lambda: one[0]() - other[0]()]
+
+
+def percent(part: list[Source], whole: list[Source]) -> list[Source]:
+    """Return a source for how much lower `part` is than `whole`, in per cent."""
+    return [lambda: 100 * (1 - part[0]() / whole[0]())]
+
+
+COLUMNS = ["biases", "alone", "federated", "pooled"]
+BOOKS = ("amazon", [0, 1, 2])
+TABLE2 = "paper/table2.md"
+AMAZON_BOOKS = lift(*BOOKS, COLUMNS, "Amazon-Books-Dense")
+AMAZON_MOVIES = lift(*BOOKS, COLUMNS, "Amazon-Movies-Dense")
+
+
+def table2(method: str, model: str, column: str = "ML-1M, here", *nth: int) -> list[Source]:
+    """Return sources for a cell of the paper's Table 2, as measured here."""
+    return cell(TABLE2, f"{method} | {model} |", column, *nth)
+
+
+MODELS = ("GCN", "GAT", "GGNN")
+PRIVATE = cell("privacy.md", "ML-1M", "ε = 4 (z = 11.71)")
+PAPER_CELLS = [table2("VerFedGNN", model, "ML-1M, paper")[0] for model in MODELS]
+OUR_CELLS = [table2("VerFedGNN", model)[0] for model in MODELS]
+BEST_CELLS = [table2("VerFedGNN, preset best", model)[0] for model in MODELS]
+
+
+def scale_row(row: str, column: str, *nth: int) -> list[Source]:
+    """Return sources for a cell of the tables about two million users in results/scale.md."""
+    return cell("scale.md", row, column, *nth)
+
+
+def best(row: str, column: str = "test RMSE", *nth: int) -> list[Source]:
+    """Return sources for a cell of results/best.md."""
+    return cell("best.md", row, column, *nth)
+
+
+CLAIMS = [
+    Claim(
+        "README.md",
+        "| ML-1M, 10 random parties, seed 0 | {} | {} | **{}** | {} |",
+        lift("ml-1m", [0], COLUMNS),
+    ),
+    Claim(
+        "README.md",
+        "| ML-100K, 10 random parties | {} | {} | **{}** | {} |",
+        lift("ml-100k", [0, 1, 2], COLUMNS),
+    ),
+    Claim(
+        "README.md",
+        "| ML-1M by genre, 3 parties, seed 0 | {} | {} | **{}** | {} |",
+        lift("genre", [0], COLUMNS),
+    ),
+    Claim(
+        "README.md",
+        "| Amazon, two shops: books | {} | {} | **{}** | {} | yes, by {} %",
+        AMAZON_BOOKS + percent(AMAZON_BOOKS[2:3], AMAZON_BOOKS[1:2]),
+    ),
+    Claim(
+        "README.md",
+        "| Amazon, two shops: movies | {} | {} | **{}** | {} | yes, by {} %",
+        AMAZON_MOVIES + percent(AMAZON_MOVIES[2:3], AMAZON_MOVIES[1:2]),
+    ),
+    Claim("README.md", "| paper, Table 2 | {} | {} | {} |", PAPER_CELLS),
+    Claim(
+        "README.md",
+        "the paper's settings | {} ± {} | {} ± {} | {} ± {} |",
+        [one for model in MODELS for one in table2("VerFedGNN", model, "ML-1M, here", 0, 1)],
+    ),
+    Claim(
+        "README.md",
+        "an eighth of the releases | {} ± {} | {} ± {} | {} ± {} |",
+        [one for model in MODELS for one in table2("VerFedGNN, preset best", model, "ML-1M, here", 0, 1)],
+    ),
+    Claim("README.md", "for each rating; RMSE {} on ML-1M", PRIVATE),
+    Claim(
+        "docs/faq.md",
+        "with books and movies it gains {} and {} %",
+        percent(AMAZON_BOOKS[2:3], AMAZON_BOOKS[1:2]) + percent(AMAZON_MOVIES[2:3], AMAZON_MOVIES[1:2]),
+    ),
+    Claim(
+        "docs/faq.md",
+        "preset `best` reaches a test RMSE of {} with GCN. Without federation, each party alone reaches {} with the same"
+        " model (seed 0), and {} with the GCN of preset `paper`. On pooled data, tuned matrix factorisation with biases"
+        " reaches {}, and user and item means {}.",
+        [
+            BEST_CELLS[0],
+            *lift("ml-1m", [0], ["alone"]),
+            *table2("Each party alone", "GCN"),
+            *table2("MF with biases, tuned", ""),
+            *table2("User and item means", ""),
+        ],
+    ),
+    Claim(
+        "docs/faq.md",
+        "preset `best` with GCN reaches {}, and pooled means {}.",
+        table2("VerFedGNN, preset best", "GCN", "BookCrossing, here")
+        + table2("User and item means", "", "BookCrossing, here"),
+    ),
+    Claim(
+        "docs/faq.md",
+        "NDCG@20 of {} on ML-1M. LightGCN, trained on pooled data without protection, reaches {}",
+        best("ml-1m gcn", "test NDCG@20") + best("lightgcn", "NDCG@20"),
+    ),
+    Claim(
+        "docs/faq.md",
+        "takes {} s of one core, {} GB of memory and {} MB of traffic.",
+        scale_row("all users | ", "party, CPU / wall s")
+        + scale_row("all users | ", "its memory, GB")[:1]
+        + scale_row("all users | ", "MB a party and round"),
+    ),
+    Claim(
+        "docs/faq.md",
+        "a twentieth of the users takes {} s and {} MB.",
+        scale_row("1/20 of the users", "party, CPU / wall s")
+        + scale_row("1/20 of the users", "MB a party and round"),
+    ),
+    Claim(
+        "docs/faq.md",
+        "GCN reaches {} (paper {}), GAT {} ({}) and GGNN {} ({})",
+        [one for pair in zip(OUR_CELLS, PAPER_CELLS, strict=True) for one in pair],
+    ),
+    Claim("docs/faq.md", "as the paper does, and reaches {}, {} and {}.", BEST_CELLS),
+    Claim(
+        "docs/privacy.md",
+        "the projection is obfuscation | {}-{} |",
+        [lambda: min(one() for one in OUR_CELLS), lambda: max(one() for one in OUR_CELLS)],
+    ),
+    Claim(
+        "docs/privacy.md",
+        "for single items (below) | {}-{} |",
+        [lambda: min(one() for one in BEST_CELLS), lambda: max(one() for one in BEST_CELLS)],
+    ),
+    Claim("docs/privacy.md", "every role that sees the sums and the model | {} |", PRIVATE),
+    Claim(
+        "docs/privacy.md",
+        "| each party alone (model of preset `best`) | nothing | everything | {} |",
+        lift("ml-1m", [0], ["alone"]),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "| one party with fake accounts | {} | {} |",
+        cell("attacks.md", "noised 0.05 | 0", "one party with fake accounts", 0, 2),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "| the same, sixteen fakes an item | {} | {} |",
+        cell("attacks.md", "noised 0.05, 16 fakes an item | 0", "one party with fake accounts", 0, 2),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "| one party that knows the target's messages | {} | {} |",
+        cell("attacks.md", "noised 0.05 | 0", "one party, insider", 0, 2),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "| all parties but one, with fake accounts | {} | {} |",
+        cell("attacks.md", "noised 0.05 | 0", "all but one, with fake accounts", 0, 2),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "which costs {} of RMSE on ML-100K and {} on ML-1M.",
+        difference(
+            cell("attacks.md", "best, no exchange", "test RMSE"),
+            cell("attacks.md", "best, masked", "test RMSE"),
+        )
+        + difference(best("ml-1m gcn, no exchange"), best("ml-1m gcn |")),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "costs {} of RMSE on ML-100K and on ML-1M, and defeats",
+        difference(
+            cell("attacks.md", "best, noised 0.05", "test RMSE"),
+            cell("attacks.md", "best, masked", "test RMSE"),
+        ),
+    ),
+    Claim(
+        "docs/privacy.md",
+        "It costs {} to {} of RMSE on ML-1M.",
+        difference(best("ml-1m ggnn, no exchange"), best("ml-1m ggnn |"))
+        + difference(best("ml-1m gcn, no exchange"), best("ml-1m gcn |")),
+    ),
+    Claim("docs/privacy.md", "GGNN without any exchange, {}, still", best("ml-1m ggnn, no exchange")),
+    Claim(
+        "docs/protocol.md",
+        "100,000 ids each, two cores | {} s | {} s |",
+        cell("federation.md", "keyed", "once all are there")
+        + cell("federation.md", "ecdh", "once all are there"),
+    ),
+    Claim(
+        "docs/tutorials/does-joining-pay.md",
+        "parts of one catalogue, {} and {} % for two real shops",
+        percent(AMAZON_BOOKS[2:3], AMAZON_BOOKS[1:2]) + percent(AMAZON_MOVIES[2:3], AMAZON_MOVIES[1:2]),
+    ),
+]
+
+FIGURES_FROM = {
+    "docs/paper.md": ["paper/*.md", "core.md", "lift.md"],
+    "docs/paper-notes.md": ["paper/table2.md", "core.md", "lift.md"],
+    "docs/serving.md": ["fold-in.md"],
+}
+"""By page: files of results/ that contain its other figures with four decimals, printed alike."""
+EARLIER = "a validation RMSE of the search described there, whose records are not kept"
+NOT_FROM_RESULTS: dict[str, dict[str, str]] = {
+    "docs/model.md": dict.fromkeys(
+        ("0.8574", "0.0008"), "three seeds, of which results/scale.md keeps the first"
+    ),
+    "docs/paper-notes.md": dict.fromkeys(
+        (
+            "1.7739 1.6048 1.6034 1.6187 0.9153 0.9151 0.9088 0.9143 0.9159 0.9115 0.9162 0.9134 0.9160 "
+            "0.9181 0.9201 0.9200 1.5964 0.9581 0.9592 0.9683 0.9725 0.9707 1.6576 1.6589 1.6999 1.6994 "
+            "1.6483 1.6470"
+        ).split(),
+        EARLIER,
+    ),
+    "docs/tutorials/paper.md": dict.fromkeys(
+        "1.0000 0.7508 0.8577 0.1894 0.0440 0.0252 0.0320 0.2481 0.0377 0.0256 0.0305 0.2483".split(),
+        "rows of the quick Table 3, which the reader makes",
+    ),
+}
+"""By page: other numbers with four decimals, and where they come from."""
+
+
+def prose(page: str) -> str:
+    """Return a page on one line, without code blocks and without the parts that a command writes."""
+    text = (ROOT / page).read_text("utf-8")
+    text = re.sub(r"<!-- begin (\S+) -->.*?<!-- end \1 -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^```.*?^```[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return " ".join(text.split())
+
+
+def match_claim(claim: Claim, text: str) -> re.Match[str]:
+    """Return the only place of a claim in a text."""
+    pattern = re.escape(claim.text).replace(r"\{\}", r"([+-]?\d[\d,]*(?:\.\d+)?)").replace(r"\ ", " ")
+    found = list(re.finditer(pattern, text))
+    assert len(found) == 1, f"{claim.page} has {claim.text!r} {len(found)} times"
+    return found[0]
+
+
+def printed_like(number: float, printed: str) -> str:
+    """Return a number with as many decimals as a printed one."""
+    decimals = len(printed.partition(".")[2])
+    return f"{number:.{decimals}f}"
+
+
+def wrong_numbers(claim: Claim, text: str) -> list[str]:
+    """Return the numbers of a claim that differ from their sources."""
+    groups = match_claim(claim, text).groups()
+    assert len(groups) == len(claim.sources), f"{claim.text!r}: a source for each number"
+    return [
+        f"{printed}, but results/ has {number}"
+        for printed, source in zip(groups, claim.sources, strict=True)
+        if printed_like(number := source(), printed) != printed.replace(",", "").lstrip("+")
+    ]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.page}: {claim.text[:60]}")
+def test_numbers_equal_those_in_results(claim: Claim) -> None:
+    assert wrong_numbers(claim, prose(claim.page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_figure_has_a_source(page: str) -> None:
+    text = prose(page)
+    covered = set()
+    for claim in CLAIMS:
+        if claim.page == page:
+            match = match_claim(claim, text)
+            covered |= {match.start(n + 1) for n in range(len(match.groups()))}
+    figures = [m for m in re.finditer(r"(?<![\d.])\d\.\d{4}(?!\d)", text) if m.start() not in covered]
+    known = "".join(
+        path.read_text("utf-8") for name in FIGURES_FROM.get(page, []) for path in sorted(RESULTS.glob(name))
+    )
+    sourced = {*re.findall(r"(?<![\d.])\d\.\d{4}(?!\d)", known), *NOT_FROM_RESULTS.get(page, {})}
+    without = [m[0] for m in figures if m[0] not in sourced]
+    assert without == [], f"{page}: add a claim, a file to FIGURES_FROM or a reason to NOT_FROM_RESULTS"
+
+
+def test_a_wrong_number_is_noticed() -> None:
+    right = Claim("x", "reaches {} here", cell("privacy.md", "ML-1M", "ε = 4 (z = 11.71)"))
+    assert wrong_numbers(right, "it reaches 0.9067 here") == []
+    assert wrong_numbers(right, "it reaches 0.907 here") == []
+    assert wrong_numbers(right, "it reaches 0.9066 here") != []
+    assert wrong_numbers(right, "it reaches 0.906 here") != []
+
+
+def test_the_paper_page_has_the_tables_of_results(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "paper.md"
+    page.parent.mkdir()
+    shutil.copy(ROOT / "docs" / "paper.md", page)
+    shutil.copytree(RESULTS / "paper", tmp_path / "results" / "paper")
+    fill_page(page, tmp_path / "results" / "paper")
+    assert page.read_text("utf-8") == (ROOT / "docs" / "paper.md").read_text("utf-8")
