@@ -1,7 +1,8 @@
-# make demo   a federation of three organisations, trained and explained, in half a minute
-# make test   the whole test suite
-# make docs   the documentation site, into site/
-# make setup  only the environment (.venv)
+# make demo   train three organisations on synthetic data and show the results, in half a minute
+# make test   run the whole test suite
+# make lint   check style, types, the order of the rooms, spelling and prose
+# make docs   build the documentation site in site/
+# make setup  only set up the environment (.venv)
 PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -32,10 +33,11 @@ test: .venv/installed-dev
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy
+	@$(BIN)/codespell *.md docs results/*.md src tools && $(BIN)/python tools/check_prose.py
 
 docs: .venv/installed-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "site/ is made; look at it with: $(BIN)/python -m http.server --directory site"
+	@echo "built site/; view it with: $(BIN)/python -m http.server --directory site"
 
 clean:
 	rm -rf .venv runs site .pytest_cache .mypy_cache .ruff_cache

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import check_prose
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "verfedgnn"
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -119,7 +121,7 @@ def test_equations_are_where_the_table_says(row: list[str]) -> None:
 
 
 def pages_that_name_modules() -> list[Path]:
-    return [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in check_prose.pages() if path.parent != ROOT / "results"]
 
 
 @pytest.mark.parametrize("page", pages_that_name_modules(), ids=lambda page: page.name)
