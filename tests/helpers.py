@@ -1,4 +1,4 @@
-"""What several test modules use: a small configuration, a small federation, equality bit for bit."""
+"""Helpers of several test modules: a small configuration, a small federation, bit-for-bit equality."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config(**values: Any) -> vf.Config:
 
 
 def same(a: vf.Run, b: vf.Run) -> None:
-    """Bit for bit, but for the clock."""
+    """Assert that two runs are bit-identical except for times."""
     timeless = [{k: v for k, v in r.metrics.items() if k not in ("seconds", "environment")} for r in (a, b)]
     assert timeless[0] == timeless[1]
     assert torch.equal(a.public, b.public)

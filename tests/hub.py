@@ -1,4 +1,4 @@
-"""A federation in one process: the real services, joined by queues instead of a network, with faults on demand."""
+"""A federation in one process: the real services, connected by queues instead of a network, with faults on demand."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
 
 
 class Killed(Exception):
-    """The process is gone, in the middle of whatever it did."""
+    """The process was killed at this point."""
 
 
 class Wire:
-    """One end. `fault` sees every message before it leaves and may change it, drop it (None) or raise `Killed`."""
+    """One end of a connection. `fault` receives every outgoing message and may change it, drop it (None) or raise `Killed`."""
 
     def __init__(self, hub: Hub, name: str, fault: Callable[[bytes], bytes | None] | None = None) -> None:
-        self.hub, self.name, self.fault = hub, name, fault
+        self.hub = hub
+        self.name = name
+        self.fault = fault
         self.events: queue.Queue[TransportEvent] = queue.Queue()
         self.alive = True
         hub.attach(self)
@@ -65,7 +67,7 @@ class Wire:
 
 
 class Hub:
-    """Who is connected to whom: every party to the server."""
+    """A switch that connects every party to the server."""
 
     def __init__(self) -> None:
         self.wires: dict[str, Wire] = {}
@@ -100,9 +102,10 @@ class Hub:
 def agree(
     folder: Path, names: list[str], config: vf.Config, **values: Any
 ) -> tuple[Agreement, dict[str, MemberIdentity]]:
-    """A federation file and everybody's identity."""
+    """Return an agreement and the identities of its members."""
     authority_key, authority = new_authority("trial")
-    members, files = {}, {}
+    members = {}
+    files = {}
     for name in (SERVER, *names):
         key = new_key()
         files[name] = folder / f"{name}.pem"
@@ -124,13 +127,15 @@ def agree(
 
 
 class Trial:
-    """Runs services in threads; a killed one is started again, as a service manager would."""
+    """A federation whose services run in threads; a killed service is restarted, as a service manager would."""
 
     def __init__(self, folder: Path, parties: list[vf.PartyData], config: vf.Config, **values: Any) -> None:
-        self.folder, self.parties = folder, {party.name: party for party in parties}
+        self.folder = folder
+        self.parties = {party.name: party for party in parties}
         folder.mkdir(parents=True, exist_ok=True)
         self.agreement, self.identities = agree(folder, list(self.parties), config, **values)
-        self.hub, self.errors = Hub(), dict[str, list[BaseException]]()
+        self.hub = Hub()
+        self.errors: dict[str, list[BaseException]] = {}
         self.services: dict[str, Any] = {}
         self.runs: dict[str, vf.Run] = {}
         self.threads: list[threading.Thread] = []
@@ -149,7 +154,7 @@ class Trial:
     def run(
         self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 30
     ) -> None:
-        """Everybody, until all are done."""
+        """Run all members until all have finished."""
         for name in (SERVER, *self.parties):
             self.start(name, (faults or {}).get(name))
         self.join(seconds)
@@ -184,7 +189,8 @@ class Trial:
                 wire.close()
 
     def _once(self, name: str, wire: Wire) -> None:
-        folder, identity = self.folder / f"run-{name}", self.identities[name]
+        folder = self.folder / f"run-{name}"
+        identity = self.identities[name]
         if name == SERVER:
             service = CoordinatorService(self.agreement, wire, folder, StatusPublisher(folder))
             self.services[name] = service

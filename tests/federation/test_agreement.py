@@ -1,4 +1,4 @@
-"""federation.toml and the commands that make it: round trips, fingerprints, file modes, and one line for each mistake."""
+"""federation.toml and the commands that create it: round trips, fingerprints, file modes, one-line errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["federation.toml"]
 
 
-def test_every_field_has_its_sentence() -> None:
+def test_every_field_has_a_description() -> None:
     for section in (Agreement, Timeouts, Member):
         for name, field in section.model_fields.items():
             assert (field.description or "").endswith("."), name
@@ -201,7 +201,7 @@ def test_one_key_for_two_parties() -> None:
         build_agreement(values(parties=twins))
 
 
-def test_what_stands_around_a_certificate_is_not_kept() -> None:
+def test_text_around_a_certificate_is_dropped() -> None:
     agreement = build_agreement(values(parties=[member("film", f"mine:\n{PARTIES['film']}\npassword: x\n")]))
     assert agreement.member("film").certificate == PARTIES["film"]
     assert agreement.member("server") is agreement.coordinator
@@ -243,7 +243,7 @@ Command = Callable[..., list[str]]
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `verfedgnn federation ...` in an empty folder: the lines it prints; a mistake is raised as it is in `main`."""
+    """Run `verfedgnn federation ...` in an empty folder; return the printed lines or raise the error."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, answer: str | None = None) -> list[str]:
@@ -260,7 +260,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.fixture
 def founded(command: Command) -> Command:
-    """The same, with the coordinator's folder `fed` and requests of film and book in place."""
+    """Return `command` after creating the folder `fed` and the requests of film and book."""
     command("init", "fed", "--address", "localhost:7443")
     command("join-request", "film")
     command("join-request", "book")
@@ -348,7 +348,7 @@ def test_the_files_are_enough_for_mutual_tls(founded: Command) -> None:
     assert handshake(server, party) == (film.fingerprint, own.fingerprint)
 
 
-def test_masking_is_on_unless_somebody_decided(command: Command) -> None:
+def test_masking_is_on_by_default(command: Command) -> None:
     start = ("--address", "localhost:1")
     Path("mine.toml").write_text("masking = false\n[model]\ndim = 5\n")
     command("init", "a", *start, "--set", "masking=false")

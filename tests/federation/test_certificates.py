@@ -1,4 +1,4 @@
-"""Keys, requests and certificates: what the authority signs, what it refuses, and that TLS accepts just that."""
+"""Keys, requests and certificates: what the authority signs and refuses, and what TLS accepts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def authority() -> Authority:
 
 
 def forged(names: list[str], key: c.Key | None = None) -> str:
-    """A request with names and extensions that `request` would never write."""
+    """Return a request with names and extensions that `make_request` never writes."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names])
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
@@ -181,7 +181,7 @@ def test_signatures(authority: Authority) -> None:
     assert not c.verify(pem, c.sign(c.new_key(), b"ready"), b"ready")
 
 
-def test_fingerprints_for_the_telephone(authority: Authority) -> None:
+def test_fingerprints_to_read_out_by_phone(authority: Authority) -> None:
     digits = c.fingerprint(authority[1])
     assert len(digits) == 64
     assert digits == c.read_certificate(authority[1]).fingerprint(SHA256()).hex()
@@ -189,7 +189,7 @@ def test_fingerprints_for_the_telephone(authority: Authority) -> None:
 
 
 def context(side: int, trust: str, key: Path, certificate: str) -> ssl.SSLContext:
-    """A side of a connection that trusts one authority only and checks as strictly as Python 3.13 does by default."""
+    """Return a context that trusts one authority and checks as strictly as Python 3.13 does by default."""
     made = ssl.SSLContext(side)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
@@ -202,7 +202,7 @@ def context(side: int, trust: str, key: Path, certificate: str) -> ssl.SSLContex
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]:
-    """Connect and send a byte each way: the fingerprints that server and client see, or the error of the one who refuses."""
+    """Connect, send a byte each way, and return the fingerprints that server and client see."""
     left, right = socket.socketpair()
     left.settimeout(5)
     right.settimeout(5)

@@ -1,4 +1,4 @@
-"""Parties on machines of their own (network namespaces) whose link is cut without a word and comes back."""
+"""Parties in network namespaces whose link is silently cut and restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ip(*words: object, check: bool = True) -> int:
 
 @pytest.fixture
 def hosts() -> Iterator[dict[str, str]]:
-    """A namespace a party, each with a cable to this one: name -> the cable's end here."""
+    """Create a network namespace per party; yield the host's end of each party's cable by name."""
     if os.geteuid() != 0 or shutil.which("ip") is None or ip("netns", "add", "vfgn-probe", check=False) != 0:
         pytest.skip("network namespaces need root and iproute2")
     ip("netns", "del", "vfgn-probe")
@@ -48,7 +48,7 @@ def hosts() -> Iterator[dict[str, str]]:
 
 
 def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> None:
-    """The others go on after the reply timeout; the party dials until it is through, and ends with the same parameters."""
+    """The others continue after the reply timeout; the party reconnects and ends with the same parameters."""
     parts = vf.split_items(synthetic_ratings(users=150, items=90, ratings=6000, seed=3), parties=3, seed=3)
     for name, part in zip(NAMES, parts, strict=True):
         write_table(tmp_path / f"{name}.csv", part.ratings, "lower")

@@ -1,4 +1,4 @@
-"""The services of a federation, joined by queues: one result with the local runtime, and the faults of docs/faults.md."""
+"""The services of a federation connected by queues: equality with the local runtime, and the faults of docs/faults.md."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from verfedgnn.training.local_runtime import party_secret
 
 Fault = Callable[[bytes], bytes | None]
 HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
-"""For federations in which one party does not come back for the result."""
+"""Timeouts of federations in which one party never fetches the result."""
 
 
 def settings(**values: Any) -> vf.Config:
-    """A short training whose noise can be repeated, so that results can be compared to the bit."""
+    """Return the settings of a short training with repeatable noise, so that results are comparable bit for bit."""
     chosen = {
         "batch": 0,
         "epochs": 9,
@@ -68,7 +68,7 @@ def assert_same(federated: Trial, run: vf.Run) -> None:
 
 
 def killed_at(send: int) -> Fault:
-    """Dies instead of sending its message number `send`, once."""
+    """Return a fault that kills the member once, instead of sending its message number `send`."""
     count = iter(range(1, 1_000_000))
 
     def fault(data: bytes) -> bytes:
@@ -80,7 +80,7 @@ def killed_at(send: int) -> Fault:
 
 
 def in_round(number: int, then: Callable[[RoundReply], bytes | None]) -> Fault:
-    """Does something to its reply in one round, once."""
+    """Return a fault that passes the reply of one round to `then`, once."""
     done = threading.Event()
 
     def fault(data: bytes) -> bytes | None:
@@ -93,7 +93,7 @@ def in_round(number: int, then: Callable[[RoundReply], bytes | None]) -> Fault:
     return fault
 
 
-# -- one result ----------------------------------------------------------------------------------------------------------------
+# -- equality with the local runtime ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_after_training_each_side_keeps_its_own(tmp_path: Path, small_parties: l
 def test_coordinator_killed_at_any_point(
     tmp_path: Path, small_parties: list[vf.PartyData], send: int
 ) -> None:
-    """Started again, it ends with the bits of a training without interruption."""
+    """After a restart, the result is bit-identical to a training without interruption."""
     federated = trial(tmp_path, small_parties)
     federated.run({SERVER: killed_at(send)})
     assert_same(federated, local(small_parties))
@@ -192,7 +192,7 @@ def test_party_killed_at_any_point_and_waited_for(
 
 
 BEST: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "dim": 4, "every": 2, "unprotected": ["noise"]}
-"""Preset best in small: messages, averages, exchanges every other round, a backward exchange, a gate."""
+"""A small version of preset best: averages, exchanges every other round, a backward exchange, a gate."""
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "ggnn"])
@@ -214,7 +214,7 @@ def test_preset_best_equals_the_local_runtime(
 def test_preset_best_with_kills(
     tmp_path: Path, small_parties: list[vf.PartyData], send: int, who: str
 ) -> None:
-    """Averages, the last sum and the last release survive: the same bits as without a kill."""
+    """Averages, the last sum and the last release survive, so the result is bit-identical."""
     config = vf.Config.preset("best").with_values(BEST | {"gate": False})
     federated = trial(tmp_path, small_parties, config)
     name = SERVER if who == SERVER else small_parties[1].name
@@ -227,7 +227,7 @@ def test_preset_best_with_kills(
 def test_rounds_about_some_users_with_kills(
     tmp_path: Path, small_parties: list[vf.PartyData], send: int, who: str
 ) -> None:
-    """Sums, releases and pulls of every part survive: the same bits as without a kill (0), and as on one machine."""
+    """The state of every user block survives, so the result is bit-identical to the local runtime; 0 means no kill."""
     config = vf.Config.preset("best").with_values(
         BEST | {"gate": False, "user_blocks": 3, "epochs": 4, "evaluate_every": 4}
     )
@@ -241,7 +241,7 @@ PRIVATE: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "unprotected": ["no
 
 
 def test_preset_private_equals_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    """Integers with noise, under masks that cancel: the same sums."""
+    """Integer noise under masks that cancel gives the same sums."""
     config = vf.Config.preset("private").with_values(PRIVATE)
     federated = trial(tmp_path, small_parties, config)
     federated.run()
@@ -250,7 +250,7 @@ def test_preset_private_equals_the_local_runtime(tmp_path: Path, small_parties: 
 
 @pytest.mark.parametrize("who", [SERVER, "party"])
 def test_preset_private_with_kills(tmp_path: Path, small_parties: list[vf.PartyData], who: str) -> None:
-    """A trip begun anew has noise of its own, so the bits differ; the training ends all the same, with one model for all."""
+    """A restarted trip draws fresh noise, so the bits differ, but training ends with one model for all."""
     config = vf.Config.preset("private").with_values(PRIVATE)
     federated = trial(tmp_path, small_parties, config)
     name = SERVER if who == SERVER else small_parties[1].name
@@ -279,7 +279,7 @@ def test_training_goes_on_without_a_killed_party(tmp_path: Path, small_parties: 
     assert service.coordinator.round == 9
     assert service.record.repeats >= 1
     assert torch.equal(federated.public(rest[0]), federated.public(rest[1]))
-    # Later it comes back and takes the result home; its own items are those it had.
+    # Later it comes back and fetches the result; its items are those of its last checkpoint.
     federated.threads.clear()
     federated.stopping = False
     federated.start(SERVER)
@@ -333,7 +333,7 @@ def test_a_slow_party_is_left_out_and_taken_back(tmp_path: Path, small_parties: 
 def test_a_slow_party_that_cannot_be_spared_is_waited_for(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    """Its reply still fits the open trip, however late."""
+    """A late reply still fits the open trip."""
 
     def sleep(reply: RoundReply) -> bytes:
         time.sleep(1.0)
@@ -359,7 +359,7 @@ def test_a_coordinator_started_once_more_remembers_who_has_the_result(
 
 
 def test_a_hung_party_costs_one_timeout(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    """It takes a message and never answers; the others finish, and it gets the result."""
+    """A party that never answers a message gets the result after the others have finished."""
     timeouts = Timeouts(reply=0.3, hello=0.3, idle=30, finish=5)
     federated = trial(tmp_path, small_parties, min_parties=2, timeouts=timeouts)
     federated.run({small_parties[0].name: in_round(3, lambda reply: None)})
@@ -440,8 +440,8 @@ def test_rubbish_is_refused_counted_and_named(
     assert service.offences == {bad: 1}
     refused = [record for record in caplog.records if record.getMessage() == "message refused"]
     assert [getattr(record, "fields")["party"] for record in refused] == [bad]  # noqa: B009
-    assert isinstance(federated.errors[bad][0], vf.ProtocolError), "the sender hears why"
-    assert set(federated.errors) == {bad}, "nobody else is disturbed"
+    assert isinstance(federated.errors[bad][0], vf.ProtocolError), "the sender gets the reason"
+    assert set(federated.errors) == {bad}, "no other party is affected"
     assert service.coordinator.round == 9
     assert torch.equal(federated.public(small_parties[1].name), federated.public(small_parties[2].name))
 
@@ -449,7 +449,7 @@ def test_rubbish_is_refused_counted_and_named(
 def test_replayed_and_overtaken_replies_change_nothing(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    """A reply of an earlier round arrives again in every round, ahead of the right one."""
+    """A reply of an earlier round arrives again in every round, before the right one."""
     first: list[bytes] = []
     federated = trial(tmp_path, small_parties)
 
@@ -472,7 +472,7 @@ def test_replayed_and_overtaken_replies_change_nothing(
 
 
 def test_who_lies_under_a_mask_is_found(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    """Masked values that are no gradients name nobody; the sums without the liar do."""
+    """Masked values that are not gradients do not reveal their sender; sums without the liar do."""
     parties = vf.split_items(
         vf.data.synthetic_ratings(users=120, items=90, ratings=4000, seed=5), parties=4, seed=5
     )
@@ -498,7 +498,7 @@ def test_who_lies_under_a_mask_is_found(tmp_path: Path, small_parties: list[vf.P
 
 
 def test_too_few_to_find_a_liar_among(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    """With all needed for a sum nobody can be left out: the coordinator stops and names those it may be."""
+    """If a sum needs all parties, none can be left out: the coordinator stops and names the candidates."""
 
     def lie(reply: RoundReply) -> bytes:
         assert reply.gradient is not None
@@ -521,7 +521,7 @@ def test_too_few_to_find_a_liar_among(tmp_path: Path, small_parties: list[vf.Par
 def test_a_party_with_a_key_nobody_can_use_is_refused_itself(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    """Unsigned, of low order, or another's: the others never hear of it."""
+    """An unsigned or low-order key is refused before the other parties see it."""
     for change in ({"mask_signature": "00"}, {"mask_key": "00" * 32}):
         folder = tmp_path / next(iter(change))
         federated = trial(folder, small_parties)
@@ -670,7 +670,7 @@ def test_parties_refuse_a_coordinator_that_breaks_the_agreement(
 def test_parties_told_different_things_do_not_add_up(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    """A coordinator gives all but one party other parameters, to be left with that one's gradient: it gets noise."""
+    """A coordinator that gives all but one party other parameters gets noise instead of that party's gradient."""
     from verfedgnn.protocol.round.replica import parameters_digest
 
     def zero(message: Welcome) -> Welcome:
@@ -691,7 +691,7 @@ def test_parties_told_different_things_do_not_add_up(
 
 
 def test_a_round_is_answered_once(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    """Two answers under one mask would give away their difference."""
+    """Two answers under one mask would reveal their difference."""
     federated = trial(tmp_path, small_parties)
     federated.run()
     party = federated.services[small_parties[0].name].party
@@ -701,13 +701,13 @@ def test_a_round_is_answered_once(tmp_path: Path, small_parties: list[vf.PartyDa
         party.handle(again)
 
 
-# -- what the coordinator gets to see --------------------------------------------------------------------------------------------
+# -- what the coordinator sees --------------------------------------------------------------------------------------------
 
 
 def test_the_coordinator_receives_no_single_partys_values(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
-    """Of what each party sent: uniform bytes (chi-square, error rate 1e-6 in all), unrelated to what it masked."""
+    """Masked bytes are uniform (chi-square, total error rate 1e-6) and unrelated to the values under the mask."""
     federated = trial(tmp_path, small_parties)
     federated.run()
     unmasked = trial(tmp_path / "plain", small_parties, settings(masking=False))
@@ -740,7 +740,7 @@ PLANTED = "planted-7f3a"
 def test_nothing_private_in_logs_status_or_the_coordinators_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """User ids, item ids and titles that occur nowhere else are looked for in everything but a party's own folder."""
+    """Planted user and item ids appear nowhere but in the party's own folder."""
     from dataclasses import replace
 
     from verfedgnn.federation.status_server import exposition, page

@@ -1,6 +1,6 @@
-"""Hostile input against the two services: whatever arrives is handled or refused, and the others are not disturbed.
+"""Hostile input against the two services: it is handled or refused, and no other member is affected.
 
-4,000 inputs at the coordinator, 4,000 at a party, each a message of the protocol with changed bytes or fields.
+The coordinator and a party each get 4,000 protocol messages with changed bytes or fields.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ odd_arrays = st.builds(
 
 @st.composite
 def changed(draw: st.DrawFn, messages: list[Message]) -> bytes:
-    """One of `messages` with a few bytes or a few fields changed."""
+    """Return one of `messages` with a few bytes or fields changed."""
     message = draw(st.sampled_from(messages))
     if draw(st.booleans()):
         raw = bytearray(encode(message))
@@ -70,21 +70,19 @@ def changed(draw: st.DrawFn, messages: list[Message]) -> bytes:
     with np.errstate(all="ignore"):
         try:
             return encode(message.model_copy(update=update))
-        except Exception:  # what cannot even be written cannot arrive
+        except Exception:  # a message that cannot be encoded cannot arrive
             return encode(message)
 
 
-def federation_at_work(
-    parties: list[vf.PartyData], folder: Path
-) -> tuple[CoordinatorService, list[Party], dict[str, bytes]]:
-    """A coordinator in the middle of a round, its parties, and the honest replies that are due."""
+def federation_at_work(parties: list[vf.PartyData], folder: Path) -> tuple[CoordinatorService, list[Party]]:
+    """Return a coordinator service before its first round, and its parties."""
     setting = trial(folder, parties, config(masking=False, epochs=400), min_parties=2)
     service = CoordinatorService(
         setting.agreement, Wire(setting.hub, SERVER), folder / "run", StatusPublisher(folder / "run")
     )
     prepared = prepare(parties, setting.agreement.config, parties_device())
     members = [Party(p.input, setting.agreement.config, i) for i, p in enumerate(prepared)]
-    return service, members, {}
+    return service, members
 
 
 def parties_device() -> Any:
@@ -102,7 +100,7 @@ def test_the_coordinator_survives_anything(
     tmp_path_factory: pytest.TempPathFactory, small_parties: list[vf.PartyData]
 ) -> None:
     logging.getLogger("verfedgnn.federation").setLevel(logging.CRITICAL)
-    service, members, _ = federation_at_work(small_parties, tmp_path_factory.mktemp("fuzz"))
+    service, members = federation_at_work(small_parties, tmp_path_factory.mktemp("fuzz"))
     for party in members:
         join(service, party)
     service._step()
@@ -140,7 +138,7 @@ def test_the_coordinator_survives_anything(
 
 
 def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
-    """Every message is handled or ends in an error that says why; the private parameters stay finite."""
+    """Every message is handled or raises an error; the private parameters stay finite."""
     chosen = config(masking=True, epochs=400)
     prepared = prepare(small_parties, chosen, parties_device())
     members = [Party(p.input, chosen, i) for i, p in enumerate(prepared)]

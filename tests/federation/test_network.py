@@ -1,4 +1,4 @@
-"""The transport on real sockets: who is let in, what is bounded, what a stranger can and cannot disturb."""
+"""The transport on real sockets: admission, bounds, and protection against strangers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def federation(tmp_path: Path) -> tuple[Agreement, dict[str, MemberIdentity]]:
 
 
 class Net:
-    """A listening coordinator and whoever dials in; everything is closed in the end."""
+    """A listening coordinator and the connections to it, all closed at the end."""
 
     def __init__(self, agreement: Agreement, identities: dict[str, MemberIdentity]) -> None:
-        self.agreement, self.identities = agreement, identities
+        self.agreement = agreement
+        self.identities = identities
         self.address = (agreement.host, agreement.port)
         self.refused: list[str] = []
         self.open: list[Transport] = []
@@ -53,7 +54,7 @@ class Net:
         return self.open[-1]
 
     def raw(self, certificate: str, key: Path, authority: str) -> ssl.SSLSocket:
-        """A bare TLS connection, for speaking out of turn."""
+        """Open a bare TLS connection that can break the protocol."""
         context = tls_context(server=False, authority=authority, certificate=certificate, key=key)
         context.verify_mode = ssl.CERT_NONE
         return self.shake(context)
@@ -134,7 +135,7 @@ def test_a_restarted_coordinator_is_found_again(net: Net) -> None:
 
 
 def is_turned_away(connection: Callable[[], ssl.SSLSocket]) -> bool:
-    """With TLS 1.3 the refusal comes with the first read."""
+    """Return whether the peer refuses the connection; with TLS 1.3 it does so at the first read."""
     try:
         return connection().recv(1) == b""
     except (ssl.SSLError, ConnectionError):
@@ -142,14 +143,15 @@ def is_turned_away(connection: Callable[[], ssl.SSLSocket]) -> bool:
 
 
 def test_only_the_roster_is_let_in(net: Net, tmp_path: Path) -> None:
-    """Another authority, the same authority but not in the roster, no certificate, no TLS at all."""
+    """Certificates of another authority, no certificate and no TLS are rejected."""
     stranger = tmp_path / "elsewhere"
     stranger.mkdir()
     other, identities = agree(stranger, ["film"], net.agreement.config)
     outsider = other.member("film").certificate
     assert is_turned_away(lambda: net.raw(outsider, identities["film"].key_file, net.agreement.authority))
     bare = ssl.create_default_context()
-    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    bare.check_hostname = False
+    bare.verify_mode = ssl.CERT_NONE
     assert is_turned_away(lambda: net.shake(bare))
     plain = net.plain()
     plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -164,7 +166,7 @@ def test_a_certificate_of_the_authority_is_not_enough(
     tmp_path: Path, federation: tuple[Agreement, dict[str, MemberIdentity]]
 ) -> None:
     agreement, identities = federation
-    # The authority signs a third party that nobody put into the roster.
+    # The authority signs a third party that is not in the roster.
     from verfedgnn.federation.certificates import new_authority
 
     authority_key, authority = new_authority("trial2")
@@ -194,7 +196,7 @@ def test_a_certificate_of_the_authority_is_not_enough(
 def test_a_party_speaks_to_its_coordinator_only(
     tmp_path: Path, federation: tuple[Agreement, dict[str, MemberIdentity]]
 ) -> None:
-    """Somebody else of the same roster listens at the coordinator's address: not accepted."""
+    """A party does not accept another member of the roster at the coordinator's address."""
     agreement, identities = federation
     context = tls_context(
         server=True,
@@ -227,7 +229,7 @@ def until_reachable(net: Net) -> None:
 
 
 def test_silent_strangers_keep_nobody_out(net: Net) -> None:
-    """FLARE's own driver shakes hands in the accepting thread: one silent connection stops everybody else."""
+    """With FLARE's own driver, one silent connection would block all others."""
     for _ in range(40):
         net.plain()
     until_reachable(net)
@@ -258,7 +260,7 @@ def test_oversize_and_garbled_frames_end_their_own_connection_only(net: Net) -> 
 
 
 def test_nothing_is_decoded_or_forwarded(net: Net) -> None:
-    """A message with FLARE's own headers (object encoding, another destination) is bytes from its sender, nothing more."""
+    """FLARE's own headers (object encoding, another destination) have no effect on a message."""
     from nvflare.fuel.f3.message import Message
 
     film, book = net.join("film"), net.join("book")
@@ -280,7 +282,7 @@ def test_nothing_is_decoded_or_forwarded(net: Net) -> None:
 
 
 def test_a_flood_stalls_its_sender_only(net: Net) -> None:
-    """Nobody takes film's messages; only a few are held in memory, and book gets through as soon as somebody does."""
+    """Few of film's messages are held in memory while nobody reads them, and book still gets through."""
     film, book = net.join("film"), net.join("book")
     until(film, "joined", SERVER)
     until(book, "joined", SERVER)

@@ -99,9 +99,11 @@ def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> ThreadingHTT
             if self.path == "/metrics":
                 kind, body = exposition(publisher.status)
             elif self.path == "/status.json":
-                kind, body = "application/json", json.dumps(publisher.status).encode()
+                kind = "application/json"
+                body = json.dumps(publisher.status).encode()
             elif self.path == "/":
-                kind, body = "text/html; charset=utf-8", page(publisher.status).encode()
+                kind = "text/html; charset=utf-8"
+                body = page(publisher.status).encode()
             else:
                 self.send_error(404)
                 return

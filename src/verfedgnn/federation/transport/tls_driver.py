@@ -1,9 +1,14 @@
-"""Connections under mutual TLS 1.3 between pinned certificates, as a driver for NVIDIA FLARE's connection manager.
+"""A driver for NVIDIA FLARE's connection manager: mutual TLS 1.3 between pinned certificates.
 
-FLARE's own tcp driver accepts any certificate of the authority, performs the TLS handshake in the thread that accepts (one silent
-stranger stops all others from joining), takes frames of 2 GB from anyone, and reads and writes one TLS object from two threads.
-Here: handshakes in their own threads and in bounded time, only certificates of the roster, frames no larger than agreed, few of
-them in flight (a flood stalls its own sender), every use of a TLS object under its lock, cut links noticed by the kernel.
+FLARE's own tcp driver has four problems that this one avoids:
+
+- It accepts any certificate of the authority. Here only certificates of the roster are admitted.
+- It performs the TLS handshake in the accepting thread, where one silent stranger blocks all others. Here each
+  handshake has its own thread and a time limit.
+- It accepts frames of 2 GB from anyone. Here frames are bounded and few are in flight, so a flood stalls its sender.
+- It uses one TLS object from two threads. Here every use of a TLS object holds its lock.
+
+The kernel detects cut links.
 """
 
 from __future__ import annotations
@@ -32,24 +37,24 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 HANDSHAKE_SECONDS = 10.0
 MAX_HANDSHAKES = 64
-"""Strangers that may be shaking hands at the same time; more are turned away unheard."""
+"""Number of simultaneous handshakes; further connections are closed at once."""
 FRAMES_IN_FLIGHT = 4
-"""Data frames of one connection that may be read and not yet handled."""
+"""Number of data frames of one connection that may be read but not yet handled."""
 FRAME_MARGIN = 4096
-"""Bytes of a frame besides the message: FLARE's prefix and headers."""
-_CHUNK, _PART = 1 << 18, 1 << 22
+"""Number of bytes in a frame besides the message: FLARE's prefix and headers."""
+_CHUNK = 1 << 18
+_PART = 1 << 22
 
 
 def tls_context(*, server: bool, authority: str, certificate: str, key: Path) -> ssl.SSLContext:
-    """Mutual TLS 1.3 under one authority (PEM). Host names are not checked because the peer's very certificate is."""
+    """Return a context for mutual TLS 1.3. Host names are not checked, because the peer's certificate is pinned."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority)
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".pem"
-    ) as file:  # the ssl module takes certificates from files only
+    # The ssl module reads certificates only from files.
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(certificate)
         file.flush()
         context.load_cert_chain(file.name, key)
@@ -57,7 +62,7 @@ def tls_context(*, server: bool, authority: str, certificate: str, key: Path) ->
 
 
 class PinnedTls(BaseDriver):  # type: ignore[misc]
-    """Listens or connects; admits exactly the certificates in `roster` (SHA-256 of the certificate -> name)."""
+    """A listening or connecting driver that admits only the certificates in `roster` (SHA-256 to name)."""
 
     def __init__(
         self,
@@ -69,47 +74,46 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         refused: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self.context, self.roster, self.largest, self.link_seconds = (
-            context,
-            roster,
-            largest + FRAME_MARGIN,
-            link_seconds,
-        )
+        self.context = context
+        self.roster = roster
+        self.largest = largest + FRAME_MARGIN
+        self.link_seconds = link_seconds
         self.refused = refused
-        """Told the reason whenever a connection is not admitted."""
+        """Callback that receives the reason whenever a connection is not admitted."""
         self.server: _Server | None = None
-        self.stopping = self.listening = False
+        self.stopping = False
+        self.listening = False
 
     @staticmethod
     def supported_transports() -> list[str]:
-        """Never chosen by scheme; this driver is handed over as an object."""
+        """Return nothing: this driver is passed as an object and never chosen by scheme."""
         return []
 
     @staticmethod
     def capabilities() -> dict[str, Any]:
-        """FLARE sends heartbeats, and need not wrap anything."""
+        """Ask FLARE for heartbeats, and for no TLS of its own."""
         return {DriverCap.SEND_HEARTBEAT.value: True, DriverCap.SUPPORT_SSL.value: True}
 
     @staticmethod
     def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
-        """Addresses are given, never searched for."""
+        """Raise, because addresses are always given."""
         raise NotImplementedError
 
     def bind(self, address: tuple[str, int]) -> None:
-        """Take the port now; FLARE, which calls `listen` later, would try a port in use for ever without a word."""
+        """Bind the port now: FLARE calls `listen` later and would silently retry a port in use forever."""
         self.server = _Server(self, address)
 
     def listen(self, connector: ConnectorInfo) -> None:
         """Accept connections until `shutdown`."""
         self.connector = connector
-        assert self.server is not None, "bind comes first"
+        assert self.server is not None, "call bind first"
         self.listening = not self.stopping
         if self.listening:
             with self.server:
                 self.server.serve_forever(poll_interval=0.2)
 
     def connect(self, connector: ConnectorInfo) -> None:
-        """Hold one connection until it ends; FLARE calls again, after a growing pause."""
+        """Hold one connection until it ends; FLARE calls this again after a growing pause."""
         self.connector = connector
         address = (connector.params["host"], int(connector.params["port"]))
         try:
@@ -122,11 +126,11 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
             self.hold(connection)
             if not connection.heard and not self.stopping:
                 self.refused(
-                    "the coordinator ends the connection at once: it does not know this party's certificate"
+                    "the coordinator closed the connection at once: it does not know this party's certificate"
                 )
 
     def admit(self, raw: socket.socket, *, server_side: bool) -> _Connection | None:
-        """Shake hands and check who it is; None if it is nobody of the roster."""
+        """Perform the handshake and return the connection, or None if the peer is not in the roster."""
         raw.settimeout(HANDSHAKE_SECONDS)
         try:
             sock = self.context.wrap_socket(raw, server_side=server_side)
@@ -144,7 +148,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         return _Connection(sock, self.connector, name, self.largest, self.link_seconds)
 
     def hold(self, connection: _Connection) -> None:
-        """Read until the connection ends; a member has one, and a newer one takes the place of an older."""
+        """Read until the connection ends. A member has one connection; a newer one replaces an older one."""
         with self.conn_lock:
             older = [other for other in self.connections.values() if other.peer == connection.peer]
         for other in older:
@@ -158,7 +162,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
             self.close_connection(connection)
 
     def shutdown(self) -> None:
-        """End the listener and all connections, and those that are only being made."""
+        """Stop the listener and end all connections, including those in a handshake."""
         self.stopping = True
         self.close_all()
         if self.server is not None:
@@ -210,20 +214,27 @@ class _Handler(BaseRequestHandler):
 
 
 class _Connection(Connection):  # type: ignore[misc]
-    """Frames over one TLS connection."""
+    """One TLS connection that carries frames."""
 
     def __init__(
         self, sock: ssl.SSLSocket, connector: ConnectorInfo, peer: str, largest: int, patience: float
     ) -> None:
         super().__init__(connector)
-        self.sock, self.peer, self.largest, self.patience = sock, peer, largest, patience
-        self.closing = self.heard = self.taken = False
-        """Whether the connection is to end; whether hands were shaken; whether the last data frame was handed over."""
+        self.sock = sock
+        self.peer = peer
+        self.largest = largest
+        self.patience = patience
+        self.closing = False
+        """Whether the connection is about to end."""
+        self.heard = False
+        """Whether the peer has sent FLARE's handshake."""
+        self.taken = False
+        """Whether the last data frame was handed over."""
         self._lock = threading.Lock()
         self._flight = threading.BoundedSemaphore(FRAMES_IN_FLIGHT)
 
     def get_conn_properties(self) -> dict[str, Any]:
-        """The peer's name goes to FLARE, which binds it to the endpoint's; addresses are nobody's business."""
+        """Give FLARE the peer's name, which it binds to the endpoint's, and no addresses."""
         return {
             DriverParams.PEER_CN.value: self.peer,
             DriverParams.PEER_ADDR.value: "-",
@@ -231,15 +242,15 @@ class _Connection(Connection):  # type: ignore[misc]
         }
 
     def close(self) -> None:
-        """End the connection, whoever is reading or writing."""
+        """End the connection, even while another thread reads or writes."""
         self.closing = True
-        with self._lock:  # a TLS socket that is shut down while somebody writes to it would write in clear
-            with contextlib.suppress(OSError):  # closed already, by the peer or by us
+        with self._lock:  # a TLS socket that is shut down during a write would write unencrypted data
+            with contextlib.suppress(OSError):  # already closed by either side
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
             self.sock.close()
 
     def send_frame(self, frame: BytesAlike) -> None:
-        """Write a whole frame, or close the connection: half a frame would garble everything after it."""
+        """Write a whole frame or close the connection: half a frame would garble everything after it."""
         view = memoryview(frame)
         try:
             while view:
@@ -260,19 +271,19 @@ class _Connection(Connection):  # type: ignore[misc]
             ) from None
 
     def read_loop(self) -> None:
-        """Hand frames on until the connection ends."""
+        """Read and process frames until the connection ends."""
         try:
             while not self.closing:
                 self._next_frame()
         except (OSError, ValueError, CommError, msgpack.UnpackException):
-            pass  # the end of the connection, noticed by reading; whoever needs to know hears of the disconnection
+            pass  # the connection has ended; FLARE reports the disconnection
 
     def release(self) -> None:
-        """A data frame of this connection has been handled."""
+        """Mark a data frame of this connection as handled."""
         self._flight.release()
 
     def process_frame(self, frame: BytesAlike) -> None:
-        """FLARE's handling of a frame, here and now: its pool of threads would let messages overtake each other."""
+        """Process a frame in this thread: in FLARE's thread pool messages would overtake each other."""
         receiver = self.frame_receiver
         receiver.conn.last_activity = time.time()
         receiver.conn_manager.process_frame_task(receiver.conn, frame)
@@ -287,7 +298,9 @@ class _Connection(Connection):  # type: ignore[misc]
         ):
             raise CommError(CommError.BAD_DATA, f"a frame of {prefix.length} bytes")
         frame = head
-        while len(frame) < prefix.length:  # memory grows with what has come, not with what was announced
+        while (
+            len(frame) < prefix.length
+        ):  # memory grows with the bytes received, not with the announced length
             part = bytearray(min(_PART, prefix.length - len(frame)))
             self._read(memoryview(part))
             frame += part
@@ -308,10 +321,10 @@ class _Connection(Connection):  # type: ignore[misc]
             self.release()
 
     def _check_name(self, prefix: Prefix, frame: bytearray) -> None:
-        """One handshake, under the certificate's name and no other; FLARE would take any below it, and any number."""
+        """Require one handshake, under the certificate's name; FLARE would accept others, and any number of them."""
         about = msgpack.unpackb(bytes(frame[PREFIX_LEN + prefix.header_len :]))
         if self.heard or not isinstance(about, dict) or about.get(HandshakeKeys.ENDPOINT_NAME) != self.peer:
-            raise CommError(CommError.BAD_DATA, "a handshake under another name, or a second one")
+            raise CommError(CommError.BAD_DATA, "a handshake under another name, or a second handshake")
 
     def _read(self, view: memoryview) -> None:
         while view:
@@ -336,15 +349,15 @@ class _Connection(Connection):  # type: ignore[misc]
             if self.closing:
                 raise OSError("closed")
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"nothing taken for {self.patience:g} s")
+                raise TimeoutError(f"the peer read nothing for {self.patience:g} s")
 
 
 def _common_name(sock: ssl.SSLSocket) -> str:
-    """The name in the peer's certificate, which our authority signed."""
+    """Return the name in the peer's certificate, which the authority signed."""
     parts: Any = (sock.getpeercert() or {}).get("subject", ())
-    return next((value for part in parts for key, value in part if key == "commonName"), "somebody")
+    return next((value for part in parts for key, value in part if key == "commonName"), "an unnamed peer")
 
 
 def _reason(error: BaseException) -> str:
-    """Why, without anything the peer wrote."""
+    """Return the reason of an error without any text from the peer."""
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
