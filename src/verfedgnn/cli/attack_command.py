@@ -1,4 +1,4 @@
-"""`verfedgnn attack`: what a participant, or an outsider, could learn from a run."""
+"""`verfedgnn attack`: attack a run as a participant or an outsider."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def attack(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Mount attacks on a run and say what they found, next to what anybody could guess.
+    """Attack a run and compare what was found with what anyone could guess.
 
-    A run folder holds no messages, so for a party and for the coordinator the training is run again, with the same settings and
-    data, and listened to.
+    A run folder holds no messages. For a party or the coordinator, the training is repeated with the same
+    settings and data and its messages are recorded.
     """
     from verfedgnn.core.files import check_writable, writing
     from verfedgnn.runs.run import Run, write_json

@@ -1,4 +1,4 @@
-"""`verfedgnn audit`: what each participant could learn from a run, as a page for a security review."""
+"""`verfedgnn audit`: a report on what each participant could learn from a run, for a security review."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def audit(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a run as every participant could, and write a report: who sees what, what is guaranteed, what leaks, what helps.
+    """Attack a run as every participant could, and report who sees what, what is guaranteed, what leaks
+    and what helps.
 
-    The training is run again and listened to, once for every attack and variant. Findings are kept as they come, so an audit
-    that was stopped goes on where it was.
+    The training is repeated and recorded for every attack and variant. Findings are saved at once; run the
+    same command again to resume an interrupted audit.
     """
     from rich.text import Text
 

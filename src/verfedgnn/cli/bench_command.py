@@ -1,4 +1,4 @@
-"""`verfedgnn bench`: what rounds cost and how that grows, as a page with plots."""
+"""`verfedgnn bench`: a page with plots on what rounds cost and how that grows."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def bench(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure rounds (time, memory, bytes) against their floor, the paper's formulas and other recommenders, and how they grow.
+    """Measure time, memory and bytes of rounds, and compare them with a lower bound, the paper's formulas
+    and other recommenders.
 
-    Each measurement is a process of its own and is kept as soon as it is there: Ctrl-C loses only the one that runs, and the
-    same command goes on. An hour or two in all. Other recommenders are compared with where they are installed.
+    All measurements take an hour or two. Each runs in its own process and is saved at once: Ctrl-C loses only
+    the running one, and the same command resumes. Other recommenders are measured if they are installed.
     """
     from verfedgnn.core.files import check_writable
     from verfedgnn.research.bench import QUESTIONS as ASKED

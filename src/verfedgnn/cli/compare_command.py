@@ -1,4 +1,4 @@
-"""`verfedgnn compare`: methods side by side, under the same data, parts and evaluation."""
+"""`verfedgnn compare`: methods side by side, with the same data, split and evaluation."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train methods on the same data and write their accuracy, cost and protection side by side.
+    """Train methods on the same data and compare their accuracy, cost and protection.
 
-    Finished trainings are kept in the folder: Ctrl-C loses only those that run, and the same command goes on.
+    Finished trainings are saved in the folder: Ctrl-C loses only the running ones, and the same command
+    resumes.
     """
     from verfedgnn.config import parse_settings
     from verfedgnn.core.files import check_writable
@@ -132,7 +133,7 @@ def compare(
 
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:
-    """What is exchanged and how it is protected is what tells methods apart; it is not for `--set`."""
+    """Raise if a setting decides what is exchanged or how it is protected, because that defines a method."""
     from verfedgnn.config import setting_path
 
     for name in settings:

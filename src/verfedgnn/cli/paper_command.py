@@ -1,4 +1,4 @@
-"""`verfedgnn paper`: the paper's tables and figures, made again."""
+"""`verfedgnn paper`: reproduce the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def paper(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make tables and figures of the paper again, with the paper's values beside ours.
+    """Reproduce tables and figures of the paper, next to the paper's values.
 
-    Needs ml-1m and book-crossing (with --quick: ml-100k and book-crossing) in the folder named by VERFEDGNN_DATA. Finished
-    trainings are kept: Ctrl-C loses only those that run, and the same command goes on.
+    Needs ml-1m and book-crossing (with --quick: ml-100k and book-crossing) in the folder named by
+    VERFEDGNN_DATA. Finished trainings are saved: Ctrl-C loses only the running ones, and the same command
+    resumes.
     """
     from verfedgnn.core.files import check_writable
     from verfedgnn.research.experiments.training_queue import finished_cells, run_cells
@@ -75,7 +76,7 @@ def paper(
         with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
             try:
                 run_cells(cells, folder, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
-            except RunError as error:  # the pages of what did not fail are still worth having
+            except RunError as error:  # write the pages of what did not fail first
                 failed = error
     records = finished_cells(cells, folder)
     made: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""`verfedgnn tune`: hyper-parameters for your data, chosen on the validation part."""
+"""`verfedgnn tune`: choose hyper-parameters for your data on the validation part."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def tune(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try hyper-parameters on the validation part and write the best as a preset, with where they come from.
+    """Try hyper-parameters on the validation part and write the best as a preset, with its provenance.
 
-    Ctrl-C keeps the finished trials; the same command goes on with the study.
+    Ctrl-C keeps the finished trials; run the same command again to resume the study.
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.core.files import check_writable, write_bytes, writing

@@ -1,1 +1,1 @@
-"""Code for experiments: baselines, attacks, the paper's tables and figures, and benchmarks."""
+"""Experiments: baselines, attacks, the paper's tables and figures, and benchmarks."""

@@ -1,9 +1,9 @@
-"""Contract tests that a plug-in inherits, and that the built-in GNNs and methods pass as well (docs/python.md).
+"""Contract tests for plug-ins, which the built-in GNNs and methods pass as well (docs/python.md).
 
     class TestMine(verfedgnn.testing.GNNContract):
         gnn = MyOperator
 
-Run by pytest, or by calling the methods; nothing here needs pytest.
+Run them with pytest, or call the methods; nothing here needs pytest.
 """
 
 from verfedgnn.testing.gnn_contract import GNNContract

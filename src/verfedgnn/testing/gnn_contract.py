@@ -1,4 +1,4 @@
-"""What a GNN must do to take part in a federation."""
+"""The contract of a GNN: what the protocol relies on."""
 
 from __future__ import annotations
 
@@ -52,23 +52,27 @@ OPEN = {
     "average": 0.0,
     "gate": False,
 }
-"""Nothing protected, exact degrees, plain steps."""
+"""Settings without protection, with exact degrees and plain gradient steps."""
 
 
 class GNNContract:
-    """Inherit, set `gnn`, and run with pytest: every test is one thing the protocol relies on."""
+    """Tests of everything the protocol relies on. Inherit from it, set `gnn` and run pytest."""
 
     gnn: ClassVar[type[Operator]]
-    """The operator; a GNN with an operator for both forms has two contracts."""
+    """Operator under test. A GNN with an operator for both forms has two contracts."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings it needs, by name, where those of the preset will not do."""
+    """Settings that the GNN needs in place of the preset's, by name."""
     rmse: ClassVar[tuple[float, float] | None] = None
-    """Between what its test RMSE on `made.parties()` lies; unset: as that of the built-in ones of its form."""
+    """Bounds of the test RMSE on `small_federation.parties()`; unset: those of the built-in GNNs of its
+    form.
+    """
 
     # -- the operator itself -----------------------------------------------------------------------------------------------
 
     def test_shapes(self) -> None:
-        """Weights as declared, embeddings in and out alike, neighbourhoods of D columns, or D + 1 with exact degrees."""
+        """Check that weights have the declared shapes, embeddings keep theirs, and neighbourhoods have D
+        columns, or D + 1 with exact degrees.
+        """
         model = self._model()
         dim = model.config.dim
         weights = model.operator.weights()
@@ -95,7 +99,9 @@ class GNNContract:
             assert next_items.shape == (2, ITEMS, dim)
 
     def test_inputs_are_left_alone(self) -> None:
-        """Parameters and the others' neighbourhoods are used again in the next round."""
+        """Check that parameters and the others' neighbourhoods, which the next round uses again, are not
+        changed.
+        """
         model = self._model()
         public = drawn_public(model)
         private = drawn_private(model)
@@ -106,7 +112,9 @@ class GNNContract:
             assert torch.equal(value, old)
 
     def test_a_user_without_neighbours_says_nothing(self) -> None:
-        """An empty row is sent as zeros, so that parties without a user's ratings add nothing; and it is taken in without NaN."""
+        """Check that an empty row is sent as zeros, so that a party without a user's ratings adds nothing,
+        and causes no NaN.
+        """
         graph = build_graph(np.array([0]), np.array([0]), users=USERS, items=ITEMS, ratio=4.0)
         model = self._model()
         out = model.propagate(drawn_public(model), drawn_private(model), graph, None)
@@ -115,9 +123,10 @@ class GNNContract:
         assert (out.neighbourhoods[0][0, 1:] == 0).all()
 
     def test_gradients_are_those_of_finite_differences(self) -> None:
-        """The protocol's own backward against the loss at two points nearby, for every parameter, in a random direction.
+        """Compare the protocol's backward pass with finite differences of the loss, for every parameter in
+        a random direction.
 
-        In 64 bits: an operator takes its type from what it is given.
+        The test runs in 64 bits: an operator must take its dtype from its inputs.
         """
         with double():
             model = self._model()
@@ -155,7 +164,7 @@ class GNNContract:
                 _agree(float((found.private_gradients[name] * direction).sum()), slope, name)
 
     def test_the_order_of_users_and_items_is_of_no_account(self) -> None:
-        """Users and items that are numbered otherwise give the same, numbered otherwise."""
+        """Check that renumbering users and items only renumbers the result."""
         rng = np.random.default_rng(6)
         model = self._model()
         (user, item) = small_edges()
@@ -180,7 +189,7 @@ class GNNContract:
             assert_close(a, b[:, people], atol=1e-5, rtol=1e-4)
 
     def test_a_stack_is_its_parties_one_by_one(self) -> None:
-        """Parties computed side by side, the smaller one padded, do not see each other."""
+        """Check that parties computed in one stack, the smaller one padded, do not affect each other."""
         model = self._model()
         graphs = [small_graph(1), small_graph(2, items=4)]
         sizes = (ITEMS, 4)
@@ -205,7 +214,9 @@ class GNNContract:
     # -- in a federation ---------------------------------------------------------------------------------------------------
 
     def test_unprotected_the_federation_is_the_pooled_model(self) -> None:
-        """Every party predicts what one model of all items would, with the parameters of three rounds of training."""
+        """Check that every party predicts what one model of all items would, with the parameters of three
+        rounds of training.
+        """
         config = self._config(**OPEN, **{"exchange.refresh": 1 if self.gnn.form == "messages" else 2})
         runtime = federation(parties(40, 30, 500), config)
         members = list(runtime.parties.values())
@@ -244,7 +255,7 @@ class GNNContract:
             start += party.data.items
 
     def test_stacked_rounds_are_rounds_one_by_one(self) -> None:
-        """Ten rounds with plain steps, so that a difference in rounding stays one."""
+        """Check ten rounds with plain gradient steps, where a difference in rounding stays small."""
         config = self._config(
             mechanism="none", masking=False, optimizer="sgd", lr=1e-3, batch=0, epochs=10, **self._open_sums()
         )
@@ -261,7 +272,9 @@ class GNNContract:
         assert stacked.ledger.messages == single.ledger.messages
 
     def test_same_seed_same_bits(self) -> None:
-        """Protected as the preset says; another seed gives another model."""
+        """Check that the same seed gives the same bits under the preset's protection, and another seed
+        another model.
+        """
         config = self._config(epochs=6, batch=0, gate=False)
         data = parties(40, 30, 500)
         first, again, other = (train(data, config.with_values({"seed": seed})) for seed in (0, 0, 1))
@@ -270,7 +283,9 @@ class GNNContract:
         assert not torch.equal(first.public, other.public)
 
     def test_it_learns(self) -> None:
-        """In the preset of its form, protected: better than the mean rating (1.06), with messages better than means (0.977)."""
+        """Check the test RMSE in the preset of its form: below that of the mean rating (1.06); with
+        messages, of user and item means (0.977).
+        """
         low, high = self.rmse or ((0.7, 0.95) if self.gnn.form == "messages" else (0.7, 1.03))
         run = train(parties(), self._config(epochs=80, evaluate_every=10, batch=0, gate=False))
         assert low < run.metrics["test"]["rmse"] < high, run.metrics["test"]["rmse"]

@@ -1,4 +1,4 @@
-"""What a method must do to be compared with the others."""
+"""The contract of a method: what a comparison relies on."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from verfedgnn.testing.small_federation import CPU, parties
 from verfedgnn.training.progress import Progress
 
 SMALL = parties(40, 30, 500)
-"""For questions that accuracy is no matter of."""
+"""Settings for tests in which accuracy does not matter."""
 
 
 class MethodContract:
-    """Inherit, set `method`, and run with pytest: every test is one thing a comparison relies on."""
+    """Tests of everything a comparison relies on. Inherit from it, set `method` and run pytest."""
 
     method: ClassVar[type[Method]]
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings, by name, that make it fast enough for a test."""
+    """Settings that make the method fast enough for a test, by name."""
     rmse: ClassVar[tuple[float, float]] = (0.7, 1.05)
-    """Between what its test RMSE on `made.parties()` lies: the mean rating has 1.06, user and item means 0.977."""
+    """Bounds of the test RMSE on `small_federation.parties()`: the mean rating has 1.06, user and item
+    means 0.977.
+    """
     sends: ClassVar[bool] = True
     """Whether anything leaves a party."""
     _kept: ClassVar[MethodResult]
 
     def test_it_says_what_it_is(self) -> None:
-        """A name for the command line, a title for tables, and what it protects."""
+        """Check that the method has a name, a title and a sentence on what it protects."""
         chosen = self._method()
         assert chosen.name
         assert chosen.title
@@ -47,7 +49,9 @@ class MethodContract:
         assert isinstance(self._config(), Config)
 
     def test_every_party_gets_a_model(self) -> None:
-        """In order, for all users and its own items; products are ratings, and as good as they should be."""
+        """Check that there is a model for each party in order, for all users and its own items, whose
+        products are good ratings.
+        """
         data = parties()
         events = list[Progress]()
         config = self._config()
@@ -67,7 +71,7 @@ class MethodContract:
         assert trained.seconds > 0
 
     def test_same_seed_same_bits(self) -> None:
-        """Models and bytes."""
+        """Check that the same seed gives the same models and bytes."""
         first = self._trained()
         again = self._train(SMALL)
         for a, b in zip(first.models, again.models, strict=True):
@@ -76,7 +80,7 @@ class MethodContract:
         assert first.ledger.to_dict() == again.ledger.to_dict()
 
     def test_the_test_part_is_not_looked_at(self) -> None:
-        """All methods are judged on the same ratings; with other test ratings, the model is the same to the bit."""
+        """Check that other test ratings give the same model to the bit."""
         config = self._config()
         changed = []
         for party in SMALL:
@@ -89,7 +93,9 @@ class MethodContract:
             assert torch.equal(a.items, b.items)
 
     def test_bytes_are_counted(self) -> None:
-        """Of every party, if anything leaves it; a method that needs ratings in one place pays for each of them."""
+        """Check that bytes are counted for every party if anything leaves it; pooling pays for each
+        rating.
+        """
         ledger = self._trained().ledger
         for party in SMALL:
             sent = ledger.total("up", party=party.name)
@@ -107,7 +113,7 @@ class MethodContract:
         return chosen.configure(Config.preset(chosen.preset)).with_values(self.settings)
 
     def _trained(self) -> MethodResult:
-        """One training on the small parties, which several tests look at."""
+        """Return one training on the small parties, shared by several tests."""
         here = type(self)
         if "_kept" not in vars(here):
             here._kept = self._train(SMALL)

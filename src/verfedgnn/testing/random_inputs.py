@@ -1,4 +1,4 @@
-"""Small graphs and parameters at random, for trying an operator by itself."""
+"""Small random graphs and parameters for testing an operator alone."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ ITEMS = 9
 
 
 def small_edges(seed: int = 3, items: int = ITEMS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Users and items that are neighbours, at random."""
+    """Draw users and items that are neighbours."""
     user, item = np.nonzero(np.random.default_rng(seed).random((USERS, items)) < 0.4)
     return user, item
 
 
 def small_graph(seed: int = 3, items: int = ITEMS) -> Graph:
-    """A party that holds half of all items."""
+    """Return the graph of a party that holds half of all items."""
     return build_graph(*small_edges(seed, items), users=USERS, items=items, ratio=2.0)
 
 
 def drawn(shape: tuple[int, ...], seed: int, spread: float = 0.5) -> Tensor:
-    """Normal numbers of the default type."""
+    """Draw normal numbers of the default dtype."""
     return torch.from_numpy(np.random.default_rng(seed).normal(0, spread, shape)).to(
         torch.get_default_dtype()
     )
 
 
 def drawn_public(model: Model, count: int = 1) -> dict[str, Tensor]:
-    """Public parameters (S, ...) near their start, and none of them 0."""
+    """Draw public parameters (S, ...) near their initial values, none of them 0."""
     views = model.views(model.initial_public(1, 3.0))
     near = {
         name: value + drawn(tuple(value.shape), 7 + i, 0.1) for i, (name, value) in enumerate(views.items())
@@ -46,20 +46,20 @@ def drawn_public(model: Model, count: int = 1) -> dict[str, Tensor]:
 
 
 def drawn_private(model: Model, count: int = 1) -> dict[str, Tensor]:
-    """Private parameters (S, ...), none of them 0."""
+    """Draw private parameters (S, ...), none of them 0."""
     shapes = model.private_shapes(ITEMS)
     return {name: drawn((count, *shape), 20 + i) for i, (name, shape) in enumerate(shapes.items())}
 
 
 def drawn_others(model: Model, count: int = 1) -> list[Tensor]:
-    """What the others sent, X^k for every layer."""
+    """Draw the neighbourhoods that others sent, X^k for every layer."""
     shape = (count, USERS, model.operator.columns)
     return [drawn(shape, 30 + k).abs() for k in range(model.config.layers)]
 
 
 @contextmanager
 def double() -> Iterator[None]:
-    """Tensors are of 64 bits meanwhile."""
+    """Make 64-bit floats the default inside the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -69,7 +69,7 @@ def double() -> Iterator[None]:
 
 
 def double_graph(graph: Graph) -> Graph:
-    """The same graph in 64 bits."""
+    """Return the same graph in 64 bits."""
     return replace(
         graph,
         user_degree=graph.user_degree.double(),

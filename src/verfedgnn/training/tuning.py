@@ -1,4 +1,4 @@
-"""Tuning: hyper-parameters chosen on the validation part, trial by trial, in a study that is kept and can be gone on with."""
+"""Hyper-parameter tuning on the validation part, in a study on disk that can be resumed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from verfedgnn.training.train import train
 
 @dataclass(frozen=True)
 class Range:
-    """Values between two numbers, tried evenly on a logarithmic scale."""
+    """Values between two numbers, sampled evenly on a logarithmic scale."""
 
     low: float
     high: float
 
 
 Space = Mapping[str, Range | Sequence[Any]]
-"""What is tried, by the path of a setting: a range, or a list of values."""
+"""Search space by the path of a setting: a range, or a list of values."""
 
 SPACE: Space = {
     "training.lr": Range(0.02, 0.4),
     "training.l2_rating": Range(0.005, 0.5),
 }
-"""For every model."""
+"""Search space for every model."""
 
 MESSAGE_SPACE: Space = {
     "training.lr_private": Range(0.2, 1.5),
@@ -45,43 +45,43 @@ MESSAGE_SPACE: Space = {
     "training.l2_item_bias": Range(1.0, 50.0),
     "gradients.rescale_users": Range(0.05, 1.0),
 }
-"""For message embeddings, in addition."""
+"""Additional search space for message embeddings."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a watcher is told after each trial."""
+    """The state of a study after a trial, for progress lines."""
 
     number: int
     trials: int
     error: float | None
-    """Best validation error (RMSE, or 1 - NDCG@20); None if the trial diverged or was given up."""
+    """Best validation error (RMSE, or 1 - NDCG@20); None if the trial diverged or was pruned."""
     best: float
     values: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome: a configuration and where it comes from."""
+    """The outcome of a study: a configuration and its provenance."""
 
     config: Config
     error: float
     history: list[float | None]
-    """Validation error of every trial, in order."""
+    """Validation error of every trial, in order; None for trials without one."""
     provenance: str
 
     def to_preset(self) -> str:
-        """A preset file: the whole configuration under a comment that says how it was chosen."""
+        """Return a preset file: the whole configuration below a comment on how it was chosen."""
         return "".join(f"# {line}\n" for line in self.provenance.splitlines()) + "\n" + self.config.to_toml()
 
 
 def space_of(config: Config) -> Space:
-    """What is worth trying for a configuration."""
+    """Return the default search space of a configuration."""
     return {**SPACE, **(MESSAGE_SPACE if config.model.form == "messages" else {})}
 
 
 def parse_space(texts: Sequence[str]) -> Space:
-    """`["training.lr=0.02:0.4", "model.dim=16|32"]` as a space."""
+    """Parse `["training.lr=0.02:0.4", "model.dim=16|32"]` as a search space."""
     space: dict[str, Range | Sequence[Any]] = {}
     for text in texts:
         path, equals, value = text.partition("=")
@@ -122,10 +122,11 @@ def tune(
     watch: Callable[[Trial], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Go on with a study until it has so many trials, and return the best; what was tried is in the file `study`.
+    """Run or resume a study until it has `trials` trials, and return the best; the study is kept in the
+    file `study`.
 
-    Trials that are clearly worse than others at the same round are given up. `Interrupted` when `stop()` turns true: the trial
-    under way is lost, the others are kept.
+    Trials that are clearly worse than others at the same round are pruned. Raises `Interrupted` when `stop()`
+    turns true: the running trial is lost, the others are kept.
     """
     try:
         import optuna
@@ -142,7 +143,7 @@ def tune(
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=100),
         )
-    except Exception as error:  # sqlalchemy's many
+    except Exception as error:  # sqlalchemy raises many kinds
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"the study {study} cannot be opened ({reason}); choose a file in a folder that exists"
@@ -152,7 +153,7 @@ def tune(
             f"the study {study} is about other data, settings or ranges; choose another --study"
         )
     found.set_user_attr("about", about)
-    again = len(found.trials)  # a study that is gone on with must not draw the same numbers again
+    again = len(found.trials)  # a resumed study must not draw the same numbers again
     found.sampler = optuna.samplers.TPESampler(
         seed=config.seed + again, multivariate=True, n_startup_trials=8
     )
@@ -160,11 +161,11 @@ def tune(
     given_up = optuna.trial.TrialState.PRUNED
 
     def finished() -> list[Any]:
-        """Trials that count: not the one under way, nor those that were interrupted."""
+        """Return the trials that count: neither the running one nor interrupted ones."""
         return [t for t in found.trials if t.state in (complete, given_up)]
 
     if not finished():
-        found.enqueue_trial(_given(base, space))  # the preset itself comes first
+        found.enqueue_trial(_given(base, space))  # the preset itself is the first trial
 
     def objective(trial: Any) -> float:
         values = {path: _suggest(trial, path, what) for path, what in space.items()}
@@ -209,7 +210,7 @@ def _suggest(trial: Any, path: str, what: Range | Sequence[Any]) -> Any:
 
 
 def _given(config: Config, space: Space) -> dict[str, Any]:
-    """The values of a configuration, where the space has them."""
+    """Return the values of a configuration that lie in the search space."""
     given = {}
     for path, what in space.items():
         value: Any = config.values().get(path)
@@ -222,7 +223,7 @@ def _given(config: Config, space: Space) -> dict[str, Any]:
 
 
 def _about(parties: Sequence[PartyData], config: Config, space: Space) -> str:
-    """What a study is a study of: data, settings that are not tried, ranges."""
+    """Return a hash of what a study is about: data, fixed settings and ranges."""
     fixed = config.model_dump(mode="json")
     for path in space:
         section = fixed

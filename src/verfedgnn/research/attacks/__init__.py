@@ -1,11 +1,15 @@
-"""The paper's de-anonymisation attacks (Sec. 4.1, App. H, App. I.4): who has which item at another party.
+"""De-anonymisation attacks: who has which item at another party, who has ratings there, which ratings were
+trained on.
 
-    adversaries -> training -> seen -> matching | subset | gradients -> scores
+The paper's attacks (Sec. 4.1, App. H, App. I.4) plant fake users at a target party and compare what the
+exchange or the gradients show of them and of honest users. `mount_paper_attacks` mounts them on a finished
+run:
 
-Fake users are planted at a target party, each rating one item; what the exchange or the gradients show of them is compared with
-what they show of honest users. `mount` mounts every attack of a method on a finished run.
+    adversaries -> training -> run_view -> matching | subset_search | gradient_matching -> attack_scores
 
-    tap -> recovery | stacking | rounds | ridge | collusion | curious | membership | sketch
+The other attacks read messages as they were sent, from a recorded federation:
 
-are attacks the paper does not try, on messages as they were sent; `stronger` mounts them.
+    sum_attacks           a party, or all but one colluding   which items users have at the target
+    coordinator_attack    the coordinator                     who has ratings at which party
+    membership_inference  an outsider with the final model    which ratings trained it
 """

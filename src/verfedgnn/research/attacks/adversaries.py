@@ -1,4 +1,6 @@
-"""Adversarial users (Sec. 4.1): fake accounts that an attacker opens at the target party, each rating one item of it."""
+"""Adversarial users (Sec. 4.1): fake accounts that an attacker opens at the target party, each rating one
+of its items.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,27 @@ from verfedgnn.data.ids import StrArray
 
 @dataclass(frozen=True)
 class Planted:
-    """A federation with adversarial users in it."""
+    """A federation that contains adversarial users."""
 
     parties: list[PartyData]
     parts: list[NDArray[np.int8]]
-    """`TRAIN`, `VALID` or `TEST` for each rating of each party; all adversarial ones are in `TRAIN`."""
+    """`TRAIN`, `VALID` or `TEST` for each rating of each party; all adversarial ratings are in `TRAIN`."""
     target: int
-    """The party whose items they rate."""
+    """Position of the party whose items the adversaries rate."""
     users: NDArray[np.int64]
     """Row of each adversarial user (A,)."""
     items: NDArray[np.int64]
-    """The item each of them rates at the target (A,), in random order."""
+    """Item that each adversarial user rates at the target (A,), in random order."""
 
     @property
     def honest(self) -> int:
-        """How many users are honest; their rows come first."""
+        """Number of honest users; their rows come first."""
         return self.parties[0].ratings.n_users - len(self.users)
 
     def count(self, share: float) -> int:
-        """How many of them stand for p_ad = `share`: the first so many, so that a smaller p_ad has a part of a larger one's."""
+        """Return how many adversaries make up p_ad = `share`. They are the first ones, so a smaller p_ad
+        is a subset of a larger one.
+        """
         wanted = adversaries(self.parties[self.target].ratings.n_items, share)
         if wanted > len(self.users):
             raise DataError(
@@ -43,7 +47,7 @@ class Planted:
 
 
 def adversaries(items: int, share: float) -> int:
-    """p_ad times the target's items, rounded, at least one."""
+    """Return p_ad times the target's items, rounded and at least one."""
     if not 0 < share <= 1:
         raise DataError(
             f"p_ad = {share:g} is not a share of the target's items: use more than 0 and at most 1"
@@ -60,11 +64,11 @@ def plant(
     rng: np.random.Generator,
     copies: int = 1,
 ) -> Planted:
-    """The same parties with p_ad M_p new users, each rating one of so many items of the target with the top of its scale.
+    """Return the parties with p_ad M_p new users, each of whom rates one item of the target with the
+    highest rating.
 
-    With `copies`, so many times that many: all items once, then all again.
-
-    They are appended to everybody's users, since users are aligned before training; nobody but the target has a rating of theirs.
+    The new users are appended to every party's users, because users are aligned before training; only the
+    target has their ratings. With `copies`, all chosen items are covered once, then once more, and so on.
     """
     if not 0 <= target < len(parties):
         raise DataError(
@@ -87,7 +91,7 @@ def plant(
 
 
 def _new_ids(known: StrArray, count: int) -> StrArray:
-    """Ids that nobody has, and that nobody could tell from others' by more than their looks."""
+    """Return ids that no user has."""
     prefix = "adversary-"
     while np.strings.startswith(known, prefix).any():
         prefix = "another-" + prefix

@@ -1,4 +1,4 @@
-"""A training with adversarial users in it, attacked: a cell of the paper's Tables 3, 4, 5 and 7."""
+"""A training with adversarial users that is then attacked: a cell of the paper's Tables 3, 4, 5 and 7."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.train import train
 
 ATTACKS = 1
-"""Version of these records; a change of arithmetic that makes old ones wrong raises it, and they are computed anew."""
+"""Version of these records. Raise it when a change of arithmetic makes old records wrong, so that they are
+recomputed.
+"""
 SHARES = (0.2, 0.5, 0.8)
-"""p_ad of Tables 3 and 7."""
+"""Values of p_ad in Tables 3 and 7."""
 VICTIMS = 500
 EPOCHS = 10
-"""Enough to bring embeddings away from where they start: on ML-100K with GCN (one seed) attacks on VerFedGNN reach the same F1
-after 10 epochs as after 50, within 0.01."""
+"""Number of epochs, enough to move embeddings away from their initial values. On ML-100K with GCN (one
+seed), attacks on VerFedGNN reach the same F1 after 10 epochs as after 50, within 0.01.
+"""
 ATTACKER = 0
 TARGET = 1
 """Positions of the two parties. Items are assigned at random, so any pair will do."""
@@ -37,20 +40,20 @@ TARGET = 1
 
 @dataclass(frozen=True)
 class AttackCell(Cell):
-    """What is to be trained and attacked: one training serves all attacks on its method and every p_ad."""
+    """A training with adversaries, which serves all attacks on its method and every p_ad."""
 
     @property
     def name(self) -> str:
-        """For people, in a line of progress."""
+        """Name for progress lines."""
         return f"attacks on {super().name}"
 
     def key(self) -> str:
-        """What its record is found by."""
+        """Return the hash that identifies the cell's record."""
         about = ["attacks", ATTACKS, SHARES, VICTIMS, super().key()]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def run(self, where: Where) -> dict[str, Any]:
-        """Plant, train, attack, and say how."""
+        """Plant adversaries, train and attack, and return the record."""
         config = self.config()
         parties = self.read()
         rng = np.random.default_rng([self.seed, 7])

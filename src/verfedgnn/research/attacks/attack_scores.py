@@ -1,11 +1,12 @@
-r"""How much of a neighbourhood an attack found, and how much anybody could have guessed.
+r"""Scores of an attack on neighbourhoods, and of a guess that needs no attack.
 
 .. math::
     P = \mathrm{mean}_u \frac{|C_u \cap T_u|}{|C_u|}, \quad R = \mathrm{mean}_u \frac{|C_u \cap T_u|}{|T_u|},
     \quad F_1 = \frac{2 P R}{P + R}
 
-C_u are the claimed items of victim u, T_u all its neighbours at the target, also those that no adversary rated. P is taken over
-victims with a claim. F1 is that of the means: in the paper's Tables 3-5 it is, to rounding, that of the P and R beside it.
+C_u are the claimed items of victim u, T_u all its neighbours at the target, also those that no adversary
+rated. P is taken over victims with a claim. F1 is that of the means: in the paper's Tables 3-5 it is, to
+rounding, that of the P and R beside it.
 
 Claims and truths are boolean matrices (V, M): victims and items of the target.
 """
@@ -28,17 +29,19 @@ class Scores:
     f1: float
 
     def to_dict(self) -> dict[str, float]:
-        """For a record."""
+        """Return the scores, rounded for a record."""
         return {name: round(value, 6) for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, float]) -> Scores:
-        """What `to_dict` gave."""
+        """Return the scores from a record."""
         return cls(values["precision"], values["recall"], values["f1"])
 
 
 def score(claims: Tensor, truth: Tensor) -> Scores:
-    """Claims against the truth, both (V, M); every victim has a neighbour. Without any claim the precision is 0."""
+    """Compare claims with the truth, both (V, M), where every victim has a neighbour. Without any claim
+    the precision is 0.
+    """
     hits = (claims & truth).sum(1).double()
     made = claims.sum(1)
     true = truth.sum(1)
@@ -48,12 +51,12 @@ def score(claims: Tensor, truth: Tensor) -> Scores:
 
 
 def misplaced(claims: Tensor, truth: Tensor) -> Scores:
-    """The same claims held against every victim's truth instead of their own's: the mean over all pairs of victims.
+    """Return the mean scores of each victim's claims against every victim's truth.
 
-    It is what the choice of items is worth without knowing whose they are. Scores above it show something about the victim, also
-    where the guess by popularity is better than both.
+    This is the value of the chosen items without knowing whose they are. Scores above it reveal something
+    about the victim, even where guessing popular items scores better than both.
     """
-    hits = claims.double() @ truth.double().T  # (V, V): claims of one, truth of another
+    hits = claims.double() @ truth.double().T  # (V, V): claims of one victim against the truth of another
     made = claims.sum(1)
     true = truth.sum(1)
     some = made > 0
@@ -67,7 +70,9 @@ def _scores(precision: float, recall: float) -> Scores:
 
 
 def claimed(members: Tensor, items: Tensor, count: int) -> Tensor:
-    """Claims (V, `count`) from rows of adversaries (V, m), -1 for none, who rate `items` (A,)."""
+    """Return claims (V, `count`) from rows of adversaries (V, m), where -1 means none, and the items (A,)
+    they rate.
+    """
     victims = torch.arange(len(members), device=members.device).unsqueeze(1).expand_as(members)
     some = members >= 0
     claims = torch.zeros(len(members), count, dtype=torch.bool, device=members.device)
@@ -76,9 +81,11 @@ def claimed(members: Tensor, items: Tensor, count: int) -> Tensor:
 
 
 def popular(claims: Tensor, popularity: Tensor) -> Tensor:
-    """The guess that needs no attack: for every victim as many items as `claims` has, the most popular (M,) of the target.
+    """Return the guess that needs no attack: for every victim as many items as in `claims`, the most
+    popular (M,) first.
 
-    How popular items are is public (charts, numbers of reviews): an attack that does not beat this is worth nothing by itself.
+    Popularity is public (charts, numbers of reviews), so an attack that does not beat this guess reveals
+    nothing.
     """
     order = torch.argsort(popularity, descending=True, stable=True)
     rank = torch.empty_like(order)

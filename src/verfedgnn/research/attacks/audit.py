@@ -1,6 +1,6 @@
-"""All attacks on one run, and on safer variants of it: the findings behind `verfedgnn audit`.
+"""The findings of `verfedgnn audit`: all attacks on one run and on safer variants of it.
 
-Every finding is kept in RUN/audit/findings.json as soon as it is there, so an audit that was stopped goes on where it was.
+Every finding is saved to RUN/audit/findings.json at once, so an interrupted audit resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ THIS = "this run"
 
 
 def safer(config: Config) -> dict[str, Config]:
-    """Variants of a configuration that show less, by name; those that it does not allow are left out."""
+    """Return variants of a configuration that reveal less, by name; variants that the configuration does
+    not allow are left out.
+    """
     changes: dict[str, dict[str, Any]] = {
         "masks": {"masking": True},
         "noise on the sums": {
@@ -57,14 +59,14 @@ def safer(config: Config) -> dict[str, Config]:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of what there is to find about one variant."""
+    """One kind of finding about one variant."""
 
     variant: str
     part: str
 
 
 class Audit:
-    """What was found so far about a run, and how to find the rest."""
+    """The findings about a run so far, and the attacks that produce the missing ones."""
 
     def __init__(self, folder: Path, *, rounds: int, victims: int, compare: bool) -> None:
         self.run = Run.load(folder)
@@ -90,15 +92,15 @@ class Audit:
 
     @property
     def steps(self) -> list[Step]:
-        """Everything that belongs to the audit, in order."""
+        """All steps of the audit, in order."""
         return [Step(name, part) for name in self.variants for part in ("model", "gradients", "sums")]
 
     def known(self, step: Step) -> bool:
-        """Whether that was found already."""
+        """Return whether the finding of a step is there."""
         return step.part in self.found.get(step.variant, {})
 
     def take(self, step: Step, watch: Callable[[float], None] = lambda share: None) -> None:
-        """Find it and keep it; `watch` is told the share of it that is done."""
+        """Produce and save the finding of a step; `watch` receives the finished share."""
         config = self.variants[step.variant]
 
         def count(round: int, rounds: int) -> None:
@@ -131,7 +133,7 @@ class Audit:
             else train(self.run.parties, config, parts=self.run.parts, watch=watch)
         )
         about = {"rmse": run.metrics["test"]["rmse"], "privacy": run.metrics["privacy"], "membership": None}
-        if config.training.ranks:  # such a model predicts no ratings that could be compared
+        if config.training.ranks:  # such a model predicts no ratings to compare
             return about
         models = [(m.users, m.items) for m in run.models]
         told = membership(run.prepared(), models, torch.Generator().manual_seed(config.seed))

@@ -1,4 +1,4 @@
-"""The audit of a run as a document for a reviewer."""
+"""The report of an audit, written for a security reviewer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.research.attacks.audit import THIS, Audit
 
 MARGIN = 0.02
-"""An attack that is above its guess by no more than this is counted as a guess: about two standard errors of 500 victims."""
+"""Margin above the guess up to which an attack counts as a guess: about two standard errors with 500
+victims.
+"""
 
 
 @dataclass(frozen=True)
 class Attacker:
-    """Who attacks, with what, for what; `names` begins the names of its attacks on sums."""
+    """An attacker, its means and its goal; `names` is the prefix of its attacks on sums."""
 
     title: str
     needs: str
@@ -43,7 +45,7 @@ ATTACKERS = {
 
 @dataclass(frozen=True)
 class Reached:
-    """The strongest attack of one attacker: its figure beside that of guessing."""
+    """The strongest attack of one attacker, next to guessing."""
 
     attacker: str
     attack: str
@@ -53,12 +55,14 @@ class Reached:
 
     @property
     def learnt(self) -> bool:
-        """Whether that is more than a guess."""
+        """Whether the attack learnt more than a guess."""
         return self.found > self.guess + MARGIN
 
 
 def strongest(found: Mapping[str, Any]) -> list[Reached]:
-    """For every attacker of one variant what its strongest attack reached; attacks that do not apply are left out."""
+    """Return the strongest attack of every attacker on one variant; attackers without an applicable attack
+    are left out.
+    """
     reached = []
     for name in ("party", "colluders"):
         attacks = {k: v for k, v in found["sums"].items() if k.startswith(ATTACKERS[name].names)}
@@ -79,7 +83,7 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
 
 
 def audit_document(audit: Audit) -> Document:
-    """Everything that was found, with its assumptions, and what to change."""
+    """Build the report: findings with their assumptions, and what to change."""
     run = audit.run
     found = audit.found[THIS]
     document = Document("Privacy audit")

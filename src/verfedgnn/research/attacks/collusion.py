@@ -35,24 +35,26 @@ from verfedgnn.protocol.wire.messages import RoundStart
 
 @dataclass(frozen=True)
 class Exposure:
-    """What so many colluders of so many parties have of the others."""
+    """What a number of colluding parties can compute about the others."""
 
     parties: int
     colluders: int
 
     @property
     def summed(self) -> int:
-        """How many honest parties are in what is left of the sum."""
+        """Number of honest parties in the remaining sum."""
         return self.parties - self.colluders
 
     @property
     def noise_left(self) -> float:
-        """exchange.mode = noised: which part of the configured variance is still in it; colluders know their own noise."""
+        """Share of the configured noise variance that remains with exchange.mode = noised; colluders know
+        their own noise.
+        """
         return self.summed / max(1, self.parties - 1)
 
 
 def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:
-    """What is left (K, q, C) of the sum that a RoundStart hands out without the colluders' `own` parts of it."""
+    """Return what remains (K, q, C) of the sum in a RoundStart without the colluders' `own` parts."""
     if start.neighbourhoods is None or any(sent.trip != start.neighbourhood_trip for sent in own):
         raise ProtocolError(
             "colluders subtract what they put into this very sum; these parts are of another one"

@@ -1,4 +1,4 @@
-r"""A projection that must not be used: the count sketch, one non-zero in each column.
+r"""The count sketch, a projection with one non-zero per column that must not be used.
 
 .. math::
     Y_b = \sum_{u: h(u) = b} s(u) X_u, \qquad h(u) \in \{1 \ldots q\}, \; s(u) \in \{-1, 1\} \text{ at random}
@@ -8,8 +8,9 @@ It costs O(N) instead of O(N q), and a user who is alone in a bucket has its row
 .. math::
     P(u \text{ alone}) = (1 - 1/q)^{N - 1} \approx e^{-N/q}, \qquad X_u = s(u) Y_{h(u)}.
 
-Who: any recipient of Y; h and s are public, as Phi is. Needs: nothing else. Tries to learn: rows of X, exactly. Users with
-nothing at the party have rows of 0 and keep nobody company: N is the number of users who have something there.
+Who: any recipient of Y; h and s are public, as Phi is. Needs: nothing else. Tries to learn: rows of X,
+exactly. Users with nothing at the party have rows of 0 and keep nobody company: N is the number of users who
+have something there.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ class CountSketch:
 
     @classmethod
     def draw(cls, users: int, rows: int, generator: torch.Generator) -> CountSketch:
-        """At random."""
+        """Draw buckets and signs at random."""
         bucket = torch.randint(rows, (users,), generator=generator)
         return cls(bucket, 2 * torch.randint(2, (users,), generator=generator) - 1, rows)
 
     def project(self, x: Tensor) -> Tensor:
-        """Y: (N, C) -> (q, C)."""
+        """Return Y: (N, C) -> (q, C)."""
         return x.new_zeros(self.rows, x.shape[1]).index_add_(0, self.bucket, x * self.sign.unsqueeze(1))
 
     def alone(self, among: Tensor | None = None) -> Tensor:
-        """Users (N,) with no other in their bucket; of `among` (N,) only these count and can be."""
+        """Return the users (N,) who are alone in their bucket; with `among` (N,), only those users count."""
         counted = torch.ones_like(self.bucket) if among is None else among.long()
         return (torch.bincount(self.bucket, counted.double(), minlength=self.rows)[self.bucket] == 1) & (
             counted > 0
@@ -47,5 +48,5 @@ class CountSketch:
 
 
 def expected_share(users: int, rows: int) -> float:
-    """(1 - 1/q)^(N - 1), about e^(-N/q)."""
+    """Return the expected share of users who are alone: (1 - 1/q)^(N - 1), about e^(-N/q)."""
     return (1 - 1 / rows) ** (users - 1)

@@ -1,14 +1,15 @@
-r"""The coordinator reads gradients of user embeddings: whose row is not 0.
+r"""The coordinator reads gradients of user embeddings and looks for rows other than 0.
 
 .. math::
     s_u = | g_u |_1, \qquad g_u = \partial L_p / \partial e_u \text{ as it was sent}
 
-Who: the coordinator. Needs: the messages of one round. Tries to learn: which users have ratings in a party's batch; with all
-ratings in every batch, which users the party has at all.
+Who: the coordinator. Needs: the messages of one round. Tries to learn: which users have ratings in a party's
+batch; with all ratings in every batch, which users the party has at all.
 
-Without masking it reads every party's gradient by itself. An open gradient is 0 for users of whom the party knows nothing.
-Clipping keeps that, and so does ternary quantization: 0 stays 0, so that one value that is not 0 is *proof*, and only absence is
-hidden. Laplace noise is added to zeros, too. With masking only the sum over parties is read: a user has ratings somewhere.
+Without masking it reads every party's gradient by itself. An open gradient is 0 for users of whom the party
+knows nothing. Clipping keeps that, and so does ternary quantization: 0 stays 0, so that one value that is not
+0 is *proof*, and only absence is hidden. Laplace noise is added to zeros, too. With masking only the sum over
+parties is read: a user has ratings somewhere.
 """
 
 from __future__ import annotations
@@ -23,28 +24,29 @@ from verfedgnn.research.attacks.separation import Separation, separate
 
 
 def strength(rows: Tensor) -> Tensor:
-    """|g_u|_1 of each user (N,) from gradients as read (N, D)."""
+    """Return |g_u|_1 of each user (N,) from gradients as read (N, D)."""
     return rows.double().abs().sum(1)
 
 
 @dataclass(frozen=True)
 class GradientReading:
-    """What one round's gradients tell about one party."""
+    """What one round's gradients reveal about one party."""
 
     separation: Separation
-    """Users with ratings in the party's batch against the others, by strength."""
+    """Separation of users with ratings in the party's batch from the others, by strength."""
     proven: float
     """Share of the users with ratings in the batch whose row is not 0."""
     false: float
-    """Share of the others whose row is not 0; where it is 0, a row that is not 0 is proof."""
+    """Share of the other users whose row is not 0. If it is 0, a row other than 0 is proof of a rating."""
 
 
 def read_trip(
     federation: RecordedFederation, trip: Trip, generator: torch.Generator
 ) -> dict[str, GradientReading]:
-    """For each party, the best the coordinator can do: by the party's own rows, or with masking by the rows of the sum.
+    """Return the coordinator's best reading of each party: from the party's own rows, or with masking from
+    the rows of the sum.
 
-    Parties in whose batch everybody or nobody has a rating are left out: there is nothing to tell apart.
+    Parties in whose batch all users or no users have a rating are left out: there is nothing to tell apart.
     """
     seen = federation.sent_gradients(trip)
     readings = {}

@@ -1,12 +1,13 @@
-r"""MembershipScores inference on the final model: was this rating among those it was trained on?
+r"""Membership inference on the final model: was a rating part of the training data?
 
 .. math::
     s_{uv} = - (h_u \cdot h_v - r_{uv})^2, \qquad \text{yes if } s_{uv} \ge t
 
-Who: an outsider who is served by a party's model, h_u (N, C) and h_v (M_p, C), or holds it; no message of the training is needed.
-Needs: a rating (u, v, r) that the attacker knows of otherwise. Tries to learn: whether it was in the party's training part. The
-other kind are test ratings, which the model never saw. Validation ratings choose the round and the gate but train nothing:
-telling them from test ratings should fail, and says that the comparison is fair.
+Who: an outsider who is served by a party's model, h_u (N, C) and h_v (M_p, C), or holds it; no message of the
+training is needed. Needs: a rating (u, v, r) that the attacker knows of otherwise. Tries to learn: whether it
+was in the party's training part. The other kind are test ratings, which the model never saw. Validation
+ratings choose the round and the gate but train nothing: telling them from test ratings should fail, and says
+that the comparison is fair.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from verfedgnn.runs.prepared_data import Prepared
 
 @dataclass(frozen=True)
 class MembershipScores:
-    """All parties' ratings together."""
+    """Separation of training ratings from test ratings over all parties."""
 
     trained: Separation
-    """Training ratings against test ratings."""
+    """Separation of training ratings from test ratings."""
     control: Separation
-    """Validation ratings against test ratings."""
+    """Separation of validation ratings from test ratings, which should fail."""
     train_rmse: float
     test_rmse: float
 
@@ -37,7 +38,9 @@ class MembershipScores:
 def membership(
     prepared: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], generator: torch.Generator
 ) -> MembershipScores:
-    """The attack on every party's model (h_u, h_v); `generator` draws the halves on which a threshold is chosen and judged."""
+    """Attack every party's model (h_u, h_v); `generator` draws the halves on which a threshold is chosen
+    and evaluated.
+    """
     errors: dict[str, list[Tensor]] = {"train": [], "valid": [], "test": []}
     for party, (users, items) in zip(prepared, models, strict=True):
         for part, found in errors.items():

@@ -25,20 +25,26 @@ import torch
 from torch import Tensor
 
 MODES = 16
-"""Modes in time that are kept: of 93 exchanges of ML-100K they hold 98 % of the squares of another party's messages."""
+"""Number of time modes to keep. Of 93 exchanges of ML-100K they hold 98 % of the squares of another
+party's messages.
+"""
 SEEN = 0.25
 """Weight of rows' own covariance in `spread_of_others`: a thousand rows say little about hundreds of columns. A compromise: on
 ML-100K, seed 0, noise 0.05, with 0 one party's odds had higher AUCs and an insider's claims were worse, with 1/2 the reverse."""
 STEPS = 10
-"""Steps of expectation propagation."""
+"""Number of steps of expectation propagation."""
 SOFT = 6
-"""For so many of them the likelihood is doubled from one to the next: from the start a sharp one would lock in errors."""
+"""Number of steps over which the likelihood is doubled each time; a sharp likelihood from the start would
+lock in errors.
+"""
 TOGETHER = 64
-"""Victims that are solved for at a time."""
+"""Number of victims solved for at a time."""
 
 
 def time_modes(own: Tensor, count: int = MODES) -> Tensor:
-    """Orthonormal series (T, m) in which the attacker's own atoms (M, T, D) move most: everybody's are trained alike."""
+    """Return orthonormal series (T, m) in which the attacker's own atoms (M, T, D) move most; all parties'
+    atoms are trained alike.
+    """
     own = own.double()
     moments = torch.einsum("mtd,msd->ts", own, own)
     modes: Tensor = torch.linalg.eigh(moments)[1].flip(1)
@@ -46,14 +52,17 @@ def time_modes(own: Tensor, count: int = MODES) -> Tensor:
 
 
 def in_modes(series: Tensor, modes: Tensor) -> Tensor:
-    """Rows of all exchanges (R, T, D) by their modes (R, C); white noise stays white and as large in each column."""
+    """Return rows of all exchanges (R, T, D) by their modes (R, C); white noise stays white with the same
+    variance.
+    """
     return torch.einsum("rtd,tm->rmd", series.double(), modes).flatten(1)
 
 
 def smoothed(
     rows: Tensor, items: Tensor, own: Tensor, columns: int, variance: float
 ) -> tuple[Tensor, Tensor]:
-    r"""Atoms (M, C) from rows (A, C) of fakes with `items` (A,), k of each of M, and the variance that they are wrong by (C,).
+    r"""Estimate atoms (M, C) from rows (A, C) of fake accounts with `items` (A,), k of each item, and
+    their error variance (C,).
 
     .. math::
         \hat a = \frac{s}{s + \sigma^2 / k} \bar x, \qquad e = \frac{s \sigma^2 / k}{s + \sigma^2 / k}
@@ -69,8 +78,10 @@ def smoothed(
 
 
 def spread_of_others(own: Tensor, rows: Tensor, parties: int, variance: float) -> Tensor:
-    """Covariance (C, C) of what `parties` others add to a row: like the attacker's `own` rows (N, C), and as `rows` (N, C) of
-    these and one more, with noise of so much variance, are spread.
+    """Return the covariance (C, C) of what `parties` other parties add to a row.
+
+    It is estimated from the attacker's `own` rows (N, C) and from the spread of `rows` (N, C), which hold
+    these parties and the target with noise of the given variance.
     """
     values, vectors = torch.linalg.eigh(torch.cov(rows.T))
     seen = (vectors * (values - variance).clamp(min=0)) @ vectors.T
@@ -79,14 +90,14 @@ def spread_of_others(own: Tensor, rows: Tensor, parties: int, variance: float) -
 
 
 def log_odds(rows: Tensor, atoms: Tensor, covariance: Tensor, share: Tensor) -> Tensor:
-    r"""Logarithm of the odds (V, M) that a victim has an item, from rows (V, C), atoms (M, C), Sigma (C, C) and `share` (M,) of
-    users who have each item.
+    r"""Return the log odds (V, M) that a victim has an item, from rows (V, C), atoms (M, C), Sigma (C, C)
+    and item shares (M,).
 
     .. math::
         p(b \mid x) \propto N(x; \alpha b A, \Sigma) \prod_v \pi_v^{b_v} (1 - \pi_v)^{1 - b_v}, \qquad \alpha = 1 / \sqrt c
 
-    Each item's factor is replaced by a normal one that agrees with it in mean and variance given all others' (Minka 2001). c, how
-    many items a victim has, is the sum of their probabilities, and pi grows with it.
+    Each item's factor is replaced by a normal one that agrees with it in mean and variance given all others'
+    (Minka 2001). c, how many items a victim has, is the sum of their probabilities, and pi grows with it.
     """
     filters = torch.linalg.solve(covariance, atoms.T)
     gram = atoms @ filters
@@ -125,7 +136,8 @@ def _propagate(gram: Tensor, along: Tensor, share: Tensor) -> Tensor:
 
 
 def likeliest(odds: Tensor) -> Tensor:
-    r"""Claims (V, M) from log odds: for each victim the n likeliest items, with n by the F1 that is to be expected.
+    r"""Return claims (V, M) from log odds: for each victim the n likeliest items, where n maximises the
+    expected F1.
 
     .. math::
         n = \arg\max_n \frac{2 \sum_{i \le n} p_{(i)}}{n + \sum_i p_i}

@@ -1,4 +1,4 @@
-"""All of the paper's attacks on one run of one method, for several p_ad, with the guess beside each."""
+"""All of the paper's attacks on one run of one method, for several p_ad, each next to a guess."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verfedgnn.research.attacks.subset_search import SCALES, best_subsets
 from verfedgnn.runs.run import Run
 
 Attack = Callable[[int], Tensor]
-"""Claims (V, M) with the first so many adversaries."""
+"""Function that returns claims (V, M) made with a number of adversaries."""
 
 ATTACKED = ("fedpergnn", "fedsage+", "verfedgnn")
 """Methods that the paper attacks."""
@@ -36,11 +36,15 @@ def mount_paper_attacks(
     shares: Sequence[float],
     seed: int = 0,
 ) -> dict[str, dict[str, Any]]:
-    """Scores by attack and p_ad: `{"neighbourhood": {"0.2": {"precision": ..., "guess": {...}, "misplaced": {...}}}}`.
+    """Return the scores of all attacks on a method, by attack and p_ad.
 
-    neighbourhood: on what the method exchanges (Table 3); exact: on X itself, which is VerFedGNN without projection (Tables 4 and
-    5) and what trains the generator of FedSage+; gradients: on user gradients as they are sent (Table 7); open gradients: the
-    same before protection. `seed` is of the gradients' noise.
+    - `neighbourhood`: on what the method exchanges (Table 3).
+    - `exact`: on X itself, which is VerFedGNN without projection (Tables 4 and 5) and trains the generator of FedSage+.
+    - `gradients`: on user gradients as sent (Table 7).
+    - `open gradients`: on user gradients before protection.
+
+    Each holds precision, recall and F1, and the same for `guess` and `misplaced`. `seed` is the seed of the
+    gradients' noise.
     """
     inside = RunInternals.of(run)
     truth, popularity = neighbours(inside, planted)
@@ -59,7 +63,9 @@ def mount_paper_attacks(
 
 
 def neighbours(inside: RunInternals, planted: Planted) -> tuple[Tensor, Tensor]:
-    """Who of the honest users has which item at the target (N, M), and how many of them have each item (M,)."""
+    """Return which honest user has which item at the target (N, M), and the number of users of each item
+    (M,).
+    """
     graph = inside.graphs[planted.target]
     table = torch.zeros(graph.users, graph.items, dtype=torch.bool, device=graph.order.device)
     table[graph.edge_users.long(), graph.by_user[1].long()] = True
@@ -68,7 +74,9 @@ def neighbours(inside: RunInternals, planted: Planted) -> tuple[Tensor, Tensor]:
 
 
 def choose_victims(truth: Tensor, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """`count` honest users with a neighbour at the target, from (N, M); all of them if there are fewer."""
+    """Choose `count` honest users with a neighbour at the target, from (N, M); all of them if there are
+    fewer.
+    """
     possible = np.flatnonzero(truth.any(1).cpu().numpy())
     if not len(possible):
         raise DataError(
@@ -92,7 +100,7 @@ def _attacks(
     count = inside.graphs[planted.target].items
 
     def by_subsets(seen: Tensor, weight: float) -> Attack:
-        """App. H on neighbourhoods (N, D)."""
+        """Return App. H's attack on neighbourhoods (N, D)."""
         return lambda a: claimed(
             best_subsets(seen[rows], seen[users[:a]] * weight, SCALES[gnn]).members, items, count
         )
@@ -128,7 +136,9 @@ def _attacks(
 
 
 def _by_items(inside: RunInternals, planted: Planted, victims: Tensor) -> Attack:
-    """FedPerGNN: every victim's items at the target, embedding by embedding."""
+    """Return the attack on FedPerGNN, which sees every victim's items at the target embedding by
+    embedding.
+    """
     truth, _ = neighbours(inside, planted)
     victim, item = torch.nonzero(truth[victims]).unbind(1)
     embeddings = inside.run.models[planted.target].embeddings.to(truth.device)
@@ -144,9 +154,11 @@ def _by_items(inside: RunInternals, planted: Planted, victims: Tensor) -> Attack
 
 
 def _coefficient(inside: RunInternals, target: int, attacker: int) -> float:
-    """GAT: from an adversary's row to what the same item is expected to add to an honest user's.
+    """Return the factor from an adversary's row to the expected contribution of the same item to an honest
+    user's row (GAT).
 
-    The row is E_p(b) e_v with the coefficient of a user who has one neighbour, 1 / (1 + ratio) where attention is even. Divided
-    by that it is e_v; the mean coefficient of the attacker's own edges stands for the unknown one of the victim (App. H).
+    The row is E_p(b) e_v with the coefficient of a user who has one neighbour, 1 / (1 + ratio) where
+    attention is even. Divided by that it is e_v. The victim's coefficient is unknown; the mean over the
+    attacker's own edges replaces it (App. H).
     """
     return (1 + float(inside.graphs[target].ratio.sum())) * inside.mean_coefficient(attacker)

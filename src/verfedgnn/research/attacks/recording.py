@@ -1,9 +1,9 @@
-"""A federation whose messages are kept as they pass: what is attacked is what was sent.
+"""A federation whose messages are recorded, so that attacks work on what was sent.
 
-    record_federation(parties, config) -> RecordedFederation.round() -> Trip: every RoundStart and RoundReply of it
+    record_federation(parties, config) -> RecordedFederation.round() -> Trip: its RoundStart and RoundReply messages
 
-The coordinator is an ordinary one that also remembers. Parties are ordinary ones that can be looked into, for the truth against
-which an attack is judged; no attack reads that.
+The coordinator is an ordinary one that also keeps messages. Parties are ordinary ones whose state can be
+read, for the truth against which an attack is evaluated; no attack reads it.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.local_runtime import LocalRuntime, party_secret
 
 TOGETHER = "all"
-"""The sender of what only a sum is known of."""
+"""Name of the sender when only the sum over all parties is known."""
 
 
 @dataclass(frozen=True)
 class Trip:
-    """One trip: what each party was told and what it answered, by name."""
+    """One trip: the message to each party and its reply, by name."""
 
     starts: Mapping[str, RoundStart]
     replies: Mapping[str, RoundReply]
 
 
 class RecordingCoordinator(Coordinator):
-    """A coordinator that follows the protocol and remembers the last trip."""
+    """A coordinator that follows the protocol and keeps the messages of the last trip."""
 
     _starts: Mapping[str, RoundStart]
     _replies: dict[str, RoundReply]
 
     def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
-        """As `Coordinator.open`."""
+        """Open a trip as `Coordinator.open` does, and keep its messages."""
         starts = super().open(among)
         self._starts = dict(starts)
         self._replies = {}
         return starts
 
     def receive(self, name: str, reply: RoundReply) -> bool:
-        """As `Coordinator.receive`."""
+        """Receive a reply as `Coordinator.receive` does, and keep it."""
         taken = super().receive(name, reply)
         if taken:
             self._replies[name] = reply
@@ -70,24 +70,24 @@ class RecordingCoordinator(Coordinator):
 
 @dataclass(frozen=True)
 class PartyParameters:
-    """Parameters from which a party computed a reply."""
+    """The parameters from which a party computed a reply."""
 
     private: dict[str, Tensor]
     public: Tensor
 
 
 class ObservableParty(Party):
-    """A party that can be looked into; it sends what any party sends."""
+    """A party whose state can be read; it sends what any party sends."""
 
     now: PartyParameters
-    """Behind its last reply."""
+    """Parameters of the last reply."""
     exchanged: PartyParameters
-    """Behind the last reply with neighbourhoods."""
+    """Parameters of the last reply with neighbourhoods."""
     gradient: Tensor
     """Gradient of the public parameters in the last reply, flat, before protection."""
 
     def begin(self, message: RoundStart) -> Work:
-        """As `Party.begin`."""
+        """Begin a round as `Party.begin` does, and keep the parameters."""
         work = super().begin(message)
         self.now = PartyParameters(
             {name: value.clone() for name, value in work.private.items()}, self.replica.parameters.clone()
@@ -97,33 +97,33 @@ class ObservableParty(Party):
         return work
 
     def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[np.generic]:
-        """As `Party.protected`."""
+        """Protect a gradient as `Party.protected` does, and keep the original."""
         self.gradient = scope.spread(gradient)
         return super().protected(gradient, message, scope)
 
     @property
     def edges(self) -> Graph:
-        """Its graph."""
+        """Graph of the party."""
         assert self.graph is not None, "a party has a graph from its Welcome on"
         return self.graph
 
     @property
     def neighbours(self) -> Tensor:
-        """Who has which item here: (N, M), boolean."""
+        """Which user has which item at this party: (N, M), boolean."""
         graph = self.edges
         table = torch.zeros(graph.users, graph.items, dtype=torch.bool, device=graph.order.device)
         table[graph.edge_users.long(), graph.by_user[1].long()] = True
         return table
 
     def neighbourhood(self, knows: PartyParameters) -> Tensor:
-        """X_p of the first layer (N, C), before projection, masks and fixed point."""
+        """Return X_p of the first layer (N, C), before projection, masks and fixed point."""
         views = {name: view.unsqueeze(0) for name, view in self.model.views(knows.public).items()}
         items = knows.private["messages" if self.model.config.form == "messages" else "items"].unsqueeze(0)
         own, _, _ = self.model.operator.layer(0, views, views["users"], items, self.edges, None)
         return own.own[0]
 
     def atoms(self, knows: PartyParameters) -> Tensor:
-        r"""What a user with one item alone would have as its row of the first layer, for every item (M, D).
+        r"""Return the atoms (M, D): for every item, the first-layer row of a user who has only that item.
 
         .. math::
             x_u = f(|S|) \sum_{v \in S} a_v, \qquad \rho = \textstyle\sum_i M_i / M_p, \qquad
@@ -146,19 +146,19 @@ class ObservableParty(Party):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A sum of neighbourhoods as it is handed out, and what it was made of."""
+    """A sum of neighbourhoods as it is handed out, with its parts."""
 
     start: RoundStart
-    """The message with the sum."""
+    """Message with the sum."""
     sent: list[Sent]
-    """What each party put into it, which that party knows."""
+    """Each party's part of the sum, known to that party."""
     knows: list[PartyParameters]
-    """Behind each part; the truth, and what an insider would know."""
+    """Parameters behind each part: the truth, which an insider would know."""
 
 
 @dataclass(frozen=True)
 class RecordedFederation:
-    """A federation on this machine with a tap at its coordinator."""
+    """A federation on this machine with a recording coordinator."""
 
     config: Config
     prepared: list[Prepared]
@@ -167,12 +167,12 @@ class RecordedFederation:
     runtime: LocalRuntime
 
     def round(self) -> Trip:
-        """One round; its last trip, in which gradients are sent."""
+        """Run one round and return its last trip, in which gradients are sent."""
         self.runtime.round()
         return self.coordinator.last
 
     def exchange(self) -> Exchange:
-        """Rounds until a sum of neighbourhoods is handed out."""
+        """Run rounds until a sum of neighbourhoods is handed out, and return it."""
         for _ in range(2 * self.config.exchange.every + 1):
             sent = [party.memory.sent[0] for party in self.parties if party.memory.sent]
             knows = [party.exchanged for party in self.parties if party.memory.sent]
@@ -187,7 +187,8 @@ class RecordedFederation:
         )
 
     def sent_gradients(self, trip: Trip) -> dict[str, Tensor]:
-        """Gradients of user embeddings (N, D) as the coordinator can read them: each party's, or with masking the sum of all.
+        """Return the gradients of user embeddings (N, D) that the coordinator can read: each party's, or
+        with masking their sum.
 
         Ternary ones are signs, or sums of signs.
         """
@@ -202,11 +203,11 @@ class RecordedFederation:
         }
 
     def of_users(self, flat: Tensor) -> Tensor:
-        """The user embeddings' part (N, D) of a flat gradient."""
+        """Return the user embeddings' part (N, D) of a flat gradient."""
         return self.coordinator.model.views(flat)["users"]
 
     def counts(self, party: int, round: int) -> Tensor:
-        """How many ratings each user has in the batch of a party in a round (N,)."""
+        """Return the number of ratings of each user (N,) in a party's batch of a round."""
         batch = self.parties[party].batch(round)
         return torch.bincount(batch.pairs.user.long(), minlength=batch.users)
 
@@ -218,7 +219,7 @@ def record_federation(
     parts: Sequence[NDArray[np.int8]] | None = None,
     device: torch.device | str = "cpu",
 ) -> RecordedFederation:
-    """`parties` joined and ready for rounds, with the same secrets, and so the same messages, as in `train`."""
+    """Join `parties` with the same secrets, and therefore the same messages, as in `train`."""
     check_parties(parties)
     prepared = prepare(parties, config, torch.device(device), parts)
     members = [

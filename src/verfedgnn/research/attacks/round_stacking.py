@@ -1,17 +1,19 @@
-r"""Neighbourhoods of several rounds, stack_rounds: the items of a user stay, what items add does not.
+r"""Neighbourhoods of several rounds, stacked: a user's items stay the same while their embeddings change.
 
 .. math::
     x_u^{(t)} = f(|S|) \sum_{v \in S} a_v^{(t)}, \; t = 1 \ldots T \quad \Rightarrow \quad
     [x_u^{(1)} \ldots x_u^{(T)}] = f(|S|) \sum_{v \in S} [a_v^{(1)} \ldots a_v^{(T)}]
 
-Embeddings are trained, so every exchange of the same graph is D new equations for the same unknown set. Once T D exceeds the
-number of items the set is solved for, however many items a user has.
+Embeddings are trained, so every exchange of the same graph is D new equations for the same unknown set. Once
+T D exceeds the number of items the set is solved for, however many items a user has.
 
-Who: a single curious party, which sees the others' sum in every exchange; colluding parties, which see one other's matrix; the
-coordinator. Needs: fake accounts that rate one item each at the target. Nobody else has a rating of theirs, so their row of the
-*sum* is the atom of their item: masked sums hand the atoms out, in every exchange. Tries to learn: which items a user has.
+Who: a single curious party, which sees the others' sum in every exchange; colluding parties, which see one
+other's matrix; the coordinator. Needs: fake accounts that rate one item each at the target. Nobody else has a
+rating of theirs, so their row of the *sum* is the atom of their item: masked sums hand the atoms out, in
+every exchange. Tries to learn: which items a user has.
 
-Projected neighbourhoods do not hand them out. Where atoms are known all the same (an insider), they unmix to one column an item,
+Projected neighbourhoods do not hand them out. Where atoms are known all the same (an insider), they unmix to
+one column an item,
 
 .. math::
     [Y^{(1)} \ldots Y^{(T)}] = (\Phi B) \, [A^{(1)} \ldots A^{(T)}],
@@ -29,28 +31,30 @@ from torch import Tensor
 from verfedgnn.research.attacks.sparse_recovery import omp
 
 SHRINK = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-"""What `unmix_sums` chooses from."""
+"""Values from which `unmix_sums` chooses."""
 NOISE = 0.3
-"""What others add to a whitened column, whose mean square is 1; less claims more items, and more fewer."""
+"""Assumed noise of a whitened column, whose mean square is 1. A smaller value claims more items."""
 LEFT = 0.01
-"""Share of a projected column that may be left over where its users are found."""
+"""Largest share of a projected column that may remain unexplained."""
 TENTH = 0.1
-"""Weights of one item's users differ by the root of how many items each has; less than this of the largest is rounding."""
+"""Smallest weight, as a share of the largest, that is not rounding. Weights of an item's users differ by
+the root of their number of items.
+"""
 
 
 def stack_rounds(parts: Sequence[Tensor]) -> Tensor:
-    """Rows or atoms of T rounds side by side: T times (R, D) -> (R, T D), in 64 bits."""
+    """Put rows or atoms of T rounds side by side: T times (R, D) -> (R, T D), in 64 bits."""
     return torch.cat([part.double() for part in parts], 1)
 
 
 def unmix(rows: Tensor, atoms: Tensor, noise: float = 0.0) -> Tensor:
-    r"""How much of each item is in each row: (V, C), (M, C) -> (V, M).
+    r"""Return the weight of each item in each row: (V, C), (M, C) -> (V, M).
 
     .. math::
         \hat W = \arg\min_W | X - W A |^2 + M \sigma^2 | W |^2
 
-    sigma is the standard deviation of the `noise` in a column. The squares of a user's c weights of 1/sqrt(c) add up to 1, so
-    each of M is 1/M in the mean, and this is the mean of W given X where both are normal.
+    sigma is the standard deviation of the `noise` in a column. The squares of a user's c weights of 1/sqrt(c)
+    add up to 1, so each of M is 1/M in the mean, and this is the mean of W given X where both are normal.
     """
     rows = rows.double()
     atoms = atoms.double()
@@ -63,10 +67,12 @@ def unmix(rows: Tensor, atoms: Tensor, noise: float = 0.0) -> Tensor:
 
 
 def whitening(rows: Tensor, shrink: float) -> Tensor:
-    r"""L (C, C) with L L^T = S (S R^T R S / n + shrink I)^{-1} S, from rows R (n, C); S scales columns to a mean square of 1.
+    r"""Return L (C, C) with L L^T = S (S R^T R S / n + shrink I)^{-1} S for rows R (n, C); S scales
+    columns to a mean square of 1.
 
-    What other parties add to a sum is noise to the attacker, and strong in the few directions that popular items share. Rows
-    times L have it evenly in all directions, so that least squares weighs equations by what they are worth.
+    What other parties add to a sum is noise to the attacker, and strong in the few directions that popular
+    items share. Rows times L have it evenly in all directions, so that least squares weighs equations by what
+    they are worth.
     """
     rows = rows.double()
     scale = rows.square().mean(0).sqrt().clamp(min=1e-30).reciprocal()
@@ -77,10 +83,12 @@ def whitening(rows: Tensor, shrink: float) -> Tensor:
 
 
 def unmix_sums(rows: Tensor, atoms: Tensor, everybody: Tensor) -> Tensor:
-    """`unmix` where rows hold other parties' items, too: (V, C), (M, C) and all users' rows (N, C) -> (V, M).
+    """Return `unmix` for rows that also hold other parties' items: (V, C), (M, C) and all users' rows (N,
+    C) -> (V, M).
 
-    How far to shrink is what makes items stand out most: the weight that one more atom would add to a row, over the standard
-    deviation of that weight among rows that the whitening has not seen. The attacker can compute both.
+    How far to shrink is what makes items stand out most: the weight that one more atom would add to a row,
+    over the standard deviation of that weight among rows that the whitening has not seen. The attacker can
+    compute both.
     """
     one = everybody[::2].double()
     other = everybody[1::2].double()
@@ -101,10 +109,11 @@ def unmix_sums(rows: Tensor, atoms: Tensor, everybody: Tensor) -> Tensor:
 
 
 def users_of_items(y: Sequence[Tensor], atoms: Sequence[Tensor], phi: Tensor) -> Tensor:
-    """Who has each item (N, M), boolean, from projected neighbourhoods T times (q, C), atoms T times (M, C) and Phi (q, N).
+    """Return who has each item (N, M) from projected neighbourhoods T times (q, C), atoms T times (M, C)
+    and Phi (q, N).
 
-    Only items whose users add up to their column are claimed: with too many users, about q/4, matching pursuit goes wrong, and
-    what it leaves over says so.
+    Only items whose users add up to their column are claimed: with too many users, about q/4, matching
+    pursuit goes wrong, and what it leaves over says so.
     """
     columns = unmix(stack_rounds(y), stack_rounds(atoms)).T  # rows are Phi b_v (M, q)
     found = omp(columns, phi.T, most=max(1, len(phi) // 2), left=LEFT)

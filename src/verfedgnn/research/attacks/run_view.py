@@ -1,7 +1,9 @@
-"""What an adversary sees of a finished run: neighbourhoods as they are exchanged, generated ones, gradients as they are sent.
+"""What an adversary sees of a finished run: exchanged neighbourhoods, generated ones, and gradients as
+sent.
 
-Everything is of the kept model, recomputed from the run. In the paper's protocol every party gets every other's Y; here the
-coordinator does, and parties get sums, so these are the attacks of a coordinator, or of a party in the paper's protocol.
+Everything is of the kept model, recomputed from the run. In the paper's protocol every party gets every
+other's Y; here the coordinator does, and parties get sums, so these are the attacks of a coordinator, or of a
+party in the paper's protocol.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from verfedgnn.runs.run import Run
 
 @dataclass(frozen=True, eq=False)
 class RunInternals:
-    """A run from inside: the model, every party's graph, and what follows from them."""
+    """The model of a run, every party's graph, and what follows from them."""
 
     run: Run
     prepared: list[Prepared]
@@ -37,7 +39,7 @@ class RunInternals:
 
     @classmethod
     def of(cls, run: Run) -> RunInternals:
-        """The parties' graphs as in training."""
+        """Build the parties' graphs as in training."""
         config = run.config.model
         if config.form != "propagation" or config.biases or config.residual:
             raise ConfigError(
@@ -63,7 +65,9 @@ class RunInternals:
         return make_projection(self.run.config, self.model.users, self.run.device)
 
     def neighbourhood(self, party: int) -> Neighbourhood:
-        """X_p^0 and the scale of each row (1, N, C): what party p aggregates of its own items in the first layer."""
+        """Return X_p^0 and the scale of each row (1, N, C): what party p aggregates of its own items in
+        the first layer.
+        """
         items = self.run.models[party].embeddings.to(self.run.device).unsqueeze(0)
         own, _, _ = self.model.operator.layer(
             0, self.public, self.public["users"], items, self.graphs[party], None
@@ -71,13 +75,15 @@ class RunInternals:
         return own
 
     def reconstructed(self, x: Tensor) -> Tensor:
-        """X^ = Phi^T Phi X of X (N, C), which is X itself where the exchange is exact."""
+        """Return X^ = Phi^T Phi X for X (N, C), which is X itself where the exchange is exact."""
         if self.projection is None:
             raise ConfigError("nothing is exchanged in this run, so there is no neighbourhood to see")
         return self.projection.reconstruct(self.projection.project(x))
 
     def generated(self, party: int) -> Tensor:
-        """FedSage+: what party p generates for the neighbourhoods it does not see, first layer (N, D)."""
+        """Return what party p generates for the neighbourhoods it does not see, first layer (N, D)
+        (FedSage+).
+        """
         if self.model.generator is None:
             raise ConfigError("this run has no generator; FedSage+ has (model.generator)")
         generate = self.model.generator.bind(
@@ -86,18 +92,21 @@ class RunInternals:
         return generate(self.neighbourhood(party).own)[0]
 
     def mean_coefficient(self, party: int) -> float:
-        """GAT: the mean of E_p(b_uv) over the edges of party p.
+        """Return the mean of E_p(b_uv) over the edges of party p (GAT).
 
-        A user's coefficients add up to w / (1 + ratio w) = (1 - s) / ratio, with s = 1 / (1 + ratio w) the scale of its row.
+        A user's coefficients add up to w / (1 + ratio w) = (1 - s) / ratio, with s = 1 / (1 + ratio w) the
+        scale of its row.
         """
         graph = self.graphs[party]
         summed = (1 - self.neighbourhood(party).scale).sum() / graph.ratio.sum()
         return float(summed) / max(1, len(graph.order))
 
     def user_gradient(self, party: int) -> Tensor:
-        """Party p's gradient of all public parameters, flat, before protection: over all its training ratings at once.
+        """Return party p's gradient of all public parameters, flat and before protection, over all its
+        training ratings.
 
-        A round of small batches would show few of the victims and adversaries; an attacker who waits for an epoch sees them all.
+        A round of small batches would show few of the victims and adversaries; an attacker who waits for an
+        epoch sees them all.
         """
         pairs = self.prepared[party].train
         graph = self.graphs[party]
@@ -109,7 +118,7 @@ class RunInternals:
         return outcome.public_gradient
 
     def released(self, gradient: Tensor, generator: torch.Generator) -> Tensor:
-        """The same as it leaves the party: rescaled, clipped, then ternary or noised."""
+        """Return a gradient as it leaves the party: rescaled, clipped, then ternary or noised."""
         ratings = sum(len(each.train) for each in self.prepared)
         rescale = Rescale.of(self.run.config, self.model.users, len(self.prepared), ratings)
         return protect(gradient, self.run.config.gradients, rescale, self.model.user_size, generator).to(
@@ -117,16 +126,16 @@ class RunInternals:
         )
 
     def of_users(self, gradient: Tensor) -> Tensor:
-        """The user embeddings' part (N, D) of a flat gradient."""
+        """Return the user embeddings' part (N, D) of a flat gradient."""
         return self.model.views(gradient)["users"]
 
     def private(self, party: int) -> dict[str, Tensor]:
-        """Party p's private parameters: e_v^0 (M_p, D)."""
+        """Return party p's private parameters: e_v^0 (M_p, D)."""
         return {"items": self.run.models[party].embeddings.to(self.run.device)}
 
     @cached_property
     def others(self) -> list[Tensor | None]:
-        """What each party knows of the others (K, q, C), once everybody has told everybody everything: K exchanges."""
+        """Return what each party knows of the others (K, q, C) after K complete exchanges."""
         parties = range(len(self.graphs))
         others: list[Tensor | None] = [None for _ in parties]
         if self.projection is None:
@@ -143,7 +152,7 @@ class RunInternals:
 
 
 def _graph(prepared: Prepared, run: Run, ratio: float) -> Graph:
-    """A party's graph, as the party makes it: neighbours are training ratings from the threshold on."""
+    """Build a party's graph as the party does: neighbours are training ratings from the threshold on."""
     train = prepared.train
     table = prepared.party.ratings
     chosen = (train.rating >= neighbour_from(run.config.model, table.scale)).cpu().numpy()

@@ -1,4 +1,5 @@
-r"""How well one number tells two kinds apart: AUC with its standard error, the best advantage, rank correlation.
+r"""Measures of how well a score tells two kinds apart: AUC with its standard error, best advantage, rank
+correlation.
 
 .. math::
     \mathrm{AUC} = P(s_1 > s_0) + \tfrac12 P(s_1 = s_0), \qquad \mathrm{advantage} = \max_t \, \mathrm{TPR}(t) - \mathrm{FPR}(t)
@@ -19,25 +20,29 @@ from verfedgnn.core.errors import DataError
 
 @dataclass(frozen=True)
 class Separation:
-    """Scores of n1 that are and n0 that are not."""
+    """Separation of n1 positives from n0 negatives by a score."""
 
     auc: float
     auc_error: float
     """Standard error by DeLong et al. (1988), for independent scores."""
     advantage: float
-    """TPR - FPR on one half at the threshold that was best on the other, so that choosing it does not flatter."""
+    """TPR - FPR on one half at the threshold that was best on the other half, which avoids an optimistic
+    estimate.
+    """
     advantage_error: float
-    """Standard error of that, binomial."""
+    """Binomial standard error of the advantage."""
     positives: int
     negatives: int
 
     def to_dict(self) -> dict[str, float]:
-        """For a record."""
+        """Return the figures, rounded for a record."""
         return {name: round(value, 6) for name, value in vars(self).items()}
 
 
 def separate(score: Tensor, truth: Tensor, generator: torch.Generator) -> Separation:
-    """How well higher scores (n,) tell what is true (n,) from what is not; halves are drawn by `generator`."""
+    """Measure how well higher scores (n,) tell positives from negatives in `truth` (n,); `generator` draws
+    the halves.
+    """
     score = score.double().cpu()
     truth = truth.bool().cpu()
     area, error = auc(score, truth)
@@ -52,7 +57,7 @@ def separate(score: Tensor, truth: Tensor, generator: torch.Generator) -> Separa
 
 
 def auc(score: Tensor, truth: Tensor) -> tuple[float, float]:
-    """The area under the curve and its standard error, from scores and truths (n,)."""
+    """Return the area under the curve and its standard error, from scores and truths (n,)."""
     yes = score[truth].double()
     no = score[~truth].double()
     if not len(yes) or not len(no):
@@ -60,16 +65,18 @@ def auc(score: Tensor, truth: Tensor) -> tuple[float, float]:
     together = ranks(torch.cat([yes, no]))
     above = (together[: len(yes)] - ranks(yes)) / len(
         no
-    )  # for each that is: the share of the others below it
+    )  # for each positive: the share of negatives below it
     below = 1 - (together[len(yes) :] - ranks(no)) / len(yes)
     variance = sum(float(part.var()) / len(part) for part in (above, below) if len(part) > 1)
     return float(above.mean()), math.sqrt(variance)
 
 
 def auc_within(score: Tensor, yes: Tensor, no: Tensor) -> float | None:
-    """The area under the curve within each column of scores (V, M), `yes` against `no` (V, M), over all pairs of one column.
+    """Return the area under the curve within columns of scores (V, M), over all pairs of `yes` and `no`
+    (V, M) in one column.
 
-    What is the same for a whole column, such as an item's popularity, has no part in it. None where no column has both.
+    A value that is the same for a whole column, such as an item's popularity, has no influence. None if no
+    column has both.
     """
     area = 0.0
     pairs = 0
@@ -83,14 +90,14 @@ def auc_within(score: Tensor, yes: Tensor, no: Tensor) -> float | None:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Ranks from 1 on (n,); equal values share the mean of theirs."""
+    """Return ranks from 1 on (n,); equal values share their mean rank."""
     _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
     middle: Tensor = count.cumsum(0).double() - (count.double() - 1) / 2
     return middle[place]
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of (n,) and (n,); 0 where one of them is constant."""
+    """Return Spearman's correlation of (n,) and (n,); 0 if one of them is constant."""
     x, y = (ranks(values.double().cpu()) for values in (a, b))
     x = x - x.mean()
     y = y - y.mean()
@@ -103,7 +110,7 @@ def _half(score: Tensor, truth: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _best_threshold(score: Tensor, truth: Tensor) -> float:
-    """The score from which on to say yes; infinity, which never does, where nothing is better."""
+    """Return the score from which on to say yes; infinity if no threshold is better than never."""
     if not bool(truth.any()) or bool(truth.all()):
         return math.inf
     order = torch.argsort(score, descending=True, stable=True)

@@ -1,15 +1,16 @@
-r"""Sparse recovery: which few items add up to a user's row, when it is known what each item adds.
+r"""Sparse recovery: find the few items that add up to a user's row, given what each item contributes.
 
 .. math::
     x_u = f(|S|) \sum_{v \in S} a_v \quad \Rightarrow \quad \hat w = \arg\min_{w \ge 0} | x_u - A^T w |_2
 
-Who: whoever sees rows of one party or of a sum of parties: the coordinator without masks, a party (the others' sum), colluding
-parties (one other's matrix). Needs: the atoms a_v, what a user with item v alone would have as its row. An attacker has them from
-fake accounts that rate one item each (`adversaries`), from a former insider, or from a model that leaked; here they are given,
-which is the most that can be known. Tries to learn: which items a user has.
+Who: whoever sees rows of one party or of a sum of parties: the coordinator without masks, a party (the
+others' sum), colluding parties (one other's matrix). Needs: the atoms a_v, what a user with item v alone
+would have as its row. An attacker has them from fake accounts that rate one item each (`adversaries`), from a
+former insider, or from a model that leaked; here they are given, which is the most that can be known. Tries
+to learn: which items a user has.
 
-With D columns about D/2 items can be told apart at best by convex means; trying exchanges of single items uses, besides, that
-all weights are the same number, and goes further.
+With D columns about D/2 items can be told apart at best by convex means; trying exchanges of single items
+uses, besides, that all weights are the same number, and goes further.
 
 Shapes: V victims, M items, D columns.
 """
@@ -23,29 +24,30 @@ import torch
 from torch import Tensor
 
 VALUES = 1 << 22
-"""Exchanges that are compared at a time."""
+"""Number of exchanges compared at a time."""
 STEPS = 40
-"""Most exchanges of a row; few items need few, and for many no number finds them."""
+"""Largest number of exchanges for a row. Few items need few, and for many items no number suffices."""
 EXACT = 1e-5
-"""Residual, as a share of the row, that counts as none."""
+"""Residual, as a share of the row, that counts as 0."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What adds up to each row."""
+    """The items that add up to each row."""
 
     weights: Tensor
     """Non-negative weights of the items (V, M), float64, most of them 0."""
     residual: Tensor
-    """l2 norm of what is left of each row (V,)."""
+    """l2 norm of the unexplained part of each row (V,)."""
 
 
 def nnls(x: Tensor, atoms: Tensor) -> Recovered:
-    r"""Non-negative least squares, min |x - A^T w| over w >= 0, for rows x (V, D) and atoms A (M, D).
+    r"""Solve min |x - A^T w| over w >= 0 for rows x (V, D) and atoms A (M, D).
 
-    The active-set method of Lawson and Hanson (1974), all rows at once: the item with the steepest slope joins the set, the set
-    is solved for; where that would make a weight negative the step stops at 0 and the item leaves. It ends where no slope is
-    positive, which is the condition of an optimum. At most D weights are not 0.
+    The active-set method of Lawson and Hanson (1974), all rows at once: the item with the steepest slope
+    joins the set, the set is solved for; where that would make a weight negative the step stops at 0 and the
+    item leaves. It ends where no slope is positive, which is the condition of an optimum. At most D weights
+    are not 0.
     """
     x = x.double()
     atoms = atoms.double()
@@ -77,10 +79,12 @@ def nnls(x: Tensor, atoms: Tensor) -> Recovered:
 def omp(
     x: Tensor, atoms: Tensor, *, noise: float = 0.0, left: float = EXACT, most: int | None = None
 ) -> Recovered:
-    """Orthogonal matching pursuit: the item most in line with what is left joins, all weights are solved for anew; and again.
+    """Run orthogonal matching pursuit: the item best aligned with the residual joins, then all weights are
+    solved for again.
 
-    It stops for a row (V, D) once what is left is no more than a share `left` of it and noise with standard deviation `noise` in
-    a column, or with `most` items (D unless said). Where atoms (M, D) are orthogonal it finds the items exactly.
+    A row (V, D) is done when the residual is at most a share `left` of it plus noise with standard deviation
+    `noise` per column, or with `most` items (D by default). Where atoms (M, D) are orthogonal it finds the
+    items exactly.
     """
     x = x.double()
     atoms = atoms.double()
@@ -114,7 +118,7 @@ class _Normal:
     """x A^T (V, M)."""
 
     def solve(self, members: Tensor, rows: Tensor) -> Tensor:
-        """Weights (R, M) of some rows (R,) with only their `members` (V, M) not 0."""
+        """Return weights (R, M) of some rows (R,) that are 0 outside their `members` (V, M)."""
         inside = members[rows]
         most = max(1, int(inside.sum(1).max()))
         here, place = inside.to(torch.int8).topk(most, dim=1)  # members first
@@ -130,7 +134,8 @@ class _Normal:
 
 
 def equal_size(weights: Tensor) -> Tensor:
-    r"""How many items a row sums over (V,), from weights (V, M) that should be one number on them and 0 elsewhere.
+    r"""Return the number of items in each row (V,), from weights (V, M) that should be one number on these
+    items and 0 elsewhere.
 
     .. math::
         \hat c = \arg\min_c \min_\alpha | w - \alpha 1_{\text{largest } c} |^2
@@ -141,7 +146,7 @@ def equal_size(weights: Tensor) -> Tensor:
 
 
 def largest(weights: Tensor, sizes: Tensor) -> Tensor:
-    """Claims (V, M): for each victim its `sizes` (V,) largest weights, those of 0 left out."""
+    """Return claims (V, M): for each victim its `sizes` (V,) largest weights, without zeros."""
     order = torch.argsort(weights, dim=1, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(
         1, order, torch.arange(weights.shape[1], device=order.device).expand_as(order)
@@ -150,14 +155,15 @@ def largest(weights: Tensor, sizes: Tensor) -> Tensor:
 
 
 def polish(x: Tensor, atoms: Tensor, claims: Tensor, *, noise: float = 0.0) -> Recovered:
-    r"""Exchange one claimed item for another, add one or drop one, as long as that brings the sum nearer to the row.
+    r"""Exchange, add or drop single items as long as that brings the sum nearer to the row.
 
     .. math::
         \min_S | x - \tfrac{1}{\sqrt{|S|}} \sum_{v \in S} a_v |_2^2 + 2 \sigma^2 |S| \log M
         \quad \text{by steps to the best neighbour of } S
 
-    For GCN, whose f(c) is 1/sqrt(c). From claims (V, M); weights are 1/sqrt(|S|) on the items it ends with, a local optimum.
-    sigma is the `noise` in a column: an item must explain more than the best of M would explain of it.
+    For GCN, whose f(c) is 1/sqrt(c). From claims (V, M); weights are 1/sqrt(|S|) on the items it ends with, a
+    local optimum. sigma is the `noise` in a column: an item must explain more than the best of M would
+    explain of it.
     """
     x = x.double()
     atoms = atoms.double()
@@ -182,7 +188,7 @@ def _pairs(members: Tensor) -> int:
 
 
 def _step(x: Tensor, atoms: Tensor, members: Tensor, rows: Tensor, price: float) -> Tensor:
-    """The best exchange for each of some rows, done in `members`; returns the rows that it helped."""
+    """Apply the best exchange to each of some rows of `members`, and return the rows that it improved."""
     inside = members[rows]
     target = x[rows]
     count = inside.sum(1)

@@ -1,12 +1,12 @@
-r"""The best few of many: the integer program of App. H, solved exactly.
+r"""The exact solution of App. H's integer program: the subset of candidates nearest to a victim.
 
 .. math::
     \min_{S, 1 \le |S| \le m} \left| x - f(|S|) \sum_{j \in S} c_j \right|_1,
     \qquad f(c) = 1/\sqrt c \text{ (GCN)}, \quad 1/c \text{ (GGNN)}, \quad 1 \text{ (GAT, gradients)}
 
-Sums of all subsets of one size are points in R^D, the same for every victim x. They are cut into boxes of a few hundred points;
-the distance to a box is a lower bound of the distance to each of its points, so only boxes nearer than the best point so far
-are looked into. In six dimensions that is about one box in a hundred.
+Sums of all subsets of one size are points in R^D, the same for every victim x. They are cut into boxes of a
+few hundred points; the distance to a box is a lower bound of the distance to each of its points, so only
+boxes nearer than the best point so far are looked into. In six dimensions that is about one box in a hundred.
 """
 
 from __future__ import annotations
@@ -20,45 +20,48 @@ import torch
 from torch import Tensor
 
 MOST = 3
-"""The largest subset (App. H: "we set the upper limit of c as 3")."""
+"""Size of the largest subset (App. H: "we set the upper limit of c as 3")."""
 POINTS = 1 << 21
-"""Sums that are held at a time; with D = 6 they take 48 MiB, and some copies of that."""
+"""Number of sums held at a time; with D = 6 they take 48 MiB, and some copies of that."""
 LEAF = 512
-"""About how many of them a box holds."""
+"""Approximate number of sums in a box."""
 VALUES = 1 << 20
-"""Distances that are computed at a time."""
+"""Number of distances computed at a time."""
 
 Scale = Callable[[int], float]
 
 SCALES: dict[str, Scale] = {"gcn": lambda c: 1 / math.sqrt(c), "ggnn": lambda c: 1 / c, "gat": lambda c: 1.0}
-"""f by GNN: an adversarial user has one neighbour, and a user with c of them divides their sum by f's inverse."""
+"""f by GNN: an adversarial user has one neighbour; a user with c neighbours has their sum times f(c)."""
 
 
 @dataclass(frozen=True)
 class NearestSubsets:
-    """The best subset for each of V victims."""
+    """The nearest subset for each of V victims."""
 
     members: Tensor
-    """Rows of the candidates in it, ascending, then -1 (V, m)."""
+    """Rows of the candidates in the subset, ascending, padded with -1 (V, m)."""
     distance: Tensor
-    """Its l1 distance (V,)."""
+    """l1 distance of the subset (V,)."""
 
 
 @dataclass(frozen=True)
 class _Points:
-    """All subsets of one size with some first members: their sums (n, D), unscaled, and how to name one."""
+    """All subsets of one size with given first members: their unscaled sums (n, D), and a function that
+    names them.
+    """
 
     sums: Tensor
     name: Callable[[Tensor], Tensor]
-    """Members (n, size) of positions (n,)."""
+    """Returns members (n, size) of positions (n,)."""
 
 
 def best_subsets(
     victims: Tensor, candidates: Tensor, scale: Scale, *, most: int = MOST, margin: float = 0.0
 ) -> NearestSubsets:
-    """The subset of at most `most` candidates (A, D) nearest to each victim (V, D); of equally near ones a smallest.
+    """Find the subset of at most `most` candidates (A, D) nearest to each victim (V, D); ties go to a
+    smallest subset.
 
-    With a `margin`, a larger subset is taken only if it is nearer by more than that.
+    With a `margin`, a larger subset must be nearer by more than that.
     """
     best = torch.full((len(victims),), torch.inf, device=victims.device)
     members = torch.full((len(victims), most), -1, dtype=torch.int64, device=victims.device)
@@ -73,10 +76,10 @@ def best_subsets(
 
 
 def _subsets(candidates: Tensor, size: int) -> Iterator[_Points]:
-    """Subsets of `size`, at most about `POINTS` at a time.
+    """Yield all subsets of `size`, about `POINTS` at a time.
 
-    In lexicographic order those with first member i are i and, in turn, every subset of size - 1 whose first member is above i,
-    which is the end of the list of these.
+    In lexicographic order, the subsets with first member i are i with every subset of size - 1 whose first
+    member is above i. These are the end of the list of smaller subsets.
     """
     count = len(candidates)
     if size == 1:
@@ -100,7 +103,7 @@ def _subsets(candidates: Tensor, size: int) -> Iterator[_Points]:
 
 
 def _named(position: Tensor, block: list[int], starts: list[int], rest: Tensor) -> Tensor:
-    """Members of the subsets at some positions of a block: (n,) -> (n, size)."""
+    """Return the members of subsets at positions of a block: (n,) -> (n, size)."""
     ends = torch.tensor([len(rest) - starts[i] for i in block], device=rest.device).cumsum(0)
     which = torch.searchsorted(ends, position, right=True)
     first = torch.tensor(block, device=rest.device)[which]
@@ -108,7 +111,9 @@ def _named(position: Tensor, block: list[int], starts: list[int], rest: Tensor) 
 
 
 def _nearest(victims: Tensor, points: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest point to each victim and its place, where it is nearer than `bound` (V,); elsewhere any, or infinity."""
+    """Return the nearest point to each victim and its position where it is nearer than `bound` (V,);
+    elsewhere anything or infinity.
+    """
     order, boxes = _boxed(points)
     # (B, D)
     low = boxes.amin(1)
@@ -126,7 +131,7 @@ def _nearest(victims: Tensor, points: Tensor, bound: Tensor) -> tuple[Tensor, Te
         limit = bound[start : start + rows]
         nearest = apart.argmin(1)
         seen = torch.zeros_like(apart, dtype=torch.bool).scatter_(1, nearest.unsqueeze(1), True)
-        for look in (seen, ~seen):  # the nearest box first: it rules out most others
+        for look in (seen, ~seen):  # the nearest box first, because it rules out most others
             pairs = torch.nonzero(look & (apart < torch.minimum(mine, limit).unsqueeze(1)))
             for some in torch.split(pairs, max(1, VALUES // boxes.shape[1])):
                 _look(x, boxes, some[:, 0], some[:, 1], mine, at)
@@ -134,7 +139,9 @@ def _nearest(victims: Tensor, points: Tensor, bound: Tensor) -> tuple[Tensor, Te
 
 
 def _look(victims: Tensor, boxes: Tensor, victim: Tensor, box: Tensor, best: Tensor, place: Tensor) -> None:
-    """Every point of each box for its victim, both (n,), in ascending victims; improves `best` and `place` in place."""
+    """Compare each victim with every point of its box, both (n,) with ascending victims, and update `best`
+    and `place`.
+    """
     distance = boxes.new_zeros(len(box), boxes.shape[1])
     for d in range(boxes.shape[2]):
         distance += (boxes[:, :, d].index_select(0, box) - victims[victim, d].unsqueeze(1)).abs_()
@@ -148,9 +155,10 @@ def _look(victims: Tensor, boxes: Tensor, victim: Tensor, box: Tensor, best: Ten
 
 
 def _boxed(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Points (n, D) cut into quarters by one coordinate after the other: their old places (B, L) and themselves (B, L, D).
+    """Cut points (n, D) into quarters by one coordinate after the other; return their positions (B, L) and
+    values (B, L, D).
 
-    The last ones are repeated to fill the boxes up, which changes no minimum.
+    The last points are repeated to fill the boxes, which changes no minimum.
     """
     count, dim = points.shape
     levels = max(0, math.ceil(math.log(count / LEAF, 4)))

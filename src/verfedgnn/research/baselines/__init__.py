@@ -1,4 +1,4 @@
-"""What VerFedGNN is compared with, under the same data, parts and evaluation: one small module a method."""
+"""The methods that VerFedGNN is compared with, one module each, on the same data, split and evaluation."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ METHODS: dict[str, Method] = {
         VerFedGNNPrivate(),
     )
 }
-"""Every built-in method by its name on the command line, in the order of tables."""
+"""Built-in methods by their name on the command line, in the order of tables."""
 
 
 def methods() -> dict[str, Method]:
-    """The built-in methods, and plug-ins after them."""
+    """Return the built-in methods, followed by plug-ins."""
     return METHODS | {
         name: method for name, method in plugins.load_methods().items() if isinstance(method, Method)
     }
 
 
 def method(name: str) -> Method:
-    """The method of that name."""
+    """Return the method with that name."""
     found = METHODS if name in METHODS else methods()
     if name not in found:
         raise ConfigError(f"there is no method '{name}'; there are: {', '.join(found)}; {plugins.REMEDY}")
@@ -48,7 +48,7 @@ def method(name: str) -> Method:
 
 
 def in_all(names: str) -> list[str]:
-    """`a,b,c` as names of methods, checked; `all` is every one."""
+    """Parse `a,b,c` as names of methods and check them; `all` stands for every method."""
     if names.strip() == "all":
         return list(methods())
     return [method(name.strip()).name for name in dict.fromkeys(names.split(","))]

@@ -1,4 +1,4 @@
-"""Each party by itself: what staying away costs. Not in the paper."""
+"""Each party trained alone, which shows what staying out of the federation costs. Not in the paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verfedgnn.training.alone import solo_config, train_alone
 
 
 class Alone(Method):
-    """The same GNN on a party's own ratings; nothing leaves it, nothing comes in, user embeddings included.
+    """The same GNN on a party's own ratings. Nothing is exchanged, not even user embeddings.
 
     A party stops after ten epochs without a better validation, since there are as many trainings as parties.
     """
@@ -30,11 +30,11 @@ class Alone(Method):
     )
 
     def configure(self, base: Config) -> Config:
-        """Nothing exchanged, nothing to protect."""
+        """Return settings without exchange and protection."""
         return solo_config(base, 1.0).with_values({"training.patience": 10})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """One training a party, of as many rounds an epoch as a federation has."""
+        """Train each party separately, with as many rounds per epoch as a federation has."""
         began = time.perf_counter()
         total = sum(len(party.ratings) for party in parties)
         models = []

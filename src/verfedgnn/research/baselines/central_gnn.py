@@ -1,4 +1,6 @@
-"""The model of all data in one place: CentralGNN of the paper's Table 2, and what other central methods share with it."""
+"""CentralGNN of the paper's Table 2, trained on pooled data, and the functions it shares with other
+central methods.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from verfedgnn.training.alone import solo_config
 from verfedgnn.training.train import train
 
 RATING_BYTES = 12
-"""User, item and rating, as a party hands them over once."""
+"""Bytes of a user, an item and a rating, which a party hands over once."""
 
 CENTRAL = "nothing: whoever trains holds all ratings"
 
 
 class CentralGNN(Method):
-    """One organisation with all items and ratings: exact degrees, every neighbour, gradients as they are."""
+    """One organisation with all items and ratings: exact degrees, every neighbour, unprotected gradients."""
 
     name = "central"
     title = "CentralGNN"
@@ -33,16 +35,16 @@ class CentralGNN(Method):
     )
 
     def configure(self, base: Config) -> Config:
-        """Nothing exchanged, nothing protected."""
+        """Return settings without exchange and protection."""
         return solo_config(base, 1.0)
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """One training on the pooled table."""
+        """Train once on the pooled table."""
         return pooled(parties, config, where)
 
 
 def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-    """Train on all ratings, in the parts the parties would have made, and cut the model into the parties' items."""
+    """Train on all ratings with the parties' own splits, and cut the model into one for each party."""
     table = pool_parties(parties)
     parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
     run = train(
@@ -61,7 +63,9 @@ def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> Method
 
 
 def cut(model: PartyModel, table: Ratings, parties: Sequence[PartyData]) -> list[PartyModel]:
-    """A model of the pooled table as one of each party's catalogue, so that all methods are judged alike."""
+    """Cut a model of the pooled table into one for each party's catalogue, so that all methods are
+    evaluated alike.
+    """
     models = []
     for party in parties:
         rows = torch.from_numpy(find_positions(party.ratings.item_ids, table.item_ids)).to(model.items.device)
@@ -70,7 +74,7 @@ def cut(model: PartyModel, table: Ratings, parties: Sequence[PartyData]) -> list
 
 
 def handed_over(parties: Sequence[PartyData]) -> Ledger:
-    """What pooling costs: every rating once."""
+    """Return the bytes of pooling: every rating is sent once."""
     ledger = Ledger()
     for party in parties:
         ledger.record("Ratings", "up", party.name, RATING_BYTES * len(party.ratings))

@@ -57,7 +57,7 @@ class FedPerGNN(Method):
     )
 
     def configure(self, base: Config) -> Config:
-        """Exact sums, exact degrees, noisy gradients."""
+        """Return settings with exact sums, exact degrees and noisy gradients."""
         return base.with_values(
             {
                 "masking": False,
@@ -69,13 +69,15 @@ class FedPerGNN(Method):
                 "gradients.clip": 0.5,
                 "gradients.rescale_users": 1.0,
                 "gradients.rescale_weights": 1.0,
-                "exchange.bits": 64 if base.model.gnn == "gat" else 32,  # sums of attention are large
+                "exchange.bits": 64
+                if base.model.gnn == "gat"
+                else 32,  # sums over attention weights are large
                 "unprotected": ["degrees"],
             }
         )
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """A federation of parties that add pseudo-interactions, its bytes as FedPerGNN's."""
+        """Train a federation with pseudo-interactions and count the bytes that FedPerGNN would send."""
         if config.training.participation < 1 or config.exchange.every > 1 or config.exchange.refresh:
             raise ConfigError(
                 "FedPerGNN's messages are counted for all parties in every round; leave participation and exchange"
@@ -90,13 +92,13 @@ class FedPerGNN(Method):
 
 
 class PseudoParty(Party):
-    """A party that sends the gradients of its batch's users and of as many others, and of nobody else."""
+    """A party that sends gradients of the users in its batch and of as many other users, and no others."""
 
     rows: ClassVar[Counter[str]] = Counter()
-    """How many rows each party has sent."""
+    """Number of rows that each party has sent."""
 
     def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[Any]:
-        """With pseudo-interactions, then as configured; what is not sent counts as 0."""
+        """Add pseudo-interactions, then protect the gradient as configured; rows that are not sent are 0."""
         real = np.unique(self.batch(message.round).pairs.user.cpu().numpy())
         rng = self._rng(6, message.round)
         generator = torch.Generator(self.device)
@@ -116,7 +118,9 @@ class PseudoParty(Party):
 
 
 def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` normal rows with the mean and covariance of `rows` (n, C): random mixtures of their deviations."""
+    """Draw `count` normal rows with the mean and covariance of `rows` (n, C), as random mixtures of their
+    deviations.
+    """
     mean = rows.mean(0, keepdim=True)
     weights = (
         torch.randn((count, len(rows)), generator=generator, device=rows.device)
@@ -129,10 +133,10 @@ def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def count_messages(
     ledger: Ledger, parties: Sequence[PartyData], config: Config, rounds: int, rows: Mapping[str, int]
 ) -> None:
-    """What FedPerGNN sends, in the place of what stood for it here.
+    """Replace the bytes of the simulated exchange by those of FedPerGNN's messages.
 
-    Edges once and item embeddings every round, `rows` of user gradients with whose they are, and shared weights; everybody's
-    items but one's own, and the summed gradient.
+    Up: edges once, item embeddings every round, `rows` of user gradients with their numbers, and shared
+    weights. Down: the other parties' items and the summed gradient.
     """
     model = Model(config.model, parties[0].ratings.n_users)
     weights = NUMBER_BYTES * (model.size - model.user_size)
@@ -153,7 +157,7 @@ def count_messages(
 
 
 def _edges(party: PartyData, config: Config) -> int:
-    """Neighbours in the party's training part."""
+    """Return the number of neighbours in the party's training part."""
     table = party.ratings
     parts = split_ratings(party.ratings, config.split, config.seed)
     return int(((parts == TRAIN) & (table.rating >= neighbour_from(config.model, table.scale))).sum())

@@ -10,7 +10,7 @@ from verfedgnn.research.baselines.method import Declaration, Method, MethodResul
 from verfedgnn.research.baselines.verfedgnn_method import federated
 
 _OPEN = {"masking": False, "gradients.mechanism": "none", "gradients.clip": None}
-"""Gradients as they are."""
+"""Settings for unprotected gradients."""
 
 
 class FedSage(Method):
@@ -32,24 +32,27 @@ class FedSage(Method):
     )
 
     def configure(self, base: Config) -> Config:
-        """No exchange, own degrees, open gradients."""
+        """Return settings without exchange, with own degrees and unprotected gradients."""
         return base.with_values({**_OPEN, "exchange.mode": "off", "model.estimators": False})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """A federation without an exchange."""
+        """Train a federation without an exchange."""
         return federated(parties, config, where)
 
 
 class FedSagePlus(FedSage):
-    """FedSage on subgraphs mended by a generator of missing neighbours, which all parties train together.
+    """FedSage on subgraphs that a generator completes with missing neighbours; all parties train the
+    generator together.
 
-    Adapted to a bipartite graph whose users are at every party (`gnn.generator`). NeighGen generates a number of neighbours and
-    their features from a node's embedding; a layer needs only their sum, so that is generated, for every layer, since features
-    are trained embeddings here. NeighGen learns by hiding nodes of its own subgraph, and from gradients of the distance to other
-    clients' nodes: a client sends what it generates and gets the gradient back. With users known to everybody, what is missing
-    at one party is at the others, so that second term is used alone: the sum of the others' neighbourhoods is what the gradient
-    2 (generated - others) shows anyway, and as many numbers travel. It is exchanged every tenth round, since NeighGen is
-    trained ahead of the classifier, not in every round of it. The Gaussian noise in NeighGen's input is left out.
+    Adapted to a bipartite graph whose users are at every party (`gnn.generator`). NeighGen generates a number
+    of neighbours and their features from a node's embedding; a layer needs only their sum, so that is
+    generated, for every layer, since features are trained embeddings here. NeighGen learns by hiding nodes of
+    its own subgraph, and from gradients of the distance to other clients' nodes: a client sends what it
+    generates and gets the gradient back. With users known to everybody, what is missing at one party is at
+    the others, so that second term is used alone: the sum of the others' neighbourhoods is what the gradient
+    2 (generated - others) shows anyway, and as many numbers travel. It is exchanged every tenth round, since
+    NeighGen is trained ahead of the classifier, not in every round of it. The Gaussian noise in NeighGen's
+    input is left out.
     """
 
     name = "fedsage+"
@@ -63,7 +66,7 @@ class FedSagePlus(FedSage):
     )
 
     def configure(self, base: Config) -> Config:
-        """An open exchange that trains the generator."""
+        """Return settings with an unprotected exchange, which trains the generator."""
         return base.with_values(
             {**_OPEN, "exchange.mode": "exact", "exchange.every": 10, "model.generator": True}
         )

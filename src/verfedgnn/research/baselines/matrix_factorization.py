@@ -1,4 +1,6 @@
-"""Matrix factorisation of pooled ratings: the paper's MF, and one with biases whose regulariser is tuned."""
+"""Matrix factorisation of pooled ratings: the paper's MF, and a variant with biases and a tuned
+regulariser.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +33,29 @@ class MF(Method):
     declares = _DECLARED
 
     def configure(self, base: Config) -> Config:
-        """The embeddings themselves, on pooled data."""
+        """Return settings without a graph, for pooled data."""
         return solo_config(base, 1.0).with_values({"model.form": "factors"})
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """One training on the pooled table."""
+        """Train once on the pooled table."""
         return pooled(parties, config, where)
 
 
 class BiasedMF(MF):
-    """r_uv = mu + b_u + b_v + e_u . e_v, D = 16, all ratings in every round; what a practitioner would try first.
+    """r_uv = mu + b_u + b_v + e_u . e_v with D = 16 and all ratings in every round, as a practitioner
+    would try first.
 
-    Not in the paper. The weight of the regulariser per rating is chosen on the validation part, anew for every seed.
+    Not in the paper. The weight of the regulariser per rating is chosen on the validation part, anew for
+    every seed.
     """
 
     name = "biased-mf"
     title = "MF with biases, tuned"
     GRID = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-    """Weights of |e_u|^2 + |e_v|^2 for every rating that are tried."""
+    """Weights of |e_u|^2 + |e_v|^2 per rating that are tried."""
 
     def configure(self, base: Config) -> Config:
-        """Biases, a larger D, whole rounds."""
+        """Return settings with biases, a larger D and full-batch rounds."""
         return (
             super()
             .configure(base)
@@ -74,7 +78,9 @@ class BiasedMF(MF):
         )
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """A training for every weight; the one with the best validation error is kept, all are paid for."""
+        """Train once for every weight and keep the model with the lowest validation error; the cost of all
+        counts.
+        """
         tries = [pooled(parties, config.with_values({"l2_rating": weight}), where) for weight in self.GRID]
         prepared = prepare(parties, config, where.device)
 

@@ -1,4 +1,4 @@
-"""User and item means of pooled data: the least that a model must beat. Not in the paper."""
+"""User and item means of pooled data, the least that a model must beat. Not in the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from verfedgnn.training.user_item_means import fit_biases
 
 
 class Bias(Method):
-    """mu + b_u + b_v in closed form, their damping chosen on the validation part; see `evaluation.bias`."""
+    """mu + b_u + b_v in closed form, with damping chosen on the validation part
+    (`training.user_item_means`).
+    """
 
     name = "bias"
     title = "User and item means"
@@ -29,11 +31,11 @@ class Bias(Method):
     )
 
     def configure(self, base: Config) -> Config:
-        """Only the split and the seed count."""
+        """Return `base`; only its split and seed matter."""
         return solo_config(base, 1.0)
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """No rounds: sums."""
+        """Compute the means; there are no rounds."""
         began = time.perf_counter()
         table = pool_parties(parties)
         parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])

@@ -1,4 +1,4 @@
-"""What a method of the comparison is: what it declares about itself, its settings, and how it is trained."""
+"""The contract of a method in the comparison: its declaration, its settings and its training."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from verfedgnn.training.progress import Watcher
 
 @dataclass(frozen=True)
 class Declaration:
-    """A column of the paper's Table 1, and one sentence more."""
+    """A column of the paper's Table 1, with a sentence on what the method protects."""
 
     high_order: bool
-    """Whether it models high-order connectivity by propagation over a graph."""
+    """Whether the method models high-order connectivity by propagation over a graph."""
     gradient_protection: bool
     """Whether gradients leave a party only perturbed."""
     cross_graph: bool
-    """Whether it uses neighbours that are at other parties."""
+    """Whether the method uses neighbours at other parties."""
     storage: Literal["central", "local"]
-    """Where ratings are while the model trains."""
+    """Place of the ratings during training."""
     protects: str
-    """What is protected, and what is shown to whom."""
+    """What is protected, and what is visible to whom."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """On what a training runs, and who watches it."""
+    """The device of a training, and the callbacks that watch and stop it."""
 
     device: torch.device
     watch: Watcher | None = None
@@ -44,7 +44,7 @@ class Where:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What a training gave: a model for every party, in order, and what it cost."""
+    """The outcome of a training: one model per party, in order, and the cost."""
 
     models: list[PartyModel]
     ledger: Ledger
@@ -54,28 +54,30 @@ class MethodResult:
 
 
 class Method(MethodPlugin, ABC):
-    """One method. Stateless."""
+    """A method of the comparison. Instances hold no state."""
 
     name: ClassVar[str]
-    """On the command line."""
+    """Name on the command line."""
     title: ClassVar[str]
-    """In tables."""
+    """Name in tables."""
     preset: ClassVar[str] = "paper"
-    """Where its settings start from."""
+    """Preset on which the settings are based."""
     by_gnn: ClassVar[bool] = True
-    """Whether it comes with every GNN."""
+    """Whether the method can be combined with every GNN."""
     version: ClassVar[int] = 1
-    """Raised when its arithmetic changes without its settings, so that old records are not taken for new ones."""
+    """Version of the arithmetic. Raise it when results change and settings do not, so that old records are
+    not reused.
+    """
     declares: ClassVar[Declaration]
 
     def gnns(self, wanted: Sequence[str]) -> Sequence[str]:
-        """Those of `wanted` that it comes with; a method without a GNN stands under gcn."""
+        """Return those of `wanted` that the method supports; a method without a GNN is listed under gcn."""
         return wanted if self.by_gnn else ("gcn",)
 
     def configure(self, base: Config) -> Config:
-        """Its settings: those of `base`, and what makes the method."""
+        """Return the settings of the method, based on `base`."""
         return base
 
     @abstractmethod
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """Train with a configuration that `configure` made."""
+        """Train with a configuration from `configure`."""

@@ -1,4 +1,4 @@
-"""VerFedGNN itself, with the paper's settings and with ours."""
+"""VerFedGNN with the paper's settings and with ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from verfedgnn.training.train import train
 
 
 class VerFedGNN(Method):
-    """Projected neighbourhoods (q = N/5), ternary gradients (r = 3), all parties active: the paper's Table 2."""
+    """Projected neighbourhoods (q = N/5), ternary gradients (r = 3) and all parties active, as in the
+    paper's Table 2.
+    """
 
     name = "verfedgnn"
     title = "VerFedGNN"
@@ -25,12 +27,14 @@ class VerFedGNN(Method):
     )
 
     def train(self, parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
-        """The federation."""
+        """Train the federation."""
         return federated(parties, config, where)
 
 
 class VerFedGNNBest(VerFedGNN):
-    """Preset best: message embeddings and masked exact sums in place of propagation and projection (docs/model.md)."""
+    """Preset best: message embeddings and masked exact sums instead of propagation and projection
+    (docs/model.md).
+    """
 
     name = "best"
     title = "VerFedGNN, preset best"
@@ -44,7 +48,7 @@ class VerFedGNNBest(VerFedGNN):
     )
 
     def configure(self, base: Config) -> Config:
-        """The shared model by itself: no party mixes in what it reaches alone."""
+        """Return settings without the gate, which would mix in each party's own model."""
         return base.with_values({"training.gate": False})
 
 
@@ -67,7 +71,7 @@ class VerFedGNNPrivate(VerFedGNN):
 def federated(
     parties: Sequence[PartyData], config: Config, where: Where, party: type[Party] = Party
 ) -> MethodResult:
-    """A federation on one machine, every message encoded and counted."""
+    """Train a federation on one machine; every message is encoded and counted."""
     run = train(parties, config, device=where.device, party=party, watch=where.watch, stop=where.stop)
     metrics = run.metrics
     return MethodResult(run.models, run.ledger, metrics["rounds"], metrics["best_round"], metrics["seconds"])

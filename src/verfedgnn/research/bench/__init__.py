@@ -1,4 +1,6 @@
-"""What rounds cost and how that grows, measured: a small module per question, a record per measurement, one report."""
+"""Measurements of what rounds cost and how that grows: one module per question, one record per
+measurement, one report.
+"""
 
 from __future__ import annotations
 

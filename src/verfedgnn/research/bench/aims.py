@@ -1,4 +1,4 @@
-"""What was aimed at, beside what was measured: the first table of a whole bench's report."""
+"""The aims of the bench next to what was measured: the first table of a full report."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Found = Mapping[str, Figures]
 
 @dataclass(frozen=True)
 class Aim:
-    """Something that is to be at most `most`."""
+    """A figure that should be at most `most`."""
 
     what: str
     unit: str
     most: float
     measured: Callable[[Found], float]
-    """From all figures; KeyError where they are missing."""
+    """Computes the figure from all figures; raises KeyError if some are missing."""
     remark: Callable[[Found], str] = lambda _: ""
-    """What else is to be known of it, from the same figures."""
+    """Returns a remark from the same figures."""
 
     def row(self, found: Found) -> list[str] | None:
-        """The line of the table; None where nothing was measured."""
+        """Return the row of the table, or None if nothing was measured."""
         try:
             value = self.measured(found)
         except KeyError:
@@ -119,7 +119,7 @@ def _aims() -> Iterator[Aim]:
 
 
 def aims(found: Found) -> list[Block]:
-    """A table of all aims that something was measured for."""
+    """Return a table of all aims for which something was measured."""
     rows = [row for aim in _aims() if (row := aim.row(found)) is not None]
     if not rows:
         return []

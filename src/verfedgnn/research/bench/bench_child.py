@@ -1,4 +1,6 @@
-"""A process that takes one measurement: the task on standard input, its figures as the last line of standard output."""
+"""The process of one measurement: reads a task from standard input and prints its figures as the last
+line.
+"""
 
 from __future__ import annotations
 

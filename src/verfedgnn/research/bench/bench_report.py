@@ -1,4 +1,4 @@
-"""The report of a bench: every question with what was measured, and what was not."""
+"""The report of a bench: every question with its measurements, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verfedgnn.research.bench.task_queue import TaskRecords
 
 
 def bench_document(questions: Sequence[Question], scope: BenchScope, out: Path) -> Document:
-    """A document to be written beside the folder `out`, which holds its pictures and records."""
+    """Build the report, to be written next to the folder `out`, which holds its pictures and records."""
     records = TaskRecords(out)
     found = {task.name: records.get(task) for question in questions for task in question.tasks(scope)}
     known = {name: record for name, record in found.items() if record is not None}

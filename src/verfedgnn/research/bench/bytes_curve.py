@@ -1,4 +1,4 @@
-"""What accuracy costs in bytes: validation RMSE against all bytes of all parties, training by training."""
+"""The cost of accuracy in bytes: validation RMSE against the bytes of all parties, for several trainings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
 SPARING = {"user_blocks": 4, "bits": 12, "every": 5}
-"""A quarter of the users a round, 12 bits a number, an exchange every fifth pass."""
+"""A quarter of the users per round, 12 bits per number, an exchange every fifth pass."""
 LEAN = {**SPARING, "dim": 20, "epochs": 260, "lr": 0.2, "average": 0.992, "evaluate_every": 20, "patience": 0}
-"""As accurate as preset best with GCN, for a tenth of preset paper's bytes: fewer dimensions, larger steps, fewer passes."""
+"""As accurate as preset best with GCN, with a tenth of preset paper's bytes: fewer dimensions, larger
+steps, fewer passes.
+"""
 
 
 def measure(
     *, data: str, preset: str, model: Any, values: Mapping[str, Any], parties: int = 10
 ) -> dict[str, Any]:
-    """A whole training: RMSE, bytes and seconds at each validation."""
+    """Train to the end and return RMSE, bytes and seconds at each validation."""
     config = Config.preset(preset, model=model, **values)
     table = read_parties(data, parties=parties, seed=0)
     points = []
@@ -47,7 +49,7 @@ def measure(
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """Preset paper, preset best, and best with fewer bytes."""
+    """Return trainings of preset paper, preset best, and best with fewer bytes."""
     data, short = (scope.data, {}) if not scope.quick else ("synthetic", {"epochs": 20})
     plain = {"gate": False, **short}
     sparing = {**plain, **SPARING, "evaluate_every": 40}
@@ -70,7 +72,7 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """The curves, and where they end."""
+    """Return the curves and a table of their ends."""
     mine = {name.removeprefix("curve-"): f for name, f in found.items() if name.startswith("curve-")}
     if not mine:
         return []

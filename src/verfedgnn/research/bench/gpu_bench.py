@@ -1,4 +1,4 @@
-"""All parties' rounds on one GPU, at the size of Yelp, and whether a GPU computes what a processor does."""
+"""Rounds of all parties on one GPU at the size of Yelp, and the differences between GPU and CPU results."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ from verfedgnn.training.local_runtime import LocalRuntime
 from verfedgnn.training.train import train
 
 SAME = (("paper", "gcn", 1), ("paper", "gat", 1), ("paper", "ggnn", 1), ("best", "gcn", 40))
-"""Presets, GNNs and epochs trained on both devices."""
+"""Presets, GNNs and epochs that are trained on both devices."""
 SECONDS = {
     "parties": "parties",
     "messages": "messages",
     "coordinator": "coordinator",
     "round": "the whole round",
 }
-"""What a round's time is split into."""
+"""Parts of a round's time."""
 
 
 def measure(
     *, users: int, items: int, ratings: int, parties: int, rounds: int = 6, warm: int = 3
 ) -> dict[str, Any]:
-    """Rounds of the local runtime on the GPU, half of the parties active: seconds by what is done, and memory there."""
+    """Run rounds on the GPU with half of the parties active; return seconds by part and the peak memory of
+    the GPU.
+    """
     device = torch.device("cuda")
     config = scale_config()
     members = []
@@ -67,7 +69,7 @@ def _to(pairs: Pairs, device: torch.device) -> Pairs:
 
 
 class _Watched(LocalRuntime):
-    """A runtime that knows how long its parties took, and how long their messages."""
+    """A runtime that measures the time of its parties and of their messages."""
 
     spent: dict[str, float]
 
@@ -76,7 +78,7 @@ class _Watched(LocalRuntime):
         super().__init__(coordinator, parties)
 
     def timed_round(self) -> dict[str, float]:
-        """Seconds of one round: the parties' computation, messages to bytes and back, the coordinator's share, all."""
+        """Run one round and return the seconds of parties, messages, coordinator and the whole round."""
         self.spent = {"parties": 0.0, "messages": 0.0}
         began = _now()
         self.round()
@@ -105,7 +107,7 @@ def _now() -> float:
 
 
 def same(*, data: str, preset: str, model: str, epochs: int) -> dict[str, Any]:
-    """The same short training on both devices: how far apart they end."""
+    """Run the same short training on both devices and return how much they differ."""
     parties = read_parties(data, parties=10, seed=0)
     config = Config.preset(preset, gnn=model, epochs=epochs, gate=False)
     found = {}
@@ -121,7 +123,9 @@ def same(*, data: str, preset: str, model: str, epochs: int) -> dict[str, Any]:
 
 
 def _apart(data: str, config: Config) -> float:
-    """How far apart the first party's first gradient is on the two devices, relative to the largest coordinate."""
+    """Return the largest difference of the first party's first gradient between the devices, relative to
+    its largest coordinate.
+    """
     plain = config.with_values({"gradients.mechanism": "none", "masking": False, "exchange.mode": "off"})
     found = []
     for device in ("cpu", "cuda"):
@@ -134,7 +138,7 @@ def _apart(data: str, config: Config) -> float:
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """At full size; and short trainings on both devices."""
+    """Return the measurement at full size and short trainings on both devices."""
     shape = LIKE["yelp"]
     down = scope.pick(1, 100)
     sizes = {"users": shape.users // down, "items": shape.items // down, "ratings": shape.ratings // down}
@@ -149,7 +153,7 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """A table of seconds, one of differences."""
+    """Return a table of seconds and a table of differences."""
     blocks: list[Block | None] = []
     if "gpu-yelp" in found:
         f = found["gpu-yelp"]

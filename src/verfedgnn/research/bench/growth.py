@@ -1,4 +1,6 @@
-"""How a round grows with users, items, ratings, D and K: one of them doubled at a time, and the exponents that come of it."""
+"""Growth of a round with users, items, ratings, D and K: one of them is varied at a time, and an exponent
+fitted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ SHOWN = {
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """Users at Yelp's ratings per user and items; the others around one size."""
+    """Return tasks for users (at Yelp's ratings per user and items), and for the other sizes around one
+    base.
+    """
     shape = LIKE["yelp"]
     made = []
     for users in scope.pick(USERS, QUICK_USERS):
@@ -45,12 +49,12 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of log value over log size."""
+    """Return the slope of log value over log size."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def values(figures: Figures) -> dict[str, float]:
-    """What is watched growing."""
+    """Return the figures whose growth is reported."""
     return {
         "party CPU": figures["party"]["cpu"],
         "coordinator CPU": figures["coordinator"]["cpu"],
@@ -60,7 +64,7 @@ def values(figures: Figures) -> dict[str, float]:
 
 
 def series(found: Mapping[str, Figures], name: str) -> list[tuple[int, dict[str, float]]]:
-    """Sizes along one axis, and what was measured."""
+    """Return the sizes along one axis with their figures."""
     start = f"growth-{name}-"
     return sorted(
         ((int(task[len(start) :]), values(f)) for task, f in found.items() if task.startswith(start)),
@@ -69,7 +73,7 @@ def series(found: Mapping[str, Figures], name: str) -> list[tuple[int, dict[str,
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """Users in full; the exponents of everything; a picture."""
+    """Return a table for users, the exponents of all sizes, and a picture."""
     blocks: list[Block | None] = []
     by_users = series(found, "users")
     if by_users:

@@ -1,4 +1,4 @@
-"""A hundred parties on one machine: what a round costs each of them, whatever their number."""
+"""Up to a hundred parties on one machine: the cost of a round per party, by their number."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KINDS: dict[str, dict[str, bool]] = {
     "single": {"stack": False},
     "stacked": {"stack": True},
 }
-"""One by one, as parties of their own compute; stacked, as the local runtime does."""
+"""One by one, as separate parties compute; stacked, as the local runtime does."""
 
 
 def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int = 2) -> dict[str, Any]:
-    """Rounds of the local runtime with parties of one size, all active."""
+    """Run rounds of the local runtime with parties of one size, all active."""
     config = scale_config(participation=1.0)
-    # items and ratings of one party stay what they are, however many there are
+    # items and ratings per party stay the same, whatever their number
     made = [made_party(f"party-{p}", users, 200, users, 1, seed=p) for p in range(parties)]
     base = peak_memory()
     members = [Party(replace(data, name=f"party-{p}"), config, secret=p) for p, data in enumerate(made)]
@@ -51,7 +51,7 @@ def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """All kinds; memory matters where a stack is large."""
+    """Return tasks of all kinds; large stacks declare their memory."""
     users = scope.pick(20_000, 2_000)
     counts: tuple[int, ...] = scope.pick((5, 10, 20, 50, 100), (3, 6, 12))
     return [
@@ -67,7 +67,7 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """Per party and round, by the number of parties."""
+    """Return a table of the cost per party and round, by the number of parties."""
     mine = {
         kind: [f for name, f in found.items() if name.startswith("parties-") and name.endswith(kind)]
         for kind in KINDS
@@ -130,7 +130,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
 
 
 def _fits(figures: Figures) -> bool:
-    """Whether the local runtime stacks so many parties."""
+    """Return whether the local runtime stacks so many parties."""
     return int(figures["parties"]) * int(figures["users"]) * scale_config().model.dim <= STACK_VALUES
 
 

@@ -1,4 +1,4 @@
-"""Clocks and memory of a process, and what is said about the machine they were read on."""
+"""Clocks and memory of a process, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ import torch
 
 
 def peak_memory() -> float:
-    """The most memory this process ever held, in bytes.
+    """Return the peak memory of this process in bytes.
 
-    Linux lets a child inherit its parent's peak in getrusage, so its own is read from /proc where there is one.
+    On Linux a child inherits its parent's peak in getrusage, so the peak is read from /proc where that
+    exists.
     """
     status = Path("/proc/self/status")
     if status.is_file():
@@ -33,7 +34,7 @@ def peak_memory() -> float:
 
 
 def free_memory() -> float:
-    """GB that are to be had; infinite where nobody says."""
+    """Return the available memory in GB, or infinity if it is unknown."""
     info = Path("/proc/meminfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -43,7 +44,9 @@ def free_memory() -> float:
 
 
 def timed(action: Callable[[], object]) -> dict[str, float]:
-    """CPU and wall seconds of one call; `system` is what of the former the kernel took, mostly for fresh memory."""
+    """Return CPU and wall seconds of one call; `system` is the kernel's share of CPU time, mostly for
+    fresh memory.
+    """
     wall = time.perf_counter()
     cpu = time.process_time()
     system = os.times().system
@@ -56,12 +59,12 @@ def timed(action: Callable[[], object]) -> dict[str, float]:
 
 
 def medians(times: list[dict[str, float]]) -> dict[str, float]:
-    """Name by name."""
+    """Return the median of each figure."""
     return {name: median(each.get(name, 0.0) for each in times) for name in times[0]} if times else {}
 
 
 class Phases:
-    """CPU seconds by phase: each moment counts for the innermost phase that is open."""
+    """CPU seconds by phase; time counts for the innermost open phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -70,7 +73,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time inside belongs to `name`, but for phases opened within."""
+        """Count the time inside for `name`, except for phases opened within."""
         self._turn()
         self._open.append(name)
         try:
@@ -85,7 +88,7 @@ class Phases:
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last time."""
+        """Return the seconds counted since the last call."""
         self._turn()
         taken = self.seconds
         self.seconds = {}
@@ -93,7 +96,7 @@ class Phases:
 
     @contextmanager
     def watching(self, places: dict[str, list[tuple[Any, str]]]) -> Iterator[None]:
-        """Count the functions at `places` (phase: owner and name) as phases while this is entered."""
+        """Count calls of the functions at `places` (phase: owner and name) as phases."""
         patches = [
             patch.object(owner, word, self._counted(phase, owner, word))
             for phase, at in places.items()
@@ -118,7 +121,7 @@ class Phases:
 
 
 def machine() -> dict[str, Any]:
-    """Where a figure was measured."""
+    """Return a description of the machine."""
     model = platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():

@@ -1,6 +1,8 @@
-"""Other recommenders on the same data, the same split, the same machine, one thread: how long to an RMSE, how long an epoch.
+"""Other recommenders on the same data, split and machine with one thread: time to an RMSE, and time per
+epoch.
 
-Peers see all parties' ratings in one table and protect nothing. A peer that is not installed is said to be so.
+Peers see all parties' ratings in one table and protect nothing. The report names peers that are not
+installed.
 """
 
 from __future__ import annotations
@@ -28,25 +30,29 @@ from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.local_runtime import LocalRuntime
 
 TARGETS = (0.9152, 0.875)
-"""The paper's GCN on ML-1M, and what factorisation of pooled data reaches with some training."""
+"""Validation RMSE of the paper's GCN on ML-1M, and what factorisation of pooled data reaches with some
+training.
+"""
 EPOCHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 70, 100)
 
 Column = NDArray[Any]
 Predict = Callable[[Column, Column], Column]
 Rows = tuple[Column, Column, Column]
 Fit = Callable[[int], Predict]
-"""A training from the start, of so many epochs."""
+"""Trains from scratch for a number of epochs."""
 
 
 def rows(data: str, part: int, seed: int = 0) -> tuple[Rows, tuple[float, float]]:
-    """Users, items and ratings of one part of the pooled table, and the scale."""
+    """Return users, items and ratings of one part of the pooled table, and the rating scale."""
     table = read_ratings(data)
     chosen = split_ratings(table, SplitConfig(), seed) == part
     return (table.user[chosen], table.item[chosen], table.rating[chosen]), table.scale
 
 
 def reach(*, peer: str, data: str, targets: Sequence[float], most: int = 100) -> dict[str, Any]:
-    """The fewest epochs with which a peer, trained from the start, has each validation RMSE, and the seconds of that training."""
+    """Return the fewest epochs with which a peer, trained from scratch, reaches each validation RMSE, and
+    the seconds of that training.
+    """
     module, package, settings, ready = PEERS[peer]
     try:
         version = getattr(importlib.import_module(module), "__version__", "")
@@ -59,7 +65,7 @@ def reach(*, peer: str, data: str, targets: Sequence[float], most: int = 100) ->
     fit = made[0]
     tried = []
     left = sorted(targets, reverse=True)
-    fit(1)  # what is compiled or loaded at first use is not counted
+    fit(1)  # compilation and loading at first use do not count
     for epochs in [e for e in EPOCHS if e <= most]:
         predict: list[Predict] = []
         spent = timed(lambda: predict.append(fit(epochs)))  # noqa: B023
@@ -76,7 +82,9 @@ def reach(*, peer: str, data: str, targets: Sequence[float], most: int = 100) ->
 def ours(
     *, data: str, model: Any, values: Mapping[str, Any], targets: Sequence[float], most: int
 ) -> dict[str, Any]:
-    """The same of a federation: the fewest rounds that have each RMSE, then the seconds of so many rounds without validations."""
+    """Return the fewest rounds with which a federation reaches each RMSE, and the seconds of so many
+    rounds without validations.
+    """
 
     def joined(every: int) -> LocalRuntime:
         return federation(
@@ -168,7 +176,7 @@ def _lenskit(known: Rows) -> Fit:
 
 
 def _places(numbers: Mapping[Any, int]) -> NDArray[np.int64]:
-    """A peer's own number of each of ours; -1 for those it has not seen."""
+    """Map our numbers to a peer's own; -1 for those it has not seen."""
     place = np.full(1 + max(int(key) for key in numbers), -1, np.int64)
     for key, number in numbers.items():
         place[int(key)] = number
@@ -203,7 +211,7 @@ PEERS: dict[str, tuple[str, str, str, Callable[[Rows], Fit]]] = {
     "Surprise SVD": ("surprise", "scikit-surprise", "20 factors, SGD 0.01, regularisation 0.05", _surprise),
     "LensKit BiasedMF": ("lenskit", "lenskit", "20 factors, ALS, regularisation 0.1, damping 5", _lenskit),
 }
-"""Module, package, settings in words, and how it is trained."""
+"""Module, package, settings in words, and training function of each peer."""
 OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "quick": (
         "gcn",
@@ -213,11 +221,13 @@ OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "best": ("gcn", "preset best, GCN", {}),
     "lean": ("ggnn", "preset best, GGNN, as in the lean training below", LEAN),
 }
-"""GNN, words and values of our own trainings."""
+"""GNN, description and settings of our own trainings."""
 
 
 def lightgcn(*, data: str, dim: int = 32, layers: int = 2, times: int = 8) -> dict[str, Any]:
-    """A full step over all training ratings: PyTorch Geometric's LightGCN on pooled data, and rounds of ours with the same D."""
+    """Measure a full step over all training ratings: PyTorch Geometric's LightGCN on pooled data, and our
+    rounds with the same D.
+    """
     found: dict[str, Any] = {"dim": dim}
     for name, preset, values in (
         ("ours, preset best", "best", {}),
@@ -268,7 +278,7 @@ def _step(model: Any, graph: Tensor, pairs: Tensor, wanted: Tensor) -> Callable[
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """To equal RMSE, then per epoch."""
+    """Return tasks for the time to equal RMSE, then for the time per epoch."""
     data, targets = (scope.data, TARGETS) if not scope.quick else ("synthetic", (1.0, 0.9))
     made = [
         Task(
@@ -290,7 +300,7 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """Seconds to each RMSE with ratios to Cornac, then an epoch beside LightGCN's."""
+    """Return seconds to each RMSE with ratios to Cornac, then an epoch next to LightGCN's."""
     mine = {f"{name}, pooled": found[_task(name)] for name in PEERS if _task(name) in found}
     blocks: list[Block | None] = []
     if mine:

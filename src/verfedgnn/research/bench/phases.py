@@ -1,4 +1,4 @@
-"""Where the time of a round goes, and how far it is from its bare products and from the straightforward version."""
+"""The phases of a round, and its ratio to its bare products and to a straightforward implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDER = ("products", "projection", "quantization", "encoding", "public step", "r
 
 
 def federation(data: str, config: Config, device: str = "cpu") -> local.LocalRuntime:
-    """The local runtime of ten parties on a data set."""
+    """Return the local runtime of ten parties on a data set."""
     there = torch.device(device)
     prepared = prepare(read_parties(data, parties=10, seed=config.seed), config, there)
     members = [Party(p.input, config, party_secret(config.seed, i), there) for i, p in enumerate(prepared)]
@@ -32,7 +32,9 @@ def federation(data: str, config: Config, device: str = "cpu") -> local.LocalRun
 
 
 def measure(*, data: str, rounds: int = 30, every: int = 10) -> dict[str, Any]:
-    """Rounds, bare products and, now and then, the straightforward version, by turns; then rounds split into phases."""
+    """Alternate rounds, bare products and, now and then, the straightforward version; then split rounds
+    into phases.
+    """
     runtime = federation(data, Config.preset("paper", model="gcn"))
     parties = list(runtime.parties.values())
     floor = bare_products(parties)
@@ -59,7 +61,7 @@ def measure(*, data: str, rounds: int = 30, every: int = 10) -> dict[str, Any]:
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """One thread."""
+    """Return one task with one thread."""
     return [
         Task(
             "round",
@@ -70,7 +72,7 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """Ratios, and the phases here and at the size of Yelp."""
+    """Return the ratios, and the phases here and at the size of Yelp."""
     blocks: list[Block | None] = []
     if "round" in found:
         f = found["round"]

@@ -1,4 +1,6 @@
-"""What a round is compared with: its bare products below, the straightforward version above."""
+"""References for the time of a round: its bare products as a lower bound, a straightforward version as an
+upper one.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from verfedgnn.protocol.party.party import Party
 
 
 def bare_products(parties: Sequence[Party]) -> Callable[[], None]:
-    """All products of one round of these parties, stacked, on operands that lie ready.
+    """Return a function that computes all products of one stacked round on prepared operands.
 
-    Neighbour sums and their transposes, W forward and backward, Phi and its transpose; nothing is rescaled, activated, quantized,
-    encoded or stepped.
+    These are neighbour sums and their transposes, W forward and backward, Phi and its transpose. Nothing is
+    rescaled, activated, quantized, encoded or stepped.
     """
     graph = stack_graphs([party.graph for party in parties if party.graph is not None])
     by_user, by_item = graph.adjacency
@@ -40,7 +42,7 @@ def bare_products(parties: Sequence[Party]) -> Callable[[], None]:
             by_item @ users
             torch.bmm(user_stack, w)
             torch.bmm(item_stack, w)
-            by_item @ users  # backward: the transposed sums; W's and the operands' gradients
+            by_item @ users  # backward: the transposed sums, and the gradients of W and the operands
             by_user @ items
             for stack in (user_stack, item_stack):
                 torch.bmm(stack.mT, stack)
@@ -52,9 +54,10 @@ def bare_products(parties: Sequence[Party]) -> Callable[[], None]:
 
 
 def straightforward(parties: Sequence[Party]) -> Callable[[], None]:
-    """One round as a reader of the paper would first write it.
+    """Return a function that runs one round as a reader of the paper would first write it.
 
-    Adjacency as a dense matrix per party, Phi as a matrix and applied for every pair of parties, one party after the other.
+    Each party has a dense adjacency matrix. Phi is a matrix that is applied for every pair of parties, one
+    party after the other.
     """
     model = parties[0].model
     projection = parties[0].projection
@@ -94,7 +97,9 @@ def straightforward(parties: Sequence[Party]) -> Callable[[], None]:
 def _dense_gcn(
     views: dict[str, Tensor], items: Tensor, adjacency: Tensor, others: list[Tensor], ratio: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """GCN with a dense normalised adjacency; all ratings of the party and its neighbourhoods."""
+    """Compute GCN with a dense normalised adjacency; return all predictions of the party and its
+    neighbourhoods.
+    """
     by_user = (ratio * adjacency.sum(1)).clamp(min=1).rsqrt()
     by_item = adjacency.sum(0).clamp(min=1).rsqrt()
     normal = by_user[:, None] * adjacency * by_item[None, :]

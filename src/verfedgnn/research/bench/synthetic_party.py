@@ -1,4 +1,4 @@
-"""A party of any size, made up: what a round costs depends on counts and tails, not on what the ratings say."""
+"""Synthetic parties of any size. The cost of a round depends on counts and tails, not on rating values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SPREAD = LIKE["yelp"].spread
 
 
 def made_party(name: str, users: int, items: int, ratings: int, parties: int, seed: int = 0) -> PartyInput:
-    """One of `parties` equal ones with so many items and ratings together, tails as Yelp's; 60 % train, 20 % validate."""
+    """Return one of `parties` equal parties that share the items and ratings, with Yelp's tails; 60 %
+    train, 20 % validate.
+    """
     rng = np.random.default_rng([seed, users, items, ratings])
     count = user_counts(rng.lognormal(0, SPREAD, users), ratings, most=max(1, items // 2))
     here = ratings // parties
@@ -49,7 +51,9 @@ def scale_config(
     block: int = 256,
     seed: int = 0,
 ) -> Config:
-    """Preset paper as the paper runs Yelp (App. I.3: GCN, D = 20, participation 0.5), on all ratings, Phi in blocks."""
+    """Return preset paper as the paper runs Yelp (App. I.3: GCN, D = 20, participation 0.5), on all
+    ratings, with Phi in blocks.
+    """
     values = {
         "batch": 0,
         "epochs": 10**6,

@@ -1,10 +1,11 @@
-r"""Bytes of a round against the paper's formulas, from the ledger of encoded messages.
+r"""Bytes of a round, from the ledger of encoded messages, against the paper's formulas.
 
 Sec. 5.3 counts, a party and round at participation alpha, in numbers of s = 32 bits
 
 .. math:: \alpha ( K D (N + D) + \alpha P K q D + |\xi|_1 / r )
 
-and `experiments/communication_formula.py` an accounting under which the paper's savings come out. What is sent here is sums, once.
+and `experiments/communication_formula.py` an accounting under which the paper's savings come out. What is
+sent here is sums, once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ P = 10
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """Rounds of the growth measurements serve here, too; participation 1 and a smaller D beside them."""
+    """Return tasks with full and half participation, and with a part of the users per round; those of Yelp
+    are reused.
+    """
     users = scope.pick(250_000, 5_000)
     sizes = {"users": users, "items": users // 10, "ratings": 4 * users}
     return [
@@ -38,14 +41,14 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def section53(users: int, alpha: float, dim: int = D, layers: int = K, parties: int = P) -> float:
-    """Bytes a party and round by Sec. 5.3, without gradients (whose |xi|_1 it does not give)."""
+    """Return the bytes per party and round by Sec. 5.3, without gradients (whose |xi|_1 it does not give)."""
     down = layers * dim * (users + dim)
     shared = alpha * parties * layers * dim * users / RATIO
     return 4 * alpha * (down + shared)
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """Ours beside the formulas."""
+    """Return our bytes next to the formulas."""
     rows = []
     for name, alpha, title in (
         ("bytes-all", 1.0, "all parties"),

@@ -1,6 +1,6 @@
-"""A party and a coordinator of P parties, each a process of its own with nothing else in it: bytes in, bytes out.
+"""A party and a coordinator of P parties, each in a process of its own, exchanging bytes.
 
-The other parties are played: their replies are the party's own, moved along the users by so many rows each. So sums are as
+The other parties are simulated: their replies are the party's own, shifted along the users. So sums are as
 dense as real ones, and only one party has to be computed.
 """
 
@@ -33,11 +33,11 @@ PLACES: dict[str, list[tuple[Any, str]]] = {
     "quantization": [(party, "protect"), (exchange, "to_fixed"), (exchange, "from_fixed")],
     "public step": [(Replica, "apply")],
 }
-"""Which functions a phase is; what is inside another phase counts there, what is in none is the rest."""
+"""Functions of each phase. Time in a nested phase counts there; time in no phase is the rest."""
 
 
 def memory(users: int, dim: int = 20) -> float:
-    """GB that both processes take at a time, about."""
+    """Return the approximate memory of both processes in GB."""
     return 0.6 + 2.6e-6 * users * dim / 20
 
 
@@ -57,7 +57,9 @@ def measure(
     floor: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Seconds, memory and bytes of rounds after the first `warm`; this process is the coordinator's."""
+    """Return seconds, memory and bytes of rounds after the first `warm` ones; this process is the
+    coordinator's.
+    """
     settings = {
         "dim": dim,
         "layers": layers,
@@ -104,7 +106,7 @@ def _coordinate(
         if number == warm + 1:
             ledger = Ledger()
             link.send_bytes(b"count")
-        # The party takes part in the first round, so that there is a reply to play the others with.
+        # The party takes part in the first round, so that there is a reply from which to simulate the others.
         among = list(range(coordinator.active_count)) if number == 1 else None
         starts: dict[str, RoundStart] = {}
         spent.append(timed(lambda: starts.update(coordinator.open(among))))  # noqa: B023
@@ -152,7 +154,9 @@ def _coordinate(
 
 
 def _played(own: RoundReply, start: RoundStart, coordinator: Coordinator, index: int) -> RoundReply:
-    """What another party answers: a known reply, moved along the users, cut or repeated to what is asked for."""
+    """Return the reply of a simulated party: a known reply shifted along the users, cut or repeated to the
+    requested shape.
+    """
     rows = 1 + 7919 * index
     update: dict[str, Any] = {"round": start.round, "trip": start.trip, "attempt": start.attempt}
     assert own.gradient is not None
@@ -171,7 +175,7 @@ def _played(own: RoundReply, start: RoundStart, coordinator: Coordinator, index:
 def _party(
     link: Connection, sizes: dict[str, int], settings: dict[str, Any], threads: int, floor: bool
 ) -> None:
-    """The party's process."""
+    """Run the party's process."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     base = peak_memory()

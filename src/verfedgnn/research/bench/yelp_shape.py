@@ -1,4 +1,6 @@
-"""The paper's large case (App. I.3), in the shape of Yelp: what a round costs one party and the coordinator, and in bytes."""
+"""The paper's large case (App. I.3) in the shape of Yelp: the cost of a round for a party and the
+coordinator, and its bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ PAPER = "660.9 MB a party and round, 18 s client and 5 s server an epoch on 16 c
 
 
 def tasks(scope: BenchScope) -> list[Task]:
-    """All users in a round, with numbers of 32 and of 16 bits, and one twentieth of them."""
+    """Return tasks with all users in a round, with 32-bit and 16-bit numbers, and with one twentieth of
+    the users.
+    """
     shape = LIKE["yelp"]
     down = scope.pick(1, 100)
     sizes = {"users": shape.users // down, "items": shape.items // down, "ratings": shape.ratings // down}
     return [
         Task("yelp", "two_process:measure", {**sizes, "floor": True}, needs=memory(sizes["users"])),
         Task("yelp-half", "two_process:measure", {**sizes, "bits": 16}, needs=memory(sizes["users"])),
-        # A part's sums are known from the second pass on, so bytes are counted from then.
+        # The sums of a part are known from the second pass on, so bytes are counted from then.
         Task(
             "yelp-twentieth",
             "two_process:measure",
@@ -31,7 +35,7 @@ def tasks(scope: BenchScope) -> list[Task]:
 
 
 def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
-    """A table, a case a row."""
+    """Return a table with one case per row."""
     rows = []
     for name, title in (
         ("yelp", "all users"),

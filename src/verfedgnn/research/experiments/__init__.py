@@ -1,1 +1,1 @@
-"""Many trainings as one experiment: cells that are run in parallel, kept, and put into tables."""
+"""Many trainings as one experiment: they run in parallel, leave records and fill tables."""

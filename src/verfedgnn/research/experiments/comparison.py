@@ -1,4 +1,4 @@
-"""`verfedgnn compare`: methods side by side on one data set."""
+"""The tables of `verfedgnn compare`: methods side by side on one data set."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def comparison_cells(
     settings: Mapping[str, Any],
     reading: ReadOptions = DEFAULT_OPTIONS,
 ) -> list[Cell]:
-    """Every method with every GNN it comes with, and every seed."""
+    """Return one cell for every method, every GNN it supports and every seed."""
     cells = []
     for name in methods:
         for gnn in method(name).gnns(gnns):
@@ -52,7 +52,9 @@ def comparison_cells(
 
 
 def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
-    """A row for each method and GNN: means and standard deviations over seeds as text, bytes and seconds as numbers."""
+    """Return a row per method and GNN: means and deviations over seeds as text, bytes and seconds as
+    numbers.
+    """
     groups: dict[tuple[str, str], list[Record]] = {}
     for cell, record in records.items():
         groups.setdefault((cell.method, cell.gnn), []).append(record)
@@ -74,7 +76,7 @@ def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
 
 
 def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
-    """The whole comparison as Markdown."""
+    """Return the whole comparison as Markdown."""
     first = next(iter(records.values()))
     seeds = sorted({record["seed"] for record in records.values()})
     commits = sorted({str(record["commit"]) for record in records.values()})
@@ -105,5 +107,5 @@ def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
 
 
 def comparison_csv(records: Mapping[Cell, Record]) -> str:
-    """The same rows as CSV."""
+    """Return the same rows as CSV."""
     return comma_separated(HEADER, comparison_rows(records))

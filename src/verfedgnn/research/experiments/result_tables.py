@@ -14,7 +14,7 @@ from verfedgnn.research.baselines import Declaration, Method, methods
 
 
 def mean_std(values: Iterable[float | None], digits: int = 4) -> str:
-    """`0.9152 ± 0.0013`; a dash where there is nothing."""
+    """Return mean and standard deviation as `0.9152 ± 0.0013`, or a dash without values."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -23,7 +23,7 @@ def mean_std(values: Iterable[float | None], digits: int = 4) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(
         "| " + " | ".join(str(value).replace("|", "\\|") for value in line) + " |\n" for line in lines
@@ -31,21 +31,21 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def comma_separated(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """The same as CSV."""
+    """Return a table as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file that is whole or not there."""
+    """Write a file atomically and create its folder."""
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, text.encode())
 
 
 def declarations(methods: Sequence[Method]) -> tuple[list[str], list[list[str]]]:
-    """The paper's Table 1, out of what methods declare about themselves: header and rows."""
+    """Return the header and rows of the paper's Table 1 from the declarations of the methods."""
     lines: dict[str, Callable[[Declaration], str]] = {
         "High-order interaction": lambda d: _mark(d.high_order),
         "Gradient protection": lambda d: _mark(d.gradient_protection),
@@ -62,6 +62,6 @@ def _mark(value: bool) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[Method]:
-    """Methods by name, in the order of tables."""
+    """Return the methods with these names, in the order of tables."""
     wanted = set(names)
     return [m for name, m in methods().items() if name in wanted]

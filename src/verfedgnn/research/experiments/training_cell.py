@@ -1,4 +1,4 @@
-"""A cell: one training of one method on one data set with one seed, and the record it leaves."""
+"""A cell: one training of one method on one data set with one seed, and its record."""
 
 from __future__ import annotations
 
@@ -25,35 +25,37 @@ from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run_evaluation import evaluate
 
 RECORDS = 1
-"""Version of the records; a change of arithmetic that makes old ones wrong raises it, and they are computed anew."""
+"""Version of the records. Raise it when a change of arithmetic makes old records wrong, so that they are
+recomputed.
+"""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be trained."""
+    """The description of one training."""
 
     data: tuple[str, ...]
-    """A name, a file or a folder; or one file a party."""
+    """A name, a file or a folder; or one file per party."""
     method: str
     gnn: str
     seed: int
     parties: int | None = None
-    """Into how many parties one data set is cut."""
+    """Number of parties into which one data set is split."""
     settings: tuple[tuple[str, Any], ...] = ()
-    """What differs from the method's own settings."""
+    """Settings that differ from the method's own."""
     users: int | None = None
-    """Only the first so many users."""
+    """Number of users to keep, from the first on; None keeps all."""
     reading: ReadOptions = DEFAULT_OPTIONS
-    """How the data is read."""
+    """Options of the data reader."""
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Where the data is, without passwords."""
+        """Data sources without passwords."""
         return tuple(redact(source) for source in self.data)
 
     @property
     def name(self) -> str:
-        """For people, in a line of progress."""
+        """Name for progress lines."""
         parts = [
             ",".join(self.source_names),
             self.method,
@@ -63,38 +65,40 @@ class Cell:
         return " ".join(parts + [f"{key.split('.')[-1]}={value}" for key, value in self.settings])
 
     def config(self) -> Config:
-        """The method's settings, then the cell's own."""
+        """Return the method's settings with the cell's own changes."""
         chosen = method(self.method)
         base = build_config(preset=chosen.preset, model=self.gnn, overrides={"seed": self.seed})
         return chosen.configure(base).with_values(dict(self.settings))
 
     def read(self) -> list[PartyData]:
-        """Its parties."""
+        """Read the data and return its parties."""
         return _read(self.data, self.reading, self.parties, self.seed, self.users)
 
     def key(self) -> str:
-        """What its record is found by: everything that decides the result, the data included."""
+        """Return the hash that identifies the cell's record; it covers everything that decides the result,
+        data included.
+        """
         config = self.config()
         version = method(self.method).version
         about = [RECORDS, checksum(self), self.parties, self.users, self.method, config.fingerprint()]
         if version > 1:
             about.append(version)
         about += self._plugins(config)
-        if self.parties is None:  # who has which item is in the files, not in the seed
+        if self.parties is None:  # the files decide who has which item, not the seed
             about.append(_cut(self.read()))
         if config.split.kind == "time":
             about.append(_times(self.read()))
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
     def _plugins(self, config: Config) -> list[str]:
-        """The code of plug-ins, which their names do not tell; nothing without them."""
+        """Return the code hashes of plug-ins, which their names do not determine; empty without plug-ins."""
         used: list[type] = [] if self.method in METHODS else [type(method(self.method))]
         if self.gnn not in plugins.GNNS:
             used.append(plugins.load_gnn(self.gnn, config.model.form))
         return [plugins.hash_code(plugin) for plugin in used]
 
     def run(self, where: Where) -> dict[str, Any]:
-        """Train, judge, and say how."""
+        """Train and evaluate, and return the record."""
         chosen = method(self.method)
         config = self.config()
         parties = self.read()
@@ -111,7 +115,7 @@ class Cell:
         }
 
     def about(self, where: Where) -> dict[str, Any]:
-        """The part of a record that says what was trained, on what, and with which code."""
+        """Return the part of a record that says what was trained, on which data and with which code."""
         return {
             "key": self.key(),
             "data": list(self.source_names),
@@ -161,7 +165,7 @@ def _times(parties: Sequence[PartyData]) -> str:
 
 
 def checksum(cell: Cell) -> str:
-    """SHA-256 of a cell's data, whatever the order of its rows and however it is cut into parties."""
+    """Return the SHA-256 of a cell's data, independent of the order of rows and of the split into parties."""
     return _checksum(cell.data, cell.reading, cell.seed if "synthetic" in cell.data else 0)
 
 
@@ -177,7 +181,9 @@ def _checksum(data: tuple[str, ...], reading: ReadOptions, seed: int) -> str:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """The commit this code is of, with a + if files differ from it; VERFEDGNN_COMMIT says it where there is no repository."""
+    """Return the commit of this code, with a + if files differ from it; without a repository,
+    VERFEDGNN_COMMIT.
+    """
     given = os.environ.get("VERFEDGNN_COMMIT")
     root = Path(__file__).resolve().parents[3]
     if given or not (root / ".git").exists():

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, one small module each; `EXPERIMENTS` names them."""
+"""The paper's tables and figures, one module each, listed in `EXPERIMENTS`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         communication.EXPERIMENT,
     )
 }
-"""By the names of the paper."""
+"""Experiments by their names in the paper."""
 
 __all__ = ["EXPERIMENTS", "Experiment", "PaperScope"]

@@ -1,4 +1,4 @@
-"""Tables 3, 4, 5 and 7: de-anonymisation of neighbourhoods and of gradients, next to the guess by popularity."""
+"""Tables 3, 4, 5 and 7: de-anonymisation from neighbourhoods and gradients, next to a guess by popularity."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ SEEN = {
     "gradients": {"fedpergnn": "as sent", "fedsage+": "as sent", "verfedgnn": "as sent"},
     "open gradients": {"fedpergnn": "before protection", "verfedgnn": "before protection"},
 }
-"""What is looked at, by attack and method."""
+"""What the attacker looks at, by attack and method."""
 
 AROUND = 0.15
-"""Recall is p_ad on average; which items adversaries rate is chance, and popular ones weigh more."""
+"""Tolerance of recall around p_ad, its expected value: adversaries rate random items, and popular items
+weigh more.
+"""
 
 HEADER = ["p_ad", "method", "model", "what is seen"]
 for _figure in ("precision", "recall", "F1"):
@@ -51,7 +53,7 @@ HEADER += ["F1 of the guess", "above the guess", "F1 misplaced", "above that"]
 
 @dataclass(frozen=True)
 class Seed:
-    """What an attack reached with one seed, and what it is to be compared with."""
+    """The scores of an attack with one seed, next to those it is compared with."""
 
     number: int
     scores: Scores
@@ -60,38 +62,38 @@ class Seed:
 
 
 Judged = Callable[[Row], list[Seed]]
-"""Of every seed in order."""
+"""Function that returns the scores of a row, one per seed."""
 Claim = tuple[str, list[bool]]
-"""In words, and whether it holds, seed by seed."""
+"""A claim in words, and whether it holds for each seed."""
 
 OURS = "*ours:* "
-"""Begins a claim that the paper does not make."""
+"""Prefix of claims that the paper does not make."""
 IN_PAPER = ("gcn", "ggnn")
-"""GNNs of Tables 4 and 5."""
+"""GNNs in the paper's Tables 4 and 5."""
 
 
 @dataclass(frozen=True)
 class AttackTable:
-    """One of the four."""
+    """One of the four tables."""
 
     name: str
     title: str
     place: int
-    """Which data set of a scope."""
+    """Position of the table's data set in a scope."""
     published_on: str
     paper: dict[Row, Published]
     rows: tuple[Row, ...]
     claims: Callable[[Judged], list[Claim]]
 
     def cells(self, scope: PaperScope) -> list[Cell]:
-        """A training for each method, GNN and seed; tables share them."""
+        """Return one training per method, GNN and seed; tables share them."""
         wanted = dict.fromkeys((name, gnn) for name, gnn, _, _ in self.rows)
         return [
             attack_cell(scope.data[self.place], *each, seed) for each in wanted for seed in range(scope.seeds)
         ]
 
     def write(self, records: CellResults, scope: PaperScope, folder: Path) -> str:
-        """The table beside the paper's, then its claims."""
+        """Write the table next to the paper's and return its page with the claims."""
         data = scope.data[self.place]
 
         def scores(row: Row) -> list[Seed]:
@@ -121,12 +123,12 @@ class AttackTable:
 
     @property
     def experiment(self) -> Experiment:
-        """As one of the paper's."""
+        """The table as an experiment."""
         return Experiment(self.name, self.title, self.cells, self.write)
 
 
 def attack_cell(data: str, name: str, gnn: str, seed: int) -> AttackCell:
-    """One training with adversaries; a quick scope shortens nothing here."""
+    """Return a training with adversaries; a quick scope does not shorten it."""
     return AttackCell((data,), name, gnn, seed, PARTIES, (("training.epochs", EPOCHS),))
 
 
@@ -143,7 +145,7 @@ def _line(row: Row, ours: Sequence[Seed], paper: Published | None) -> list[str]:
 
 
 def _verdict(claim: str, holds: Sequence[bool], seeds: int) -> list[str]:
-    """What is asked here and not in the paper contradicts nobody."""
+    """Return the columns of a verdict; a claim that is not the paper's cannot contradict it."""
     found = verdict(holds, seeds)
     return [
         word.replace("**contradicted**", "on no seed") if claim.startswith(OURS) else word for word in found
@@ -215,14 +217,14 @@ def _table7_claims(judged: Judged) -> list[Claim]:
 
 
 def _rows(attacks: Sequence[tuple[str, str]]) -> tuple[Row, ...]:
-    """GCN, every p_ad, of (method, attack) pairs."""
+    """Return rows for GCN and every p_ad, from (method, attack) pairs."""
     return tuple((name, "gcn", attack, share) for share in SHARES for name, attack in attacks)
 
 
 _PROJECTION: tuple[Row, ...] = tuple(
     ("verfedgnn", gnn, attack, 0.5) for attack in ("neighbourhood", "exact") for gnn in GNNS
 )
-"""GAT is not in the paper's tables; its attack is in App. H."""
+"""Rows of Tables 4 and 5. The paper's tables lack GAT, whose attack is in App. H."""
 
 TABLE3 = AttackTable(
     "table3",

@@ -1,13 +1,15 @@
-r"""Figure 5: bits of a round against the number of users and against N/q, with and without quantization, from the ledger.
+r"""Figure 5: bits per round against the number of users and against N/q, with and without quantization,
+from the ledger.
 
-Beside them an accounting under which both of the paper's savings come out, for one party, in numbers of s bits:
+Beside them an accounting under which both of the paper's savings come out, for one party, in numbers of s
+bits:
 
 .. math::
     \underbrace{N D + K D^2}_{\text{parameters down}} + \underbrace{K q D}_{\text{neighbourhoods}}
     + \underbrace{\gamma (N D + K D^2)}_{\text{gradients up}}, \qquad \gamma = 1 \text{ without quantization}
 
-in which a neighbourhood counts once, however many parties receive it. Sec. 5.3 counts it once per recipient, and parameters K
-times; with that neither saving comes out.
+in which a neighbourhood counts once, however many parties receive it. Sec. 5.3 counts it once per recipient,
+and parameters K times; with that neither saving comes out.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ RATIOS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 STANDARD = 5.0
 SHORT = 2
 LONG = 12
-"""Rounds of the two trainings whose difference is what a round costs; the first has no sums to tell yet."""
+"""Rounds of two trainings whose difference is the cost of a round. The very first round sends no sums yet."""
 OPEN = {"gradients.mechanism": "none", "gradients.clip": None}
 
 
@@ -52,7 +54,7 @@ def _settings(ratio: float | None, quantized: bool, participation: float = 1.0) 
 
 
 def _pair(scope: PaperScope, settings: Mapping[str, Any], users: int | None = None) -> list[Cell]:
-    """Two short trainings; all ratings in every round, since the bytes of a round do not depend on its batch."""
+    """Return two short trainings on all ratings; the bytes of a round do not depend on its batch."""
     return [
         Cell(
             (_data(scope),),
@@ -85,12 +87,14 @@ def _wanted(scope: PaperScope) -> dict[tuple[Any, ...], list[Cell]]:
 
 
 def cells(scope: PaperScope) -> list[Cell]:
-    """All short trainings."""
+    """Return all short trainings."""
     return [cell for pair in _wanted(scope).values() for cell in pair]
 
 
 def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
-    """Bits of a round of one party, by users and by N/q, and the paper's three claims."""
+    """Write the figure and return its page: bits per party and round by users and by N/q, and the paper's
+    three claims.
+    """
     wanted = _wanted(scope)
     if any(cell not in records for pair in wanted.values() for cell in pair):
         return "Not all of its short trainings are finished.\n"
@@ -171,7 +175,7 @@ def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
 
 
 def _steady(records: CellResults, pair: list[Cell]) -> float:
-    """Bits that a round costs a party, on average over all parties."""
+    """Return the bits that a round costs a party, on average over all parties."""
     short, long = (records[cell] for cell in pair)
     sizes = [record["bytes"]["per_party_per_round"] * record["rounds"] for record in (short, long)]
     return float(8 * (sizes[1] - sizes[0]) / (LONG - SHORT))

@@ -1,4 +1,4 @@
-"""Table 6: Laplace noise on gradients in place of ternary quantization."""
+"""Table 6: Laplace noise on gradients instead of ternary quantization."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ SETTINGS = {
     "gradients.rescale_users": 1.0,
     "gradients.rescale_weights": 1.0,
 }
-"""Without the public rescale, which does Laplace noise no good (chosen on the validation part: docs/paper-notes.md)."""
+"""Settings without the public rescale, which is harmful with Laplace noise (chosen on the validation part:
+docs/paper-notes.md).
+"""
 
 
 def cells(scope: PaperScope) -> list[Cell]:
-    """Both mechanisms; the ternary ones are those of Table 2."""
+    """Return the trainings of both mechanisms; the ternary ones are those of Table 2."""
     return [
         cell
         for data in scope.data
@@ -40,7 +42,7 @@ def cells(scope: PaperScope) -> list[Cell]:
 
 
 def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
-    """The table beside the paper's."""
+    """Write the table next to the paper's and return its page."""
     header = ["mechanism", "model"]
     for data in scope.data:
         header += [f"{TITLES[data]}, paper", f"{TITLES[data]}, here", "here - paper"]

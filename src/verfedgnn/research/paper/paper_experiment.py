@@ -1,4 +1,4 @@
-"""What a table or figure of the paper is: the cells it needs, and the files it makes of them."""
+"""The contract of a table or figure of the paper: the trainings it needs and the files it writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verfedgnn.research.experiments.training_cell import Cell
 GNNS = ("gcn", "gat", "ggnn")
 TITLES = {"ml-1m": "ML-1M", "ml-100k": "ML-100K", "book-crossing": "BookCrossing"}
 PARTIES = 10
-"""Not in the paper; its authors' default."""
+"""Number of parties. The paper does not give it; this is the default of its authors' code."""
 
 CellResults = Mapping[Cell, Record]
 
@@ -26,26 +26,28 @@ class PaperScope:
     data: tuple[str, ...] = ("ml-1m", "book-crossing")
     seeds: int = 5
     study_seeds: int = 3
-    """Seeds of figures 2-4."""
+    """Number of seeds in figures 2-4."""
     coarse: bool = False
-    """Fewer points in figures, fewer epochs."""
+    """Whether figures have fewer points and trainings fewer epochs."""
 
     @classmethod
     def quick(cls) -> PaperScope:
-        """Minutes on two cores: ML-100K for ML-1M, one seed, half the epochs, three points of a figure's axis."""
+        """Return a scope for minutes on two cores: ML-100K for ML-1M, one seed, half the epochs, three
+        points per axis.
+        """
         return cls(("ml-100k", "book-crossing"), 1, 1, coarse=True)
 
     def cell(
         self, data: str, method: str, gnn: str, seed: int, settings: Mapping[str, Any] | None = None
     ) -> Cell:
-        """A training of this scope."""
+        """Return a training of this scope."""
         chosen = dict(settings or {})
         if self.coarse and method not in ("bias", "biased-mf", "best", "private"):
             chosen = {"training.epochs": 25, **chosen}
         return Cell((data,), method, gnn, seed, PARTIES, tuple(sorted(chosen.items())))
 
     def told_seeds(self) -> str:
-        """The option of the command, where the number of seeds is not the usual one."""
+        """Return the command's `--seeds` option, or nothing if the number of seeds is the default."""
         usual = PaperScope.quick() if self.coarse else PaperScope()
         return (
             ""
@@ -54,22 +56,22 @@ class PaperScope:
         )
 
     def points(self, values: Sequence[float], standard: float) -> tuple[float, ...]:
-        """Values of a figure's axis: all, or the ends and the standard one."""
+        """Return the values of a figure's axis: all of them, or the ends and the standard one."""
         return tuple(sorted({values[0], standard, values[-1]})) if self.coarse else tuple(values)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or a figure."""
+    """A table or figure of the paper."""
 
     name: str
     title: str
     cells: Callable[[PaperScope], list[Cell]]
     write: Callable[[CellResults, PaperScope, Path], str]
-    """Writes its files but the page, and returns the page's text; of whatever records there are."""
+    """Writes all files but the page, from the records that exist, and returns the text of the page."""
 
     def make(self, records: CellResults, scope: PaperScope, folder: Path) -> Path:
-        """All its files, from the records of its cells."""
+        """Write all files of the experiment from the records of its cells and return the page."""
         text = self.write(records, scope, folder)
         page = folder / f"{self.name}.md"
         command = f"verfedgnn paper {self.name}{' --quick' if scope.coarse else ''}{scope.told_seeds()}"
@@ -80,21 +82,21 @@ class Experiment:
 
 
 BySeed = dict[int, float]
-"""RMSE of each seed that is there."""
+"""RMSE by seed, for finished seeds."""
 
 
 def rmse_by_seed(records: CellResults, cells: Iterable[Cell]) -> BySeed:
-    """Test RMSE of some cells, as far as they are finished."""
+    """Return the test RMSE of the finished cells."""
     return {cell.seed: float(records[cell]["test"]["rmse"]) for cell in cells if cell in records}
 
 
 def paired(ours: BySeed, theirs: BySeed) -> list[tuple[float, float]]:
-    """Both of every seed that both have; the same seed is the same split for all methods."""
+    """Return both values for every common seed; the same seed means the same split for all methods."""
     return [(ours[seed], theirs[seed]) for seed in sorted(ours) if seed in theirs]
 
 
 def provenance(records: CellResults, command: str) -> str:
-    """How a page was made, in a paragraph."""
+    """Return a paragraph on how a page was made."""
     if not records:
         return f"Made by `{command}`."
     found = list(records.values())
@@ -113,6 +115,6 @@ def provenance(records: CellResults, command: str) -> str:
 
 
 def write_table(folder: Path, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as CSV in a file and as Markdown for a page."""
+    """Write a table as CSV and return it as Markdown."""
     write_text(folder / f"{name}.csv", comma_separated(header, rows))
     return markdown(header, rows)

@@ -1,4 +1,4 @@
-"""The result page: text by hand, tables by machine. What stands between two markers is replaced by an experiment's page."""
+"""The result page, whose text is written by hand and whose tables are filled in between markers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PICTURE = re.compile(r"!\[([^]]*)\]\(")
 
 
 def fill_page(page: Path, folder: Path) -> None:
-    """Replace every `<!-- begin table2 -->` ... `<!-- end table2 -->` by what `folder` has of it; the rest stays."""
+    """Replace every `<!-- begin table2 -->` ... `<!-- end table2 -->` by the experiment's page in
+    `folder`, if there is one.
+    """
     try:
         text = page.read_text("utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Pictures of the paper's figures, as SVG and PNG; they need matplotlib, which is the extra `plot`."""
+"""The paper's figures as SVG and PNG, drawn with matplotlib (the extra `research`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def draw_study_panels(
     published: Mapping[tuple[str, str], float],
     folder: Path,
 ) -> bool:
-    """A panel a data set: mean over seeds with its standard deviation, and the paper's Table 2 where it is printed."""
+    """Draw one panel per data set: the mean over seeds with its standard deviation, and the paper's Table
+    2 where printed.
+    """
     figure = make_figure(10, 3.8)
     if figure is None:
         return False
@@ -43,7 +45,7 @@ def draw_study_panels(
             if (data, gnn) in published:
                 aside = offset_copy(
                     axes.transData, figure, x=7 * (place - 1), units="points"
-                )  # two may be nearly the same
+                )  # values may nearly coincide
                 star = {
                     "ms": 11,
                     "color": COLOURS[gnn],
@@ -71,7 +73,7 @@ def draw_study_panels(
 def draw_communication(
     bits: Mapping[tuple[Any, ...], float], users: Sequence[int], ratios: Sequence[float], folder: Path
 ) -> bool:
-    """Bits of a round by users (left) and by N/q (right)."""
+    """Draw the bits of a round by users (left) and by N/q (right)."""
     figure = make_figure(10, 3.8)
     if figure is None:
         return False

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints: mean and standard deviation of five repetitions."""
+"""The numbers printed in the paper: mean and standard deviation over five repetitions."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ TABLE2: dict[str, dict[tuple[str, str], tuple[float, float]]] = {
         ("verfedgnn", "ggnn"): (1.6962, 0.0050),
     },
 }
-"""RMSE by data set, method and GNN; MF has none, and stands under gcn."""
+"""RMSE by data set, method and GNN. MF has no GNN and is listed under gcn."""
 
 LAPLACE: dict[str, dict[str, tuple[float, float]]] = {
     "ml-1m": {"gcn": (0.9594, 0.0014), "gat": (0.9318, 0.0013), "ggnn": (0.9304, 0.0008)},
     "book-crossing": {"gcn": (1.7360, 0.0114), "gat": (1.6936, 0.0191), "ggnn": (1.7042, 0.0164)},
 }
-"""Table 6, Laplace noise with epsilon = 1; its ternary rows are Table 2's."""
+"""Table 6, Laplace noise with epsilon = 1. Its ternary rows are those of Table 2."""
 
 TABLE1: dict[str, tuple[bool, bool, bool, str]] = {
     "mf": (False, False, False, "central"),
@@ -59,18 +59,18 @@ TABLE1: dict[str, tuple[bool, bool, bool, str]] = {
 """High-order interaction, gradient protection, cross graph neighbourhood, storage."""
 
 PROJECTION_SAVES = 0.506
-"""Of the bits of a round, by q = N/5 with quantized gradients (Sec. 6.2.4)."""
+"""Share of a round's bits that projection saves with q = N/5 and quantized gradients (Sec. 6.2.4)."""
 QUANTIZATION_SAVES = 0.30
-"""Of the bits of a round, at least, for N/q >= 4 (Sec. 6.2.4)."""
+"""Least share of a round's bits that quantization saves for N/q >= 4 (Sec. 6.2.4)."""
 WITHIN_CENTRAL = 0.018
-"""Difference between VerFedGNN and CentralGNN, on average over models, at most (Sec. 6.2.1)."""
+"""Largest difference between VerFedGNN and CentralGNN, on average over models (Sec. 6.2.1)."""
 BELOW_MF = {"ml-1m": 0.047, "book-crossing": 0.187}
-"""By how much VerFedGNN is below MF, on average over models (Sec. 6.2.1)."""
+"""Share by which VerFedGNN's RMSE is lower than MF's, on average over models (Sec. 6.2.1)."""
 
 AttackScores = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 """Precision, recall and F1, each with its standard deviation."""
 AttackRow = tuple[str, str, str, float]
-"""Method, GNN, attack, p_ad."""
+"""Method, GNN, attack and p_ad of a row."""
 
 TABLE3: dict[AttackRow, AttackScores] = {
     ("fedpergnn", "gcn", "neighbourhood", 0.2): ((1.00, 0.00), (0.21, 0.01), (0.34, 0.01)),
@@ -106,4 +106,6 @@ TABLE7: dict[AttackRow, AttackScores] = {
     ("fedsage+", "gcn", "gradients", 0.8): ((0.1485, 0.016), (0.0119, 0.005), (0.0251, 0.008)),
     ("verfedgnn", "gcn", "gradients", 0.8): ((0.0623, 0.026), (0.0037, 0.002), (0.0070, 0.003)),
 }
-"""As printed. At p_ad = 0.8 two rows do not add up: a recall of 0.0018 (its F1 asks for 0.0118), an F1 of 0.0251 (0.0220)."""
+"""As printed. At p_ad = 0.8 two rows are inconsistent: a recall of 0.0018 (its F1 implies 0.0118), an F1
+of 0.0251 (0.0220).
+"""

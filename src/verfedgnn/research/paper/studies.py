@@ -26,21 +26,21 @@ from verfedgnn.research.paper.published import TABLE2
 
 @dataclass(frozen=True)
 class Study:
-    """One setting, from one end to the other."""
+    """A study of one setting over its range."""
 
     name: str
     title: str
     axis: str
     values: tuple[float, ...]
     standard: float
-    """The value of Table 2."""
+    """Value of the setting in Table 2."""
     settings: Callable[[float], Mapping[str, Any]]
     claims: str
-    """What the paper says about its figure."""
+    """The paper's statement about its figure."""
     log: bool = False
 
     def cells(self, scope: PaperScope) -> list[Cell]:
-        """Every value, every GNN, both data sets."""
+        """Return trainings for every value, every GNN and both data sets."""
         return [cell for row in self._grid(scope).values() for cell in row]
 
     def _grid(self, scope: PaperScope) -> dict[tuple[str, str, float], list[Cell]]:
@@ -57,7 +57,7 @@ class Study:
         }
 
     def write(self, records: CellResults, scope: PaperScope, folder: Path) -> str:
-        """The curves as a picture and as a table."""
+        """Write the curves as a picture and a table, and return the page."""
         found = {key: rmse_by_seed(records, row) for key, row in self._grid(scope).items()}
         values = self.points(scope)
         rows = []
@@ -87,12 +87,12 @@ class Study:
         return f"{picture}{about}\n\n{table}\n{change}\nThe paper: {self.claims}\n"
 
     def points(self, scope: PaperScope) -> tuple[float, ...]:
-        """Values of the axis."""
+        """Return the values of the axis."""
         return scope.points(self.values, self.standard)
 
     @property
     def experiment(self) -> Experiment:
-        """As one of the paper's."""
+        """The study as an experiment."""
         return Experiment(self.name, self.title, self.cells, self.write)
 
 

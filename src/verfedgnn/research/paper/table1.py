@@ -1,4 +1,4 @@
-"""Table 1: what the methods are, out of what they declare about themselves."""
+"""Table 1: properties of the methods, from their own declarations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verfedgnn.research.paper.published import TABLE1
 
 
 def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
-    """The table, and where it is not the paper's."""
+    """Write the table and return its page, which says whether it agrees with the paper's."""
     methods = in_order(TABLE1)
     table = write_table(folder, "table1", *declarations(methods))
     declared = {

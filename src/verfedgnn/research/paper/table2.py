@@ -1,4 +1,4 @@
-"""Table 2: RMSE of every method, with every GNN, on both data sets; and what the paper concludes from it."""
+"""Table 2: RMSE of every method with every GNN on both data sets, and the paper's conclusions from it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from verfedgnn.research.paper.published import BELOW_MF, TABLE2, WITHIN_CENTRAL
 
 ROWS = ("mf", "central", "fedpergnn", "fedsage", "fedsage+", "verfedgnn")
 MORE = ("bias", "biased-mf", "alone", "best", "private")
-"""Rows that the paper lacks."""
+"""Rows that are not in the paper."""
 ENOUGH = 5
-"""Seeds for a verdict: with so many, a claim without a difference behind it holds on all of them once in 32 times."""
+"""Least number of seeds for a verdict. If there is no difference, an order holds on five seeds once in 32
+times.
+"""
 RIVALS = ("fedpergnn", "fedsage", "fedsage+", "mf")
 
 
 def cells(scope: PaperScope) -> list[Cell]:
-    """All rows, all seeds."""
+    """Return all rows with all seeds."""
     wanted = []
     for data in scope.data:
         for name in (*ROWS, *MORE):
@@ -42,7 +44,7 @@ def cells(scope: PaperScope) -> list[Cell]:
 
 
 def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
-    """The table beside the paper's, then its claims."""
+    """Write the table next to the paper's and return its page with the claims."""
     header = ["method", "model"]
     for data in scope.data:
         header += [f"{TITLES[data]}, paper", f"{TITLES[data]}, here", "here - paper"]
@@ -65,7 +67,7 @@ def _rmse(records: CellResults, scope: PaperScope, data: str, name: str, gnn: st
 
 
 def compared(ours: BySeed, paper: tuple[float, float] | None) -> list[str]:
-    """Three columns: the paper's value, ours, and the difference in standard deviations."""
+    """Return three columns: the paper's value, ours, and the difference in standard deviations."""
     published = "" if paper is None else f"{paper[0]:.4f} ± {paper[1]:.4f}"
     if paper is None or not ours:
         return [published, mean_std(ours.values()), ""]
@@ -75,7 +77,9 @@ def compared(ours: BySeed, paper: tuple[float, float] | None) -> list[str]:
 
 
 def _claims(records: CellResults, scope: PaperScope) -> str:
-    """The paper's conclusions, seed by seed: the order for each GNN, the two averages over GNNs."""
+    """Return a table of the paper's conclusions by seed: the order for each GNN, and the two averages over
+    GNNs.
+    """
     rows = []
     for data in scope.data:
         found = {
@@ -103,7 +107,9 @@ def _claims(records: CellResults, scope: PaperScope) -> str:
 
 
 def _averages(data: str) -> list[tuple[str, str, float]]:
-    """The paper's averages over its models: against whom, in words, and how far above them at most."""
+    """Return the paper's averages over models: the other method, the claim, and the largest relative
+    difference allowed.
+    """
     claims = [("central", f"on average within {WITHIN_CENTRAL:.1%} of CentralGNN", WITHIN_CENTRAL)]
     if data in BELOW_MF:
         claims.append(("mf", f"on average at least {BELOW_MF[data]:.1%} below MF", -BELOW_MF[data]))
@@ -111,7 +117,9 @@ def _averages(data: str) -> list[tuple[str, str, float]]:
 
 
 def _mean_gaps(found: Mapping[tuple[str, str], BySeed], rival: str) -> list[float]:
-    """How far VerFedGNN is above a rival, on average over GNNs, of every seed that all of them have."""
+    """Return VerFedGNN's relative difference to a rival, averaged over GNNs, for every seed that all of
+    them have.
+    """
     relative = []
     for gnn in GNNS:
         ours = found["verfedgnn", gnn]
@@ -125,7 +133,9 @@ def _mean_gaps(found: Mapping[tuple[str, str], BySeed], rival: str) -> list[floa
 
 
 def verdict(holds: Sequence[bool], seeds: int) -> list[str]:
-    """A claim by the seeds on which it holds: on how many, and what follows once all are there, and enough of them."""
+    """Return on how many seeds a claim holds, and the verdict once all seeds are there and there are
+    enough of them.
+    """
     word = "confirmed" if all(holds) else "not settled" if any(holds) else "**contradicted**"
     if len(holds) < seeds:
         word = "not finished"
