@@ -78,7 +78,7 @@ def main() -> None:
         "method": options.method,
         "parties": options.parties,
         "ids": options.ids,
-        "common": aligned["common"],
+        "users": aligned["users"],
         "cores": os.cpu_count(),
         "seconds_with_starting_and_reading": round(seconds, 1),
         "seconds_once_all_were_ready": round(stamp(aligned["time"]) - stamp(max(ready)), 1),

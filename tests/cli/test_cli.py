@@ -30,7 +30,7 @@ def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Pat
     run = tmp_path / "run"
     code, out, err = command("train", "--data", ratings, "--parties", 3, "--out", run, "--lift", *QUICK)
     assert code == 0, err
-    assert "3 parties, 40 common users, 12 items, 480 ratings" in err
+    assert "3 parties, 40 users, 12 items, 480 ratings" in err
     for words in ("test RMSE", "a party and round", "(0, 0.333)-DP per release", "Lift", "alone", "pooled"):
         assert words in out
     metrics = json.loads((run / "metrics.json").read_text())
@@ -121,7 +121,7 @@ BAD = {
         lambda _: ["--data", "a.csv", "--data", "b.csv", "--parties", "3"],
         "one file per party",
     ),
-    "empty file name": (lambda _: ["--data", "film="], "names no file"),
+    "empty file name": (lambda _: ["--data", "film="], "has a name but no file"),
     "bad columns": (lambda _: ["--columns", "user"], "--columns takes"),
 }
 
@@ -225,7 +225,7 @@ def test_data_synth_writes_what_train_reads(command: Command, tmp_path: Path) ->
     assert "3,495 ratings by 994 users on 75 items" in out
     code, _, err = command("train", "--data", table, "--parties", 10, *QUICK)
     assert code == 0, err
-    assert "10 parties, 994 common users, 75 items, 3,495 ratings" in err
+    assert "10 parties, 994 users, 75 items, 3,495 ratings" in err
     code, _, err = command(*synth)
     assert code == 2
     assert "--overwrite" in err

@@ -252,15 +252,17 @@ def test_parties():
         "'2'",
     )
     assert message.startswith("1 user without")
-    fails(lambda: check_parties([PartyData("e", a.ratings.select_users(nothing))]), "no user in common")
-    fails(lambda: align_users([a, other]), "no user is at every one of a, c", "in the same way")
+    fails(
+        lambda: check_parties([PartyData("e", a.ratings.select_users(nothing))]), "the parties have no users"
+    )
+    fails(lambda: align_users([a, other]), "no user is at two of a, c", "in the same way")
     fails(lambda: align_users([]), "no parties")
 
 
 def test_party_files(tmp_path):
     one = table(tmp_path, HEAD + "1,x,5\n", "one.csv")
     two = table(tmp_path, HEAD + "2,y,5\n", "two.csv")
-    fails(lambda: read_parties([f"{one}", f"{two}"]), "no user is at every one of one, two")
+    fails(lambda: read_parties([f"{one}", f"{two}"]), "no user is at two of one, two")
     fails(lambda: read_parties([f"a={one}", f"a={two}"]), "two parties are called 'a'")
     fails(lambda: read_parties([]), "no data given", "--data")
     fails(lambda: parties_from_files([]), "no parties")

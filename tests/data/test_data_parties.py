@@ -1,5 +1,6 @@
 """Ratings, duplicates and the ways from tables to parties."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.data import (
     PartyData,
     align_users,
@@ -114,9 +116,12 @@ user_sets = st.lists(
 )
 
 
-@given(user_sets)
-def test_aligned_parties_have_the_common_users_and_all_their_ratings(sets):
-    common = set.intersection(*sets) | {"1000"}
+@given(user_sets, st.sampled_from(["any", "all", 2]))
+def test_aligned_parties_have_the_users_of_the_rule_and_all_their_ratings(sets, rule):
+    fewest = {"any": 1, "all": len(sets), 2: min(2, len(sets))}[rule]
+    rule = "any" if rule == 2 and len(sets) == 1 else rule
+    times = Counter(user for users in sets for user in users)
+    chosen = {user for user, many in times.items() if many >= fewest} | {"1000"}
     parties = [
         PartyData(
             f"p{k}",
@@ -126,15 +131,22 @@ def test_aligned_parties_have_the_common_users_and_all_their_ratings(sets):
         )
         for k, users in enumerate(sets)
     ]
-    aligned = align_users(parties)
+    aligned = align_users(parties, rule)
     check_parties(aligned)
     for before, after in zip(parties, aligned, strict=True):
-        assert after.ratings.user_ids.tolist() == sorted(common, key=int)
-        assert rows(after.ratings) == {row for row in rows(before.ratings) if row[0] in common}
-        dropped = before.ratings.n_users - len(common)
+        assert after.ratings.user_ids.tolist() == sorted(chosen, key=int)
+        assert rows(after.ratings) == {row for row in rows(before.ratings) if row[0] in chosen}
+        dropped = set(before.ratings.user_ids.tolist()) - chosen
         assert bool(after.ratings.notes) == bool(dropped)
     again = align_users(aligned)
     assert all(rows(x.ratings) == rows(y.ratings) for x, y in zip(aligned, again, strict=True))
+
+
+def test_a_number_of_parties_that_cannot_be_reached_is_refused():
+    parties = [PartyData(name, make_ratings(["1"], [name], [1.0])) for name in "ab"]
+    for rule, reason in ((3, "there are only 2 parties"), (1, "from 2"), ("every", "any, all or a number")):
+        with pytest.raises(DataError, match=reason):
+            align_users(parties, rule)
 
 
 def test_party_files(tmp_path):
@@ -148,10 +160,14 @@ def test_party_files(tmp_path):
     ):
         assert [party.name for party in parties] == ["books", "music"]
         assert [party.ratings.name for party in parties] == ["books", "music"]
-        assert parties[0].ratings.user_ids.tolist() == ["anna"]
+        assert all(party.ratings.user_ids.tolist() == ["anna", "ben", "carl"] for party in parties)
+        assert [party.ratings.user.tolist() for party in parties] == [[0, 1, 1], [0, 2]]
+        assert not parties[0].ratings.notes
         assert parties[0].ratings.scale == parties[1].ratings.scale == (1, 5)
-        note = "kept 1 of 2 users, dropped 1 user with 2 ratings that are not at every party"
-        assert parties[0].ratings.notes == (note,)
+    books, music = read_parties(tmp_path, users="all")
+    assert books.ratings.user_ids.tolist() == music.ratings.user_ids.tolist() == ["anna"]
+    note = "kept 1 of 2 users; 2 ratings of users who are not at every party were dropped"
+    assert books.ratings.notes == (note,)
     named = read_parties([f"b={one}", f"m={two}"])
     assert [party.name for party in named] == ["b", "m"]
     assert [party.name for party in read_parties([f"only={one}"])] == ["only"]

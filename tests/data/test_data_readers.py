@@ -245,7 +245,7 @@ def test_folder_of_tables_is_pooled_with_its_files(tmp_path):
     ratings = read_ratings(tmp_path)
     assert rows(ratings) == {("1", "a", 5.0), ("2", "b", 3.0), ("2", "c", 1.0), ("3", "d", 2.0)}
     assert ratings.columns["file"].tolist() == ["books", "books", "films", "films"]
-    assert [party.ratings.n_users for party in read_parties(tmp_path)] == [1, 1]
+    assert [party.ratings.n_users for party in read_parties(tmp_path, users="all")] == [1, 1]
     assert [party.ratings.n_users for party in read_parties(tmp_path, by="file")] == [3, 3]
 
 

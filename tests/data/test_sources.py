@@ -441,7 +441,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
     words = [word for source in two for word in ("--data", source)]
     code, _, err = command("train", *words, *options, "--set", "epochs=1", "--set", "batch=50", "--json")
     assert code == 0, err
-    assert "2 parties, 20 common users" in err
+    assert "2 parties, 20 users" in err
     reading = ReadOptions(
         query=("film:select * from ratings",),
         columns=("books:user=uid,item=book,rating=points",),

@@ -1,25 +1,30 @@
-"""Aligning users between parties: the same users in the same order everywhere, whatever happens on the way."""
+"""Alignment of users between parties: equal users get equal rows, and parties learn their own rows only."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_federation import killed_at, trial
+from test_federation import assert_same, killed_at, trial
+from test_federation import settings as training_settings
 
 import verfedgnn as vf
 from hub import SERVER, Trial, agree
-from verfedgnn.protocol.user_alignment import Guest, Host
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed
+from verfedgnn.privacy.identifiers import normalised, unambiguous
+from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
+from verfedgnn.protocol.wire.alignment_messages import AlignHello, AlignStart, Pseudonyms, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Message, decode, encode
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.recommendation_table import write_table
 
 NAMES = ["film", "book", "music", "games"]
 
@@ -35,50 +40,78 @@ class Anybody:
 
 
 def meet(
-    tables: Sequence[Sequence[str]], method: Any, log: list[tuple[str, Message]] | None = None
-) -> list[Guest]:
-    """All parties with these users, through encoded messages, to the end."""
+    tables: Sequence[Sequence[str]],
+    method: Any,
+    rule: Any = "any",
+    log: list[tuple[str, Message]] | None = None,
+    known: Sequence[Any] | None = None,
+    **options: Any,
+) -> list[PartyAlignment]:
+    """Align parties with these users through encoded messages, and return their sides."""
     names = NAMES[: len(tables)]
-    guests = {
-        n: Guest(n, np.array(ids, np.str_), method, "a", Anybody())
-        for n, ids in zip(names, tables, strict=True)
+    before = known or [None] * len(names)
+    parties = {
+        name: PartyAlignment(
+            name,
+            np.array(ids, np.str_),
+            method,
+            "a",
+            Anybody(),
+            known=None if old is None else np.array(old),
+            **options,
+        )
+        for name, ids, old in zip(names, tables, before, strict=True)
     }
-    host = Host(names, method, "a")
-    up = deque((name, guest.hello()) for name, guest in guests.items())
+    coordinator = CoordinatorAlignment(names, method, "a", rule)
+    up = deque((name, party.hello()) for name, party in parties.items())
     while up:
         sender, message = up.popleft()
-        for to, answer in host.handle(sender, decode(encode(message))):
+        for to, answer in coordinator.handle(sender, decode(encode(message))):
             if log is not None:
                 log.append((to, answer))
             if type(answer).__name__ != "Waiting":
-                up.extend((to, reply) for reply in guests[to].handle(decode(encode(answer))))
-    return list(guests.values())
+                up.extend((to, reply) for reply in parties[to].handle(decode(encode(answer))))
+    return list(parties.values())
+
+
+def need(method: str) -> None:
+    if method == "ecdh":
+        pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
+
+
+def by_form(party: PartyAlignment, table: Sequence[str]) -> dict[str, int]:
+    """Rows by normalised id, of users who take part."""
+    assert party.rows is not None
+    forms = normalised(np.array(table, np.str_)).tolist()
+    return {form: int(row) for form, row in zip(forms, party.rows, strict=True) if row >= 0}
 
 
 ids = st.lists(st.text("abcAB @.", min_size=1, max_size=4), min_size=1, max_size=12, unique=True)
 
 
 @settings(max_examples=60)
-@given(tables=st.lists(ids, min_size=2, max_size=4))
-def test_everybody_has_the_same_users_in_the_same_order(tables: list[list[str]]) -> None:
-    """Against Python's sets, on normalised ids; ambiguous ones are nobody's."""
-    from verfedgnn.privacy.identifiers import unambiguous
-
+@given(tables=st.lists(ids, min_size=2, max_size=4), rule=st.sampled_from(["any", "all", 2]))
+def test_equal_users_get_equal_rows(tables: list[list[str]], rule: Any) -> None:
+    """Against Python's sets, on normalised ids; ambiguous ones are left out."""
     forms = [unambiguous(np.array(table, np.str_))[0].tolist() for table in tables]
-    expected = set(forms[0]).intersection(*forms[1:])
-    if not expected:
-        with pytest.raises(vf.DataError, match="no user is at every party"):
-            meet(tables, "keyed")
+    times = Counter(form for table in forms for form in table)
+    fewest = {"any": 1, "all": len(tables), 2: 2}[rule]
+    expected = {form for form, many in times.items() if many >= fewest}
+    taking_part = [expected & set(table) for table in forms]
+    if not all(taking_part) or max(times.values()) < 2:
+        with pytest.raises(
+            vf.DataError, match=r"no user is at two parties|none of this party's users|no user whose id"
+        ):
+            meet(tables, "keyed", rule)
         return
-    guests = meet(tables, "keyed")
-    orders = []
-    for guest, table in zip(guests, tables, strict=True):
-        assert guest.rows is not None
-        own = unambiguous(np.array([table[row] for row in guest.rows], np.str_))[0].tolist()
-        orders.append(own)
-    assert all(order == orders[0] for order in orders)
-    assert set(orders[0]) == expected
-    assert len(orders[0]) == len(expected)
+    parties = meet(tables, "keyed", rule)
+    rows: dict[str, int] = {}
+    for party, table, own in zip(parties, tables, taking_part, strict=True):
+        found = by_form(party, table)
+        assert set(found) == own
+        assert all(rows.setdefault(form, row) == row for form, row in found.items())
+        assert party.users == len(expected)
+    assert sorted(rows.values()) == list(range(len(expected)))
 
 
 TABLES = [
@@ -89,87 +122,228 @@ TABLES = [
 
 
 @pytest.mark.parametrize("method", ["keyed", "ecdh"])
-def test_spelling_does_not_matter(method: str) -> None:
-    if method == "ecdh":
-        pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
-    guests = meet(TABLES, method)
-    forms = {
-        "Ann@Example.org": "ann",
-        "bob": "bob",
-        "eve": "eve",
-        "EVE": "eve",
-        " ann@example.org": "ann",
-        "Bob ": "bob",
-    }
-    forms["mailto:ann@example.org"] = "ann"
-    orders = [[forms[table[row]] for row in guest.rows] for guest, table in zip(guests, TABLES, strict=True)]  # type: ignore[union-attr]
-    assert sorted(orders[0]) == ["ann", "bob", "eve"]
-    assert orders[0] == orders[1] == orders[2]
+@pytest.mark.parametrize(("rule", "users"), [("any", 7), ("all", 3), (2, 3)])
+def test_spelling_does_not_matter(method: str, rule: Any, users: int) -> None:
+    need(method)
+    parties = meet(TABLES, method, rule)
+    film, book, music = (by_form(party, table) for party, table in zip(parties, TABLES, strict=True))
+    for form in ("ann@example.org", "bob", "eve"):
+        assert film[form] == book[form] == music[form]
+    assert {party.users for party in parties} == {users}
+    assert len(film) == (5 if rule == "any" else 3)
 
 
-def test_the_order_is_another_one_every_time() -> None:
-    """200 users; two random orders agree with a chance of 1 in 200!."""
-    users = [f"u{n}" for n in range(200)]
-    first, second = (meet([users, users], "keyed")[0].rows for _ in range(2))
-    assert first is not None
-    assert second is not None
-    assert not np.array_equal(first, second)
+@pytest.mark.parametrize("parties", [1, 2, 4])
+def test_ecdh_works_with_fewer_and_more_parties_than_keyholders(parties: int) -> None:
+    need("ecdh")
+    tables = [["ann", "bob", f"own-{party}"] for party in range(parties)]
+    found = [by_form(*each) for each in zip(meet(tables, "ecdh"), tables, strict=True)]
+    assert len({(rows["ann"], rows["bob"]) for rows in found}) == 1
+    assert len({row for rows in found for row in rows.values()}) == 2 + parties
+
+
+def test_parties_receive_their_own_rows_and_the_number_of_rows_only() -> None:
+    """The coordinator's answer has one row for each pseudonym sent, and nothing about other parties."""
+    log: list[tuple[str, Message]] = []
+    meet(TABLES, "keyed", log=log)
+    answers = {to: message for to, message in log if isinstance(message, UserRows)}
+    assert set(UserRows.model_fields) == {"session", "users", "rows"}
+    assert [len(answers[name].rows) for name in NAMES[:3]] == [5, 4, 4]
+    assert all((answer.rows >= 0).all() for answer in answers.values())
+
+
+@pytest.mark.parametrize("method", ["keyed", "ecdh"])
+def test_padding_hides_the_number_of_users(method: str) -> None:
+    """Random pseudonyms get rows under any, which stay empty, and none under 2."""
+    need(method)
+    tables = [["ann", "bob"], ["ann", "carl", "dora"]]
+    any_users, two = (meet(tables, method, rule, pad_to=5) for rule in ("any", 2))
+    assert [party.hello().users for party in any_users] == [5, 5]
+    assert {party.users for party in any_users} == {9}
+    assert {party.users for party in two} == {1}
+    assert [len(party.rows) for party in two] == [2, 3]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["keyed", "ecdh"])
+def test_users_who_come_later_get_new_rows(method: str) -> None:
+    need(method)
+    tables = [["ann", "bob"], ["bob", "carl"]]
+    old = [by_form(*each) for each in zip(meet(tables, method), tables, strict=True)]
+    known = [["" for _ in range(3)] for _ in tables]
+    for own, rows in zip(known, old, strict=True):
+        for form, row in rows.items():
+            own[row] = form
+    later = [["ann", "bob", "dora"], ["eve", "bob", "carl", "ann"]]
+    parties = meet(later, method, known=known)
+    film, book = (by_form(*each) for each in zip(parties, later, strict=True))
+    assert film | {"dora": 0} == old[0] | {"dora": 0}
+    assert book["carl"] == old[1]["carl"]
+    assert book["ann"] == film["ann"]
+    assert sorted([film["dora"], book["eve"]]) == [3, 4]
+    assert {party.users for party in parties} == {5}
+
+
+def test_a_user_whom_one_party_lost_keeps_the_row() -> None:
+    known = [["ann", "bob", ""], ["", "bob", "carl"]]
+    parties = meet([["bob"], ["bob", "carl", "ann"]], "keyed", known=known)
+    assert by_form(parties[1], ["bob", "carl", "ann"]) == {"bob": 1, "carl": 2, "ann": 3}
+    assert parties[0].users == 4
+
+
+def test_parties_without_any_overlap_are_told_so() -> None:
+    with pytest.raises(vf.DataError, match="no user is at two parties"):
+        meet([["ann"], ["bob"], ["carl"]], "keyed")
+
+
+def test_a_party_none_of_whose_users_take_part_is_told_so() -> None:
+    with pytest.raises(vf.DataError, match="none of this party's users"):
+        meet([["ann"], ["ann"], ["carl"]], "keyed", 2)
+
+
+@pytest.mark.parametrize("users", [[], [" ", ""], ["Ann", "ann"]])
+def test_a_party_without_users_is_refused(users: list[str]) -> None:
+    with pytest.raises(vf.DataError, match="no user whose id is unambiguous"):
+        PartyAlignment("film", np.array(users, np.str_), "keyed", "a", Anybody())
+
+
+def test_a_party_that_claims_every_id_is_bounded_by_the_agreement() -> None:
+    claimed = np.array([f"u{n}" for n in range(50)])
+    with pytest.raises(vf.DataError, match="brings 50 users, but the agreement allows 40"):
+        PartyAlignment("film", claimed, "keyed", "a", Anybody(), most_users=40)
+    hostile = PartyAlignment("film", claimed, "keyed", "a", Anybody())
+    coordinator = CoordinatorAlignment(NAMES[:2], "keyed", "a", most_users=40)
+    with pytest.raises(vf.ProtocolError, match="film: it brings 50 users, but the agreement allows 40"):
+        coordinator.handle("film", hostile.hello())
+
+
+def test_a_party_that_claims_every_id_learns_nothing_about_single_users_under_any() -> None:
+    """All its ids get rows, whoever else has them."""
+    claimed = [f"u{n}" for n in range(50)]
+    hostile, _ = meet([claimed, ["u3", "u7", "elsewhere"]], "keyed")
+    assert len(by_form(hostile, claimed)) == 50
+    assert hostile.users == 51
+
+
+def gathering() -> CoordinatorAlignment:
+    """A coordinator that waits for the pseudonyms of two parties with two users each."""
+    coordinator = CoordinatorAlignment(NAMES[:2], "keyed", "a")
+    for name in NAMES[:2]:
+        coordinator.handle(
+            name, AlignHello(party=name, agreement="a", users=2, seal_key="0" * 64, seal_signature="00")
+        )
+    return coordinator
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "reason"),
+    [
+        ([1, 1], None, "film: its pseudonyms are not sorted, or some occur twice"),
+        ([1, 2, 3], None, "film: it sends 3 pseudonyms and announced 2"),
+        ([1, 2], [0], "film: its rows of an earlier alignment do not fit"),
+        ([1, 2], [-2, 0], "film: its rows of an earlier alignment do not fit"),
+    ],
+)
+def test_hostile_pseudonyms_are_refused(values: list[int], rows: list[int] | None, reason: str) -> None:
+    coordinator = gathering()
+    sent = np.repeat(np.array(values, np.uint8)[:, None], 16, axis=1)
+    known = None if rows is None else np.array(rows, np.int32)
+    assert coordinator.session is not None
+    message = Pseudonyms(session=coordinator.session, values=sent, rows=known, before=1)
+    with pytest.raises(vf.ProtocolError, match=reason):
+        coordinator.handle("film", message)
+
+
+@pytest.mark.parametrize(
+    ("users", "rows"),
+    [(3, [0, 0]), (1, [0, 1]), (3, [0]), (3, [0, 1, 2])],
+)
+def test_hostile_rows_are_refused(users: int, rows: list[int]) -> None:
+    party = PartyAlignment("film", np.array(["ann", "bob"]), "keyed", "a", Anybody())
+    hello = party.hello()
+    keys = [hello.seal_key, "1" * 64]
+    party.handle(AlignStart(session="0" * 32, index=0, seal_keys=keys[:1], seal_signatures=["00"]))
+    with pytest.raises(vf.ProtocolError, match=r"rows do not fit|gives two users one row"):
+        party.handle(UserRows(session="0" * 32, users=users, rows=np.array(rows, np.int32)))
+
+
+def test_a_coordinator_that_moves_users_is_refused() -> None:
+    known = np.array(["", "ann"])
+    party = PartyAlignment("film", np.array(["ann"]), "keyed", "a", Anybody(), known=known)
+    hello = party.hello()
+    party.handle(AlignStart(session="0" * 32, index=0, seal_keys=[hello.seal_key], seal_signatures=["00"]))
+    with pytest.raises(vf.ProtocolError, match="moves users"):
+        party.handle(UserRows(session="0" * 32, users=2, rows=np.array([0], np.int32)))
 
 
 @pytest.mark.parametrize("method", ["keyed", "ecdh"])
 def test_no_message_holds_an_id(method: str) -> None:
-    if method == "ecdh":
-        pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
+    need(method)
     log: list[tuple[str, Message]] = []
-    meet([["planted-1", "planted-2"], ["planted-1", "planted-3"], ["planted-1"]], method, log)
+    meet([["planted-1", "planted-2"], ["planted-1", "planted-3"], ["planted-1"]], method, log=log)
     assert log
     assert not any(b"planted" in encode(message) for _, message in log)
+
+
+@pytest.mark.parametrize("forged", [b"\0\0\0\2", b"\0\0\0\0", b"\0\0\0\7", b""])
+def test_points_that_are_not_due_are_refused(forged: bytes) -> None:
+    """The last party sends a keyholder a list it claims to be another's."""
+    need("ecdh")
+    parties = [PartyAlignment(name, np.array(["x"]), "ecdh", "a", Anybody()) for name in NAMES[:3]]
+    keys = [party.hello().seal_key for party in parties]
+    for index, party in enumerate(parties):
+        party.handle(AlignStart(session="0" * 32, index=index, seal_keys=keys, seal_signatures=["00"] * 3))
+    (sent,) = parties[2]._pass_on(2, parties[2]._curve_key.blind([b"x"]))
+    assert isinstance(sent, Sealed)
+    parties[0].handle(sent.model_copy(update={"peer": 2}))
+    again = parties[2]._seal(0, b"points", forged)
+    assert isinstance(again, Sealed)
+    with pytest.raises(vf.ProtocolError, match="list of points"):
+        parties[0].handle(again.model_copy(update={"peer": 2}))
 
 
 def test_a_relay_that_swaps_keys_is_noticed(tmp_path: Path) -> None:
     """The coordinator seals a key of its own for a party: the signatures do not fit."""
     agreement, identities = agree(tmp_path, NAMES[:2], vf.Config.preset("paper"))
     fingerprint = agreement.fingerprint()
-    guests = [Guest(n, np.array(["x"]), "keyed", fingerprint, identities[n]) for n in NAMES[:2]]
-    hellos = [guest.hello() for guest in guests]
+    parties = [PartyAlignment(n, np.array(["x"]), "keyed", fingerprint, identities[n]) for n in NAMES[:2]]
+    hellos = [party.hello() for party in parties]
     keys, signatures = [hello.seal_key for hello in hellos], [hello.seal_signature for hello in hellos]
     honest = AlignStart(session="0" * 32, index=0, seal_keys=keys, seal_signatures=signatures)
-    assert len(guests[0].handle(honest)) == 2
+    assert len(parties[0].handle(honest)) == 2
     swapped = honest.model_copy(update={"seal_keys": [keys[0], "ab" * 32]})
     with pytest.raises(vf.ProtocolError, match="did not sign"):
-        guests[0].handle(swapped)
+        parties[0].handle(swapped)
     # Nor does a mask key pass for a sealing key: signatures name their purpose.
     other = honest.model_copy(
         update={"seal_signatures": [signatures[0], identities["book"].sign("mask", keys[1])]}
     )
     with pytest.raises(vf.ProtocolError, match="did not sign"):
-        guests[0].handle(other)
+        parties[0].handle(other)
 
 
 def test_a_sealed_message_opens_for_its_recipient_only() -> None:
     log: list[tuple[str, Message]] = []
-    meet([["x"], ["x"], ["x"]], "keyed", log)
+    meet([["x"], ["x"], ["x"]], "keyed", log=log)
     keys = {to: message for to, message in log if isinstance(message, Sealed)}
     start = {to: message for to, message in log if isinstance(message, AlignStart)}
-    guest = Guest("film", np.array(["x"]), "keyed", "a", Anybody())
-    hello = guest.hello()
+    party = PartyAlignment("film", np.array(["x"]), "keyed", "a", Anybody())
+    hello = party.hello()
     mine = start["book"].model_copy(
         update={"seal_keys": [start["book"].seal_keys[0], hello.seal_key, hello.seal_key]}
     )
-    guest.handle(mine)
+    party.handle(mine)
     with pytest.raises(vf.ProtocolError, match="sealed message was changed"):
-        guest.handle(keys["book"].model_copy(update={"peer": 0}))
+        party.handle(keys["book"].model_copy(update={"peer": 0}))
 
 
-def spelled(parties: list[vf.PartyData]) -> list[vf.PartyData]:
-    """Each party writes the users its own way, in its own order, and has some that others lack."""
+def spelled(parties: list[vf.PartyData], share: float = 0.6) -> list[vf.PartyData]:
+    """Give each party its own share of the users, in its own order and spelling."""
     out = []
     for number, party in enumerate(parties):
         table = party.ratings
+        rated = np.unique(table.user)
         rng = np.random.default_rng(number)
-        rows = np.sort(rng.permutation(table.n_users)[: table.n_users - 5 * number])[
-            :: 1 if number % 2 else -1
-        ]
+        rows = np.sort(rng.permutation(rated)[: round(share * len(rated))])[:: 1 if number % 2 else -1]
         chosen = table.select_users(np.ascontiguousarray(rows))
         write = (str.upper, str.lower, str.title)[number % 3]
         users = np.array([f" {write(str(user))}" for user in chosen.user_ids])
@@ -177,25 +351,82 @@ def spelled(parties: list[vf.PartyData]) -> list[vf.PartyData]:
     return out
 
 
-@pytest.mark.parametrize("method", ["keyed", "ecdh"])
-def test_align_then_train(tmp_path: Path, small_parties: list[vf.PartyData], method: str) -> None:
-    if method == "ecdh":
-        pytest.importorskip("private_set_intersection", reason="the extra 'psi' is not installed")
-    federated = trial(tmp_path, spelled(small_parties), alignment=method)
-    federated.run()
-    assert not federated.errors
-    users = [
-        [str(u).strip().lower() for u in federated.runs[n].parties[0].ratings.user_ids]
-        for n in federated.parties
-    ]
-    assert users[0] == users[1] == users[2]
-    # The same as training on one machine with the users in that order.
+def on_one_machine(federated: Trial, **options: Any) -> vf.Run:
+    """Train on one machine with the rows and the split that the federation had."""
     parties = [federated.runs[name].parties[0] for name in federated.parties]
-    shared = parties[0].ratings.user_ids
+    tables = [party.ratings for party in parties]
+    names = [np.strings.lower(np.strings.strip(table.user_ids)) for table in tables]
+    shared = np.sort(np.stack(names), axis=0)[-1]
+    for own in names:
+        assert ((own == shared) | (own == "")).all()
     pooled = [vf.PartyData(p.name, replace(p.ratings, user_ids=shared)) for p in parties]
     parts = [federated.runs[name].parts[0] for name in federated.parties]
-    run = vf.train(pooled, federated.agreement.config, parts=parts, stack=False)
-    assert torch.equal(run.public, federated.public(parties[0].name))
+    return vf.train(pooled, federated.agreement.config, parts=parts, **options)
+
+
+@pytest.mark.parametrize("method", ["keyed", "ecdh"])
+@pytest.mark.parametrize(("rule", "share"), [("any", 0.3), (2, 0.6), ("all", 0.9)])
+def test_align_then_train(
+    tmp_path: Path, small_parties: list[vf.PartyData], method: str, rule: Any, share: float
+) -> None:
+    """With every rule, public parameters and models equal those of one machine, bit for bit."""
+    need(method)
+    federated = trial(
+        tmp_path, spelled(small_parties, share), training_settings(users=rule), alignment=method
+    )
+    federated.run()
+    run = on_one_machine(federated, stack=False)
+    assert_same(federated, run)
+    assert run.metrics["users"] == federated.runs["party-0"].metrics["users"] == len(run.models[0].users)
+
+
+def test_a_party_killed_in_training_changes_nothing(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, spelled(small_parties, 0.3), alignment="keyed")
+    federated.run({"party-1": killed_at(9), SERVER: killed_at(30)})
+    assert_same(federated, on_one_machine(federated, stack=False))
+
+
+def test_a_stack_computes_the_same_with_partial_overlap(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """A stack computes all users, a party of its own only those with ratings: equal up to rounding."""
+    federated = trial(
+        tmp_path,
+        spelled(small_parties, 0.3),
+        training_settings(mechanism="none", masking=False),
+        alignment="keyed",
+    )
+    federated.run()
+    stacked = on_one_machine(federated, stack=True)
+    torch.testing.assert_close(federated.public("party-0"), stacked.public, rtol=1e-4, atol=1e-5)
+
+
+def test_a_party_serves_and_exports_its_own_users_only(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, spelled(small_parties, 0.3), alignment="keyed")
+    federated.run()
+    run = federated.runs["party-1"]
+    table = run.parties[0].ratings
+    own = table.known_users
+    assert 0 < len(own) < table.n_users == run.metrics["users"]
+    assert set(np.unique(table.user)) == set(own)
+    users, _ = run.embeddings("party-1").arrays()
+    assert len(users) == len(own)
+    known = str(table.user_ids[own[0]])
+    assert run.recommend(known, 2)
+    with pytest.raises(vf.RunError, match="1 user not in training, first ''"):
+        run.recommend("")
+    with pytest.raises(vf.RunError, match=f"look like '{known}'"):
+        run.predict(["", known], [str(table.item_ids[0])] * 2)
+    catalogue = Catalogue(run, "run")
+    assert catalogue.users.row("") is None
+    assert len(catalogue.users.starting_with("", 1000)) == len(own)
+    write_table(catalogue, tmp_path / "all.parquet", 1)
+    listed = pq.read_table(tmp_path / "all.parquet")["user"].to_pylist()
+    assert sorted(listed) == sorted(table.user_ids[own].tolist())
 
 
 @pytest.mark.parametrize("send", [1, 2, 3])

@@ -1,10 +1,8 @@
-"""User alignment: one spelling per user, common users equal to the sets' intersection, seals that hold, PSI in both roles."""
+"""Matching of users: one spelling per user, rows over the union, seals that hold, and the curve."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +13,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import verfedgnn as vf
-from verfedgnn.privacy import id_matching as alignment
+from verfedgnn.privacy import id_matching
 from verfedgnn.privacy.id_matching import (
-    PsiClient,
-    PsiServer,
+    POINT,
+    CurveKey,
     Sealer,
-    common,
+    check_set,
+    curve_pseudonyms,
+    match_users,
     order_of_rows,
     pseudonyms,
     workers,
@@ -119,15 +119,12 @@ def test_unambiguous_forms_belong_to_one_row(values: list[str]) -> None:
     assert set(rows.tolist()) == {row for row, form in enumerate(every) if form and every.count(form) == 1}
 
 
-@given(values=st.lists(st.text(max_size=20), max_size=6), key=st.binary(min_size=1, max_size=80))
-def test_pseudonyms_are_truncated_hmac(values: list[str], key: bytes) -> None:
-    column = ids(values)
-    made = pseudonyms(column, key)
+@given(values=st.lists(st.binary(max_size=20), max_size=6), key=st.binary(min_size=1, max_size=80))
+def test_pseudonyms_are_truncated_hmac(values: list[bytes], key: bytes) -> None:
+    made = pseudonyms(values, key)
     assert made.dtype == np.uint8
     assert made.shape == (len(values), 16)
-    assert [row.tobytes() for row in made] == [
-        hmac.digest(key, text.encode(), "sha256")[:16] for text in column.tolist()
-    ]
+    assert [row.tobytes() for row in made] == [hmac.digest(key, text, "sha256")[:16] for text in values]
 
 
 rows = st.one_of(
@@ -147,27 +144,72 @@ def test_the_order_of_rows_is_that_of_bytes(members: list[bytes]) -> None:
 
 
 @settings(max_examples=200)
-@given(data=st.data(), pool=st.sets(rows, max_size=8), count=st.integers(0, 5))
-def test_common_rows_are_those_of_the_sets_intersection(
-    data: st.DataObject, pool: set[bytes], count: int
-) -> None:
-    members = st.sets(st.sampled_from(sorted(pool))) if pool else st.just(set[bytes]())
+@given(data=st.data(), pool=st.sets(rows, min_size=1, max_size=8), count=st.integers(2, 5))
+def test_rows_are_those_of_the_sets(data: st.DataObject, pool: set[bytes], count: int) -> None:
+    """Against Python's sets: equal pseudonyms get equal rows, all rows are used, and the rule holds."""
+    members = st.sets(st.sampled_from(sorted(pool)))
     sets = [sorted(data.draw(members)) for _ in range(count)]
-    expected = set[bytes]().union(*sets).intersection(*map(set, sets))
-    held = common([as_array(one) for one in sets])
-    assert len(held) == count
-    for one, mask in zip(sets, held, strict=True):
-        assert mask.tolist() == [row in expected for row in one]
+    fewest = data.draw(st.integers(1, count))
+    times = {one: sum(one in each for each in sets) for one in pool}
+    found, users = match_users([as_array(one) for one in sets], fewest)
+    if max(times.values()) < 2:
+        assert users == 0
+        return
+    expected = {one for one, many in times.items() if many >= fewest}
+    row_of = {
+        one: int(row)
+        for each, own in zip(sets, found, strict=True)
+        for one, row in zip(each, own, strict=True)
+    }
+    assert users == len(expected)
+    assert {one for one, row in row_of.items() if row >= 0} == expected
+    assert sorted(row for row in row_of.values() if row >= 0) == list(range(users))
+    for each, own in zip(sets, found, strict=True):
+        assert [row_of[one] for one in each] == own.tolist()
 
 
-def test_common_of_three_sets_by_hand() -> None:
-    column = [[1, 2, 5, 9], [2, 3, 9], [0, 2, 4, 9]]
-    held = common([np.repeat(np.array(c, np.uint8)[:, None], 16, axis=1) for c in column])
-    assert [mask.tolist() for mask in held] == [
-        [False, True, False, True],
-        [True, False, True],
-        [False, True, False, True],
-    ]
+def column(*values: int) -> NDArray[np.uint8]:
+    return np.repeat(np.array(values, np.uint8)[:, None], 16, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "users", "taking_part"),
+    [(1, 7, [4, 3, 4]), (2, 2, [2, 2, 2]), (3, 2, [2, 2, 2])],
+)
+def test_rows_of_three_sets_by_hand(fewest: int, users: int, taking_part: list[int]) -> None:
+    rows, count = match_users([column(1, 2, 5, 9), column(2, 3, 9), column(0, 2, 4, 9)], fewest)
+    assert count == users
+    assert [int((own >= 0).sum()) for own in rows] == taking_part
+
+
+def test_the_order_of_rows_is_random() -> None:
+    """Two random orders of 200 users agree with probability 1 in 200!."""
+    one = as_array(sorted(bytes([n]) * 16 for n in range(200)))
+    first, second = (match_users([one, one], 1)[0][0] for _ in range(2))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, np.arange(200))
+
+
+def test_users_keep_their_rows_and_new_ones_follow() -> None:
+    known = [np.array([2, -1, 0]), np.array([-1, 2])]
+    rows, count = match_users([column(1, 5, 7), column(0, 1)], 1, known, before=4)
+    assert count == 6
+    assert rows[0][[0, 2]].tolist() == [2, 0]
+    assert rows[1][1] == 2
+    assert sorted([rows[0][1], rows[1][0]]) == [4, 5]
+
+
+def test_a_row_known_to_one_party_becomes_known_to_the_next() -> None:
+    rows, count = match_users([column(1, 2), column(1, 3)], 2, [np.array([3, -1]), np.array([-1, -1])], 4)
+    assert [own.tolist() for own in rows] == [[3, -1], [3, -1]]
+    assert count == 4
+
+
+@pytest.mark.parametrize("known", [[[0], [1]], [[0, 0], [0]], [[5], [5]]])
+def test_parties_that_disagree_about_rows_are_refused(known: list[list[int]]) -> None:
+    sets = [column(*range(1, 1 + len(known[0]))), column(1)]
+    with pytest.raises(vf.ProtocolError, match="disagree about rows"):
+        match_users(sets, 1, [np.array(rows) for rows in known], before=3)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +225,7 @@ def test_common_of_three_sets_by_hand() -> None:
 )
 def test_sets_that_are_not_sorted_pseudonyms_are_refused(bad: NDArray[Any]) -> None:
     with pytest.raises(vf.ProtocolError, match="pseudonyms"):
-        common([as_array([b"a" * 16]), bad])
+        check_set(bad)
 
 
 @given(data=st.binary(max_size=200), context=st.binary(max_size=20))
@@ -239,140 +281,54 @@ def psi() -> None:
     pytest.importorskip("private_set_intersection.python", reason="openmined-psi is not installed")
 
 
-def intersected(client: PsiClient, server: PsiServer) -> list[bool]:
-    held: list[bool] = client.intersection(*server.answer(client.request())).tolist()
-    return held
+@pytest.mark.usefixtures("psi")
+def test_equal_ids_become_equal_points_once_all_keys_are_applied() -> None:
+    """Two keyholders and a third party: only the product of the keyholders' keys remains."""
+    first, second, own = CurveKey(), CurveKey(), CurveKey()
+    ours = own.remove(second.apply(first.apply(own.blind([b"ann", b"bob"]))))
+    theirs = second.apply(first.blind([b"bob", b"carl", b"ann"]))
+    points = [theirs[start : start + POINT] for start in range(0, len(theirs), POINT)]
+    assert ours == points[2] + points[0]
+    assert first.apply(second.blind([b"bob"])) == points[0]
+    assert curve_pseudonyms(ours).shape == (2, 16)
+    assert own.blind([b"ann"]) != first.blind([b"ann"])
 
 
 @pytest.mark.usefixtures("psi")
-@settings(max_examples=25)
-@given(pool=st.sets(st.text(max_size=9).map(lambda text: text.rstrip("\0")), max_size=12), data=st.data())
-def test_the_client_learns_the_intersection(pool: set[str], data: st.DataObject) -> None:
-    members = st.sets(st.sampled_from(sorted(pool))) if pool else st.just(set[str]())
-    ours, theirs, buckets = data.draw(members), data.draw(members), data.draw(st.integers(1, 4))
-    column = ids(ours)
-    held = intersected(PsiClient(column, buckets), PsiServer(ids(theirs), buckets))
-    assert held == [text in theirs for text in column.tolist()]
+def test_every_key_can_be_removed() -> None:
+    """Keys whose bytes begin with zeros among them."""
+    other = CurveKey()
+    points = other.blind([b"ann"])
+    for _ in range(300):
+        key = CurveKey()
+        assert key.remove(key.apply(points)) == points
 
 
 @pytest.mark.usefixtures("psi")
-@pytest.mark.parametrize(
-    ("ours", "theirs", "held"),
-    [
-        (["ann", "bob", "eve"], ["dan", "eve", "ann"], [True, False, True]),
-        (["ann", "bob"], ["eve", "dan"], [False, False]),
-        (["ann"], [], [False]),
-        ([], ["ann"], []),
-        ([], [], []),
-    ],
-)
-def test_intersections_by_hand(ours: list[str], theirs: list[str], held: list[bool]) -> None:
-    assert intersected(PsiClient(ids(ours), 3), PsiServer(ids(theirs), 3)) == held
-
-
-@pytest.mark.usefixtures("psi")
-def test_several_processes_find_what_one_finds() -> None:
-    ours, theirs = [f"user {i}" for i in range(300)], [f"user {i}" for i in range(0, 600, 2)]
+def test_several_processes_compute_what_one_computes() -> None:
+    users = [f"user {i}".encode() for i in range(4500)]
+    one = CurveKey()
     with workers(2) as each:
-        held = intersected(PsiClient(ids(ours), 4, each), PsiServer(ids(theirs), 4, each))
-        client = PsiClient(ids(ours), 4, each)
-        with pytest.raises(vf.ProtocolError, match="malformed"):
-            client.intersection([b"\xff"] * 4, [b"\xff"] * len(client.request()))
-    assert held == [i % 2 == 0 for i in range(300)]
+        several = CurveKey(each)
+        several._key = one._key
+        points = several.blind(users)
+        assert points == one.blind(users)
+        with pytest.raises(vf.ProtocolError, match="not a point"):
+            several.apply(b"\xff" * POINT)
+    assert len(points) == POINT * len(users)
 
 
 @pytest.mark.usefixtures("psi")
-def test_sizes_of_messages_depend_on_the_number_of_ids_only() -> None:
-    first, second = (PsiClient(ids(f"{name}{i}" for i in range(400)), 4).request() for name in ("ann", "bob"))
-    assert len({len(message) for message in (*first, *second)}) == 1
-    assert len({*first, *second}) == 8
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 1000, 20_000])
-def test_buckets_hold_every_id_once_and_are_full(count: int) -> None:
-    column = ids(map(str, range(count)))
-    elements, rows = alignment._bucketed(column, 8)
-    assert sorted(np.concatenate(rows).tolist()) == list(range(count))
-    assert len({len(bucket) for bucket in elements}) == 1
-    assert sum(map(len, elements)) <= 1.25 * count + 8 * 40
-    for bucket, own in zip(elements, rows, strict=True):
-        assert bucket[: len(own)] == [hashlib.sha256(text.encode()).digest() for text in column[own].tolist()]
-    assert len({element for bucket in elements for element in bucket}) == sum(map(len, elements))
-
-
-def test_ids_made_to_meet_in_one_bucket_still_fit() -> None:
-    meet = [
-        text
-        for text in map(str, range(4000))
-        if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % 8 == 3
-    ]
-    elements, rows = alignment._bucketed(ids(meet), 8)
-    assert [len(own) for own in rows] == [0, 0, 0, len(meet), 0, 0, 0, 0]
-    assert {len(bucket) for bucket in elements} == {len(meet)}
-
-
-@pytest.mark.usefixtures("psi")
-def test_ids_that_repeat_are_refused() -> None:
-    with pytest.raises(vf.DataError, match="twice"):
-        PsiClient(ids(["ann", "bob", "ann"]), 2)
-
-
-@pytest.mark.usefixtures("psi")
-def test_messages_of_another_shape_are_refused() -> None:
-    client, server = PsiClient(ids(["ann", "bob"]), 2), PsiServer(ids(["ann"]), 2)
-    with pytest.raises(vf.ProtocolError, match="as many buckets"):
-        client.intersection([b"", b""], [b"", b""])  # nothing was requested yet
-    requests = client.request()
-    setups, responses = server.answer(requests)
-    with pytest.raises(vf.ProtocolError, match="as many buckets"):
-        server.answer(requests[:1])
-    with pytest.raises(vf.ProtocolError, match="as many buckets"):
-        client.intersection(setups, responses[:1])
-    with pytest.raises(vf.ProtocolError, match="not one to this request"):
-        client.intersection(setups, [responses[0], b""])
-    with pytest.raises(vf.ProtocolError, match="not one to this request"):
-        client.intersection([b"", b""], responses)
-    with pytest.raises(vf.ProtocolError, match="malformed"):
-        server.answer([requests[0], b""])
-
-
-@pytest.mark.usefixtures("psi")
-def test_a_filter_that_claims_every_id_is_refused() -> None:
-    psi = pytest.importorskip("private_set_intersection.python")
-    client = PsiClient(ids(["ann"]), 1)
-    _, responses = PsiServer(ids([]), 1).answer(client.request())
-    full = psi.ServerSetup()
-    full.bloom_filter.num_hash_functions, full.bloom_filter.bits = 1, b"\xff" * 8
-    with pytest.raises(vf.ProtocolError, match="not one to this request"):
-        client.intersection([full.SerializeToString()], responses)
-
-
-@pytest.mark.usefixtures("psi")
-def test_garbled_messages_are_refused_or_change_nothing_else() -> None:
-    """Bytes changed at random: either refused, or an answer of the right shape; never another error."""
-    chance = random.Random(0)
-    client, server = PsiClient(ids(["ann", "bob", "eve"]), 1), PsiServer(ids(["ann", "dan"]), 1)
-    refused = 0
-    for _ in range(80):
-        request = client.request()
-        messages = [request, *server.answer(request)]
-        message = messages[chance.randrange(3)]
-        garbled = bytearray(message[0])
-        for _ in range(chance.randint(1, 3)):
-            garbled[chance.randrange(len(garbled))] = chance.randrange(256)
-        message[0] = bytes(garbled[: chance.choice([len(garbled), chance.randrange(len(garbled))])])
-        try:
-            server.answer(messages[0])
-            assert client.intersection(messages[1], messages[2]).shape == (3,)
-        except vf.ProtocolError:
-            refused += 1
-    assert refused > 40
+@pytest.mark.parametrize("points", [b"\xff" * POINT, b"\0" * POINT, b"\2" + b"\xff" * (POINT - 1), b"short"])
+def test_what_is_no_point_of_the_curve_is_refused(points: bytes) -> None:
+    with pytest.raises(vf.ProtocolError, match="point"):
+        CurveKey().apply(points)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(alignment, "import_module", missing)
+    monkeypatch.setattr(id_matching, "import_module", missing)
     with pytest.raises(vf.ConfigError, match=r"pip install 'verfedgnn\[psi\]'"):
-        PsiServer(ids(["ann"]), 1)
+        CurveKey()

@@ -56,11 +56,11 @@ FIELDS = {
     Finished: {"digest"},
     Refused: {"reason"},
     Waiting: {"missing", "align"},
-    align.AlignHello: {"party", "agreement", "seal_key", "seal_signature"},
+    align.AlignHello: {"party", "agreement", "users", "seal_key", "seal_signature"},
     align.AlignStart: {"session", "index", "seal_keys", "seal_signatures"},
     align.Sealed: {"session", "peer", "data"},
-    align.Pseudonyms: {"session", "values"},
-    align.Common: {"session", "count", "members"},
+    align.Pseudonyms: {"session", "values", "rows", "before"},
+    align.UserRows: {"session", "users", "rows"},
     align.Aligned: {"session", "users"},
 }  # fmt: skip
 

@@ -132,7 +132,9 @@ def test_predict_by_ids(fitted: vf.VerFedRecommender) -> None:
     assert fitted.predict(user, str(item), party=first.name) == [predicted]
     with pytest.raises(vf.RunError, match=r"1 item not in the catalogue of 'party-0', first"):
         fitted.predict([user], [item], party="party-0")
-    with pytest.raises(vf.RunError, match="1 user not in training, first 'nobody': those at every party"):
+    with pytest.raises(
+        vf.RunError, match="1 user not in training, first 'nobody': leave them out; known users"
+    ):
         fitted.predict(["nobody"], [item])
     with pytest.raises(vf.RunError, match="2 users and 1 items are no pairs"):
         fitted.predict([user, user], [item])

@@ -58,6 +58,14 @@ By = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+Users = Annotated[
+    str | None,
+    typer.Option(
+        help="Users who take part: any, all (those at every party), or N (those at N or more parties). Default: any.",
+        rich_help_panel=DATA,
+        autocompletion=among(("any", "all", "2")),
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option(

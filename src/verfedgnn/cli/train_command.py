@@ -25,6 +25,7 @@ from verfedgnn.cli.shared_options import (
     Preset,
     Quiet,
     Threads,
+    Users,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
@@ -71,6 +72,7 @@ def train(
     model: Model = None,
     parties: Parties = None,
     by: By = None,
+    users: Users = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)
     ] = None,
@@ -141,7 +143,7 @@ def train(
     words += [] if device == "cpu" else ["--device", device]
     words += ["--threads", str(threads)] if threads else []
     if resume is not None:
-        of_data = [data, parties, by, reading or None]
+        of_data = [data, parties, by, users, reading or None]
         of_training = [preset, model, seed, out, set_, epsilon, delta, config]
         if any(value is not None for value in of_data + of_training) or overwrite:
             raise ConfigError(
@@ -153,6 +155,8 @@ def train(
         overrides: dict[str, Any] = parse_settings(set_ or [])
         if seed is not None:
             overrides["seed"] = seed
+        if users is not None:
+            overrides["users"] = users
         chosen = build_config(
             preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides
         )
@@ -168,7 +172,12 @@ def train(
             holds_run(out, overwrite)
         with output.busy("reading the data"):
             read = read_parties(
-                data or ["synthetic"], parties=parties, seed=chosen.seed, by=by, reading=reading
+                data or ["synthetic"],
+                parties=parties,
+                seed=chosen.seed,
+                by=by,
+                users=chosen.users,
+                reading=reading,
             )
         _introduce(read, output)
     with RoundProgress(hidden=quiet) as progress, _continued(folder, words), Halt(quiet=quiet) as halt:
@@ -228,7 +237,8 @@ def _report(run: Run, folder: Path | None, output: Output) -> None:
         run.metrics, run_table(run.metrics), *([lift_table(lift), activity_table(lift)] if lift else [])
     )
     if folder is not None:
-        user = run.parties[0].ratings.user_ids[0]
+        first = run.parties[0].ratings
+        user = first.user_ids[first.known_users[0]]
         output.remark(
             f"next: {program()} recommend {shlex.quote(str(folder))} --user {shlex.quote(str(user))}"
         )
@@ -243,7 +253,7 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
     ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
     parts = [
         f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}",
-        format_count(first.n_users, "common user"),
+        format_count(first.n_users, "user"),
     ]
     output.remark(", ".join([*parts, format_count(items, "item"), format_count(ratings, "rating")]))
     if len({p.ratings.scale for p in parties}) > 1:

@@ -87,7 +87,9 @@ def tune(
     chosen = build_config(preset=preset or "best", model=parse_gnn(model), overrides=overrides)
     tried = parse_space(space) if space else None
     with output.busy("reading the data"):
-        read = read_parties(data or ["synthetic"], parties=parties, seed=seed, by=by, reading=reading)
+        read = read_parties(
+            data or ["synthetic"], parties=parties, seed=seed, by=by, users=chosen.users, reading=reading
+        )
     with RoundProgress(hidden=quiet, unit="trials") as progress, Halt(quiet=quiet) as halt:
 
         def show(trial: Trial) -> None:

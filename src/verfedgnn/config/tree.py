@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from verfedgnn import plugins
 from verfedgnn.config.exchange_modes import ExchangeConfig, ProjectedExchange
@@ -24,6 +24,7 @@ from verfedgnn.config.sections import Section, SplitConfig, TrainingConfig
 from verfedgnn.config.settings import Setting, list_settings, resolve_setting
 from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.user_rule import UserRule
 
 
 class Config(Section):
@@ -31,6 +32,8 @@ class Config(Section):
 
     seed: int = Field(0, ge=0)
     """Seed of the split, the initial values, the projection, the batches and the noise."""
+    users: UserRule = "any"
+    """Users who take part: any (those of any party), all (those at every party), or a number N (those at N or more parties)."""
     base: str = "paper"
     """Preset from which this configuration started."""
     model: ModelConfig = PropagationModel()
@@ -55,6 +58,13 @@ class Config(Section):
     @classmethod
     def _check_variants(cls, values: Any) -> Any:
         return check_variants(values) if isinstance(values, Mapping) else values
+
+    @field_validator("users", mode="before")
+    @classmethod
+    def _check_users(cls, rule: Any) -> Any:
+        if rule in ("any", "all") or (type(rule) is int and rule >= 2):
+            return rule
+        raise ValueError("use any, all or a number of parties from 2")
 
     @model_validator(mode="after")
     def _check_rules(self) -> Config:

@@ -1,4 +1,4 @@
-"""Organisations with the same users and their own items: by cutting one table, or from one file each."""
+"""Organisations that share users and have their own items: cut from one table, or read from one source each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.ids import find_positions, sort_ids
+from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
+from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 from verfedgnn.data.pooling import pool_tables, refuse_shared_items
 from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate, read_ratings
 from verfedgnn.data.ratings import Ratings, format_count
@@ -18,14 +19,14 @@ from verfedgnn.data.source_address import is_address
 from verfedgnn.data.table_sources import table_stem
 
 FEWEST_RATINGS = 20
-"""A value of a column with fewer ratings than this is no party of its own."""
+"""Ratings that a value of a column needs in order to become a party."""
 LONGEST_NAME = 100
-"""Characters of a party's name; it travels in messages and becomes file names."""
+"""Characters of a party's name, which travels in messages and becomes a file name."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """An organisation's data; all parties share one array of user ids, the items are the party's own."""
+    """An organisation's data. All parties of a federation have the same rows of users, each has its own items."""
 
     name: str
     ratings: Ratings
@@ -37,11 +38,12 @@ class PartyData:
 def split_items(
     ratings: Ratings, parties: int | None = None, *, seed: int = 0, by: str | None = None
 ) -> list[PartyData]:
-    """Cut a table by items: at random into `parties` (10) groups whose sizes differ by at most one, or by a column.
+    """Cut a table by items, at random or by a column, and return the parties.
 
-    With `by` (e.g. "genre") there is one party per value, or with `parties` so many: the values with most ratings, and the
-    rest together as "other"; items without a value go to "unknown". All users of the table are users of every party, with or
-    without ratings there.
+    Without `by`, items go at random to `parties` groups (10 by default) whose sizes differ by at most one. With `by`, e.g.
+    "genre", each value is a party and items without one go to "unknown". If `parties` is smaller than the number of values,
+    those with the most ratings are parties and the others together are "other". Every user of the table is a user of every
+    party, with or without ratings there.
     """
     if by is None:
         parties = 10 if parties is None else parties
@@ -76,9 +78,9 @@ def split_items(
 
 
 def _too_small(rated: NDArray[np.int64]) -> set[int]:
-    """Groups to be put together: those with fewer than `FEWEST_RATINGS`, and the next larger one if that is still too few.
+    """Return the groups to merge: those with fewer than `FEWEST_RATINGS`, and the next larger one if that is still too few.
 
-    Where all groups are small, nobody is; tiny tables are cut as asked.
+    If all groups are that small, none is merged.
     """
     order = np.argsort(rated, kind="stable").tolist()
     small = {k for k in order if rated[k] < FEWEST_RATINGS}
@@ -93,14 +95,16 @@ def parties_from_files(
     files: Mapping[str, str | Path] | Sequence[str | Path],
     *,
     own: Mapping[str, Mapping[str, Any]] | None = None,
+    users: UserRule = "any",
     **options: Any,
 ) -> list[PartyData]:
-    """One party per file or database, named by the mapping's keys or the files' stems, aligned to the users in every one.
+    """Read one party from each file or database and align their users.
 
-    `options` are those of `read_ratings`; `own` has further ones for single parties, by name.
+    Parties are named by the keys of a mapping, or by the files' stems. `options` are those of `read_ratings`; `own` has
+    further ones for single parties, by name. `users` says who takes part, see `align_users`.
 
-    Parties on one scale (the highest ratings within a factor of two) share it, from the lowest to the highest rating at any of
-    them; a party whose stars mean something else (5 against 10) keeps its own. A given `scale` is everybody's.
+    Parties whose highest ratings are within a factor of two share one scale, from the lowest to the highest rating at any of
+    them. A party with another scale (5 stars against 10) keeps its own. A given `scale` holds for all.
     """
     named = (
         list(files.items()) if isinstance(files, Mapping) else [(table_stem(file), file) for file in files]
@@ -112,44 +116,65 @@ def parties_from_files(
         replace(read_ratings(file, **{**options, **(own or {}).get(name, {})}), name=name)
         for name, file in named
     ]
-    return parties_from_tables(tables)
+    return parties_from_tables(tables, users)
 
 
-def parties_from_tables(tables: Sequence[Ratings]) -> list[PartyData]:
-    """One party per table, of its name; on shared scales (see `parties_from_files`) and aligned to the users in every one."""
+def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:
+    """Make one party of each table, under its name, with shared scales (see `parties_from_files`) and aligned users."""
     if not tables:
         raise _no_parties()
     highest = max(table.scale[1] for table in tables)
-    # Where nothing is above 0, a half of the highest is no less than it, and nothing tells scales apart.
+    # If no rating is above 0, half of the highest is not lower than it, and scales cannot be told apart.
     alike = [highest <= 0 or table.scale[1] > highest / 2 for table in tables]
     shared = (min(table.scale[0] for table, same in zip(tables, alike, strict=True) if same), highest)
     scales = [shared if same else table.scale for table, same in zip(tables, alike, strict=True)]
-    return align_users([PartyData(t.name, replace(t, scale=s)) for t, s in zip(tables, scales, strict=True)])
+    parties = [PartyData(t.name, replace(t, scale=s)) for t, s in zip(tables, scales, strict=True)]
+    return align_users(parties, users)
 
 
-def align_users(parties: Sequence[PartyData]) -> list[PartyData]:
-    """The parties with only the users they have in common, in one order; each party's notes say what was dropped."""
+def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[PartyData]:
+    """Give all parties the same rows of users, in the order of ids.
+
+    `users` says who takes part: "any" user of any party, only those at "all" parties, or those at a number of parties or
+    more. A party has no ratings of users that it does not know. Its notes say what was dropped.
+    """
     if not parties:
         raise _no_parties()
-    common = parties[0].ratings.user_ids
-    for party in parties[1:]:
-        common = common[find_positions(common, party.ratings.user_ids) >= 0]
-    if not len(common):
-        names = ", ".join(party.name for party in parties)
-        raise DataError(f"no user is at every one of {names}: check that they write user ids in the same way")
-    users = sort_ids(common)
-    return [PartyData(party.name, _restricted(party.ratings, users)) for party in parties]
+    fewest = fewest_parties(users, len(parties))
+    tables = [party.ratings for party in parties]
+    ids, count = np.unique(np.concatenate([table.user_ids for table in tables]), return_counts=True)
+    chosen = sort_ids(ids[count >= fewest])
+    names = ", ".join(party.name for party in parties)
+    if len(parties) > 1 and not (count > 1).any():
+        raise DataError(f"no user is at two of {names}: check that they spell user ids in the same way")
+    if not len(chosen):
+        raise DataError(
+            f"no user is {describe_rule(users)} of {names}: use --users any, or check the spelling of ids"
+        )
+    aligned = []
+    for party, table in zip(parties, tables, strict=True):
+        rows = find_positions(table.user_ids, chosen)
+        placed = place_users(table, rows, chosen)
+        aligned.append(PartyData(party.name, placed.with_notes(*note_dropped(table, placed, rows, users))))
+    return aligned
 
 
-def _restricted(ratings: Ratings, users: np.ndarray[Any, np.dtype[np.str_]]) -> Ratings:
-    kept = replace(ratings.select_users(find_positions(users, ratings.user_ids)), user_ids=users)
-    dropped = ratings.n_users - len(users)
-    if not dropped:
-        return kept
-    return kept.with_notes(
-        f"kept {len(users):,} of {ratings.n_users:,} users, dropped {format_count(dropped, 'user')} with"
-        f" {format_count(len(ratings) - len(kept), 'rating')} that are not at every party"
-    )
+def place_users(ratings: Ratings, rows: NDArray[np.int64], user_ids: StrArray) -> Ratings:
+    """Move each user i of a table to row `rows[i]` of `user_ids`, and drop users whose row is -1."""
+    kept = ratings.take(rows[ratings.user] >= 0)
+    return replace(kept, user=rows[kept.user].astype(np.int32), user_ids=user_ids)
+
+
+def note_dropped(
+    before: Ratings, after: Ratings, rows: NDArray[np.int64], users: UserRule
+) -> tuple[str, ...]:
+    """Return a sentence about the users that an alignment left out, or nothing if it left out none."""
+    kept = int((rows >= 0).sum())
+    if kept == before.n_users:
+        return ()
+    lost = format_count(len(before) - len(after), "rating")
+    who = f"users who are not {describe_rule(users)}"
+    return (f"kept {kept:,} of {format_count(before.n_users, 'user')}; {lost} of {who} were dropped",)
 
 
 def check_parties(parties: Sequence[PartyData]) -> None:
@@ -160,11 +185,11 @@ def check_parties(parties: Sequence[PartyData]) -> None:
     for party in parties:
         if not 1 <= len(party.name) <= LONGEST_NAME or not party.name.isprintable():
             raise DataError(
-                f"a party's name is 1 to {LONGEST_NAME} printable characters, not {party.name[:40]!r}: rename it"
+                f"a party's name has 1 to {LONGEST_NAME} printable characters, not {party.name[:40]!r}: rename it"
             )
     users = parties[0].ratings.user_ids
     if not len(users):
-        raise DataError("the parties have no user in common: check that they write user ids in the same way")
+        raise DataError("the parties have no users: give them some")
     rated = np.zeros(len(users), bool)
     for party in parties:
         table = party.ratings
@@ -173,7 +198,7 @@ def check_parties(parties: Sequence[PartyData]) -> None:
             raise DataError(f"party {party.name!r} has no {lack}: leave it out or give it some")
         if not np.array_equal(table.user_ids, users):
             raise DataError(
-                f"parties {parties[0].name!r} and {party.name!r} have different users: bring them together with align_users"
+                f"parties {parties[0].name!r} and {party.name!r} have different users: align them with align_users"
             )
         rated[table.user] = True
     if not rated.all():
@@ -186,7 +211,7 @@ def check_parties(parties: Sequence[PartyData]) -> None:
 
 
 def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings:
-    """All parties' ratings in one table, as if they were one organisation; the item column `column` names the party."""
+    """Return all parties' ratings in one table, as of one organisation; the item column `column` names the party."""
     if not parties:
         raise _no_parties()
     tables = [replace(party.ratings, name=party.name) for party in parties]
@@ -199,14 +224,16 @@ def read_parties(
     parties: int | None = None,
     seed: int = 0,
     by: str | None = None,
+    users: UserRule = "any",
     reading: ReadOptions = DEFAULT_OPTIONS,
     **options: Any,
 ) -> list[PartyData]:
-    """From what stands on the command line to checked parties.
+    """Read parties from the sources of a command line, and check them.
 
     One path, address or name is read and its items are split (`parties`, `seed`, `by`). Several, each `SOURCE` or
     `NAME=SOURCE`, are one party each; so is each table of a folder without a publisher's layout, unless `by` is given.
-    `reading` says how to read them, all or single ones; `options` are those of `read_ratings` for all.
+    Several parties are aligned by the rule `users`, see `align_users`. `reading` says how to read all or single sources;
+    `options` are those of `read_ratings`, for all.
     """
     sources, single = sources_of(data, by=by)
     own = reading.for_each(list(sources))
@@ -215,7 +242,7 @@ def read_parties(
         options = {**options, **own[name], "keep": () if by is None else (by,)}
         found = split_items(read_ratings(source, seed=seed, **options), parties, seed=seed, by=by)
     else:
-        found = parties_from_files(sources, own=own, seed=seed, **options)
+        found = parties_from_files(sources, own=own, users=users, seed=seed, **options)
     check_parties(found)
     return found
 
@@ -223,7 +250,7 @@ def read_parties(
 def sources_of(
     data: str | Path | Sequence[str | Path], *, by: str | None = None
 ) -> tuple[dict[str, str | Path], bool]:
-    """Where ratings come from, by name, and whether that is one table to be cut rather than one source a party."""
+    """Return the sources by name, and whether there is a single one to cut rather than one for each party."""
     given = [data] if isinstance(data, str | Path) else list(data)
     if not given:
         raise DataError(
@@ -246,7 +273,7 @@ def _named(entry: str | Path) -> tuple[str | None, str | Path]:
     if not equals or Path(entry).exists() or not name or "/" in name:
         return None, entry
     if not file:
-        raise DataError(f"--data {entry} names no file: write {entry}FILE")
+        raise DataError(f"--data {entry} has a name but no file: write {entry}FILE")
     return name, file
 
 
@@ -257,4 +284,6 @@ def _no_parties() -> DataError:
 def _refuse_same_names(names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"two parties are called {twice[0]!r}: name them apart with --data NAME=FILE")
+        raise DataError(
+            f"two parties are called {twice[0]!r}: give them different names with --data NAME=FILE"
+        )

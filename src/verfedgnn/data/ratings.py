@@ -73,6 +73,11 @@ class Ratings:
         return len(self.user_ids)
 
     @property
+    def known_users(self) -> NDArray[np.int64]:
+        """Rows of the users whose ids are known here; in a federation, users of other parties have the id ""."""
+        return np.flatnonzero(self.user_ids != "")
+
+    @property
     def n_items(self) -> int:
         """Number of items, with or without ratings."""
         return len(self.item_ids)

@@ -26,7 +26,7 @@ from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Closed, Coordinator
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.user_alignment import Host
+from verfedgnn.protocol.user_alignment import CoordinatorAlignment
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import (
@@ -68,7 +68,17 @@ class CoordinatorService:
         self.store = CoordinatorStore(folder, agreement)
         names = [party.name for party in agreement.parties]
         fingerprint = agreement.fingerprint()
-        self.host = Host(names, agreement.alignment, fingerprint) if agreement.alignment != "none" else None
+        self.host = (
+            CoordinatorAlignment(
+                names,
+                agreement.alignment,
+                fingerprint,
+                agreement.config.users,
+                most_users=agreement.max_users,
+            )
+            if agreement.alignment != "none"
+            else None
+        )
         self.coordinator = Coordinator(
             agreement.config,
             names,
@@ -241,7 +251,7 @@ class CoordinatorService:
                 raise ProtocolError(f"{name}: its message for {to} is too large")
             self._send(to, answer, data)
         if isinstance(message, Aligned) and len(self.host.users) == len(self.coordinator.names):
-            log_event("users aligned", method=self.host.method, common=next(iter(self.host.users.values())))
+            log_event("users aligned", method=self.host.method, users=next(iter(self.host.users.values())))
 
     def _start_alignment(self, name: str, message: AlignHello) -> None:
         assert self.host is not None

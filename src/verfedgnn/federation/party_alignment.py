@@ -1,4 +1,4 @@
-"""A party's users brought into the order that all parties share."""
+"""A party's alignment over the network: its users get the rows that all parties share."""
 
 from __future__ import annotations
 
@@ -6,65 +6,102 @@ import hashlib
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.data import PartyData, Ratings
-from verfedgnn.data.ids import find_positions, sort_ids
+from verfedgnn.data.ids import StrArray, find_positions, sort_ids
+from verfedgnn.data.parties import note_dropped, place_users
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.protocol.user_alignment import REVEALS, Guest
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, Common, Sealed
+from verfedgnn.protocol.user_alignment import PartyAlignment, describe_reveals
+from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Message
 
 
 def align(
-    ratings: Ratings, identity: MemberIdentity, link: CoordinatorLink, each: Each = map
+    ratings: Ratings,
+    identity: MemberIdentity,
+    link: CoordinatorLink,
+    each: Each = map,
+    *,
+    known: StrArray | None = None,
+    pad_to: int = 0,
 ) -> tuple[PartyData, str]:
-    """This party's data with the common users only, in the order everybody has, and the name of that order."""
+    """Align this party's users with those of the others.
+
+    Args:
+        ratings: The party's own table.
+        identity: The party and its federation file.
+        link: The connection to the coordinator.
+        each: A `map`, perhaps over several processes.
+        known: Ids by row from an earlier alignment; these users keep their rows.
+        pad_to: Number of users to announce at least, in order to hide how many there are.
+
+    Returns:
+        The party's data over the rows of the federation, and the name of the alignment. Rows of users whom this party does
+        not know have the id "".
+    """
     agreement = identity.agreement
     if agreement.alignment == "none":
-        users = sort_ids(ratings.user_ids)
-        rows = find_positions(users, ratings.user_ids)
-        digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()[:32]
-        return _restricted(ratings, rows, identity.name), digest
-    guest = Guest(
-        identity.name, ratings.user_ids, agreement.alignment, agreement.fingerprint(), identity, each
+        return _align_equal_lists(ratings, identity.name)
+    party = PartyAlignment(
+        identity.name,
+        ratings.user_ids,
+        agreement.alignment,
+        agreement.fingerprint(),
+        identity,
+        each,
+        known=known,
+        pad_to=pad_to,
+        most_users=agreement.max_users,
     )
     log_event(
-        "aligning users", method=agreement.alignment, users=len(guest.ids), ambiguous=guest.ambiguous or None
+        "aligning users",
+        method=agreement.alignment,
+        rule=agreement.config.users,
+        users=ratings.n_users - party.ambiguous,
+        ambiguous=party.ambiguous or None,
     )
-    log_event(REVEALS[agreement.alignment])
+    log_event(describe_reveals(agreement.alignment, agreement.config.users))
+    _exchange(party, link)
+    assert party.session is not None
+    assert party.rows is not None
+    taking_part = int((party.rows >= 0).sum())
+    log_event("users aligned", rows=party.users, own=taking_part, left_out=ratings.n_users - taking_part)
+    ids = np.full(party.users, "", ratings.user_ids.dtype)
+    ids[party.rows[party.rows >= 0]] = ratings.user_ids[party.rows >= 0]
+    placed = place_users(ratings, party.rows, ids)
+    notes = note_dropped(ratings, placed, party.rows, agreement.config.users)
+    return PartyData(identity.name, replace(placed.with_notes(*notes), name=identity.name)), party.session
+
+
+def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:
+    """Send and receive messages until the party has its rows."""
     greeted = False
 
     def hello() -> Message:
         nonlocal greeted
         greeted = True
-        return guest.hello()
+        return party.hello()
 
     link.greet()
-    while guest.rows is None:
+    while party.rows is None:
         message = link.receive(hello, lambda: not greeted)
-        if isinstance(message, AlignStart | Sealed | Common):
+        if isinstance(message, AlignStart | Sealed | UserRows):
             try:
-                answers = guest.handle(message)
+                answers = party.handle(message)
             except (DataError, ProtocolError) as error:
                 link.refuse(error)
                 raise
             for answer in answers:
                 link.send(answer)
-    assert guest.session is not None
-    log_event("users aligned", common=len(guest.rows), left_out=len(ratings.user_ids) - len(guest.rows))
-    return _restricted(ratings, guest.rows, identity.name), guest.session
 
 
-def _restricted(ratings: Ratings, rows: NDArray[np.int64], name: str) -> PartyData:
-    kept = ratings.select_users(rows)
-    dropped = ratings.n_users - kept.n_users
-    if dropped:
-        kept = kept.with_notes(
-            f"kept {kept.n_users:,} of {ratings.n_users:,} users, those that every party has"
-        )
-    return PartyData(name, replace(kept, name=name))
+def _align_equal_lists(ratings: Ratings, name: str) -> tuple[PartyData, str]:
+    """Sort the users by id; the name of the alignment is a hash of the list, which has to be the same everywhere."""
+    users = sort_ids(ratings.user_ids)
+    digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()[:32]
+    placed = place_users(ratings, find_positions(ratings.user_ids, users), users)
+    return PartyData(name, replace(placed, name=name)), digest

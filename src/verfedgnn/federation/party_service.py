@@ -23,7 +23,7 @@ from verfedgnn.protocol.coordinator.coordinator import Closed, active_count
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, Common, Sealed
+from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
@@ -125,7 +125,7 @@ class PartyService:
             self._answer_round(message)
         elif isinstance(message, Finish) and self.welcomed:
             return self._finish(message)
-        elif not isinstance(message, RoundStart | Finish | Sealed | Common):
+        elif not isinstance(message, RoundStart | Finish | Sealed | UserRows):
             # Those four may belong to an earlier connection or alignment, and are ignored.
             raise ProtocolError(f"unexpected {type(message).__name__} message while training")
         return None

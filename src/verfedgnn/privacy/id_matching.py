@@ -1,19 +1,22 @@
-r"""Which users all organisations have in common, and one order of rows for them, without exchanging lists of users.
+r"""Matching of users across organisations without exchanging lists of users.
 
-Among parties that share a key, ids travel as pseudonyms HMAC-SHA256(key, id) and whoever lacks the key may intersect them.
-Two parties without a common key use private set intersection over an elliptic curve (P-256, H hashes onto it): the client
-sends :math:`H(x)^a`, the server answers :math:`H(x)^{ab}` and its own :math:`H(y)^b`; the client takes its secret off,
+Every party turns its ids into pseudonyms that are equal exactly where ids are equal. The coordinator matches the pseudonyms
+and answers with row numbers. There are two ways to make them:
+
+keyed: HMAC-SHA256(key, id), with one key that all parties share and the coordinator lacks.
+
+ecdh: an elliptic-curve PRF whose key is split between keyholders. With H hashing onto P-256, keys :math:`k_1, k_2` at two
+keyholders and a blinding key r of the party's own, its id x travels as
 
 .. math::
-    \left(H(x)^{ab}\right)^{1/a} = H(x)^b \in \{H(y)^b\} \iff x \in Y
+    H(x)^r \to H(x)^{r k_1} \to H(x)^{r k_1 k_2} \to \left(H(x)^{r k_1 k_2}\right)^{1/r} = H(x)^{k_1 k_2}
 
-The client learns which of its ids the server has, and how many the server has; the server learns how many the client has.
-Both follow the protocol: a client that asks for guessed ids is told whether they are there, as for any other.
+so that keyholders see uniformly random points, and no one can evaluate the function without both of them. openmined-psi
+provides the hash onto the curve and the exponentiation.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
@@ -35,59 +38,107 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ConfigError, DataError, ProtocolError, VerFedGNNError
+from verfedgnn.core.errors import ConfigError, ProtocolError, VerFedGNNError
 
 WIDTH = 16
-"""Bytes of a pseudonym: among a billion ids two meet with a chance of 1e-21."""
+"""Bytes of a pseudonym. Among a billion ids, two collide with probability 1e-21."""
+POINT = 33
+"""Bytes of a compressed point of P-256."""
+CHUNK = 2000
+"""Points that one call of a worker process computes."""
 
 Each = Callable[..., Iterator[Any]]
-"""The built-in `map`, or that of a pool of processes."""
+"""The built-in `map`, or the `map` of a pool of processes."""
 
 _NONCE = 12
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Number of points of P-256, a prime."""
 
 
-def pseudonyms(ids: NDArray[np.str_], key: bytes) -> NDArray[np.uint8]:
-    """HMAC-SHA256(key, id), the first 128 bits of it, of shape (n, 16): to whoever lacks the key, random numbers."""
+def pseudonyms(ids: Sequence[bytes], key: bytes) -> NDArray[np.uint8]:
+    """Return the first 128 bits of HMAC-SHA256(key, id) for each id, of shape (n, 16)."""
     keyed = HMAC(key, SHA256())
 
-    def pseudonym(text: str) -> bytes:
+    def pseudonym(text: bytes) -> bytes:
         mac = keyed.copy()
-        mac.update(text.encode())
+        mac.update(text)
         return mac.finalize()[:WIDTH]
 
-    return np.frombuffer(b"".join(map(pseudonym, ids.tolist())), np.uint8).reshape(-1, WIDTH)
+    return _rows_of(b"".join(map(pseudonym, ids)), WIDTH)
 
 
 def order_of_rows(pseudonyms: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The permutation that sorts pseudonyms byte by byte: the order everybody shares and that says nothing of the ids."""
+    """Return the permutation that sorts pseudonyms byte by byte."""
     high, low = _words(pseudonyms)
     return np.lexsort((low, high))
 
 
-def common(sets: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.bool_]]:
-    """For each party's pseudonyms, sorted and without repetition, which of them every party has.
+def check_set(pseudonyms: NDArray[np.uint8]) -> None:
+    """Raise `ProtocolError` unless the pseudonyms are sorted and distinct."""
+    high, low = _words(pseudonyms)
+    if not np.all((high[:-1] < high[1:]) | ((high[:-1] == high[1:]) & (low[:-1] < low[1:]))):
+        raise ProtocolError("its pseudonyms are not sorted, or some occur twice")
 
-    Shapes: (n_p, 16) in, (n_p,) out. Each set holds a pseudonym at most once, so one that all hold occurs `len(sets)` times.
+
+def match_users(
+    sets: Sequence[NDArray[np.uint8]],
+    fewest: int,
+    known: Sequence[NDArray[np.int64]] | None = None,
+    before: int = 0,
+) -> tuple[list[NDArray[np.int64]], int]:
+    """Assign a row to every user who is at `fewest` parties or more.
+
+    Args:
+        sets: Each party's pseudonyms (n_p, 16), sorted and distinct.
+        fewest: Number of parties a new user has to be at.
+        known: Rows from an earlier alignment (n_p,), -1 for none. Users keep them.
+        before: Number of rows of that alignment. New rows follow in random order.
+
+    Returns:
+        The row of each pseudonym (n_p,), -1 for users left out, and the number of rows. The number is 0 if several parties
+        share no user at all.
     """
-    if not sets:
-        return []
-    for number, one in enumerate(sets):
-        high, low = _words(one)
-        if not np.all((high[:-1] < high[1:]) | ((high[:-1] == high[1:]) & (low[:-1] < low[1:]))):
-            raise ProtocolError(f"the pseudonyms of party {number} are not in order, or some occur twice")
     every = np.concatenate(list(sets))
+    given = np.full(len(every), -1) if known is None else np.concatenate(list(known))
+    ends = np.cumsum([len(one) for one in sets])[:-1]
     order = order_of_rows(every)
     high, low = (word[order] for word in _words(every))
     first = np.ones(len(every), bool)
     first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    group = np.cumsum(first) - 1
-    held = np.empty(len(every), bool)
-    held[order] = (np.bincount(group) == len(sets))[group]
-    return np.split(held, np.cumsum([len(one) for one in sets])[:-1])
+    user = np.empty(len(every), np.int64)
+    user[order] = np.cumsum(first) - 1
+    parties = np.bincount(user)
+    if len(sets) > 1 and not (parties > 1).any():
+        return [np.full(len(one), -1) for one in sets], 0
+    rows = _known_rows(user, given, before, len(parties))
+    new = np.flatnonzero((rows < 0) & (parties >= fewest))
+    rows[new] = before + _random_permutation(len(new))
+    return np.split(rows[user], ends), before + len(new)
+
+
+def _known_rows(
+    user: NDArray[np.int64], given: NDArray[np.int64], before: int, users: int
+) -> NDArray[np.int64]:
+    """Return each user's row of the earlier alignment, on which the parties have to agree."""
+    rows = np.full(users, -1)
+    has = np.flatnonzero(given >= 0)
+    rows[user[has]] = given[has]
+    taken = rows[rows >= 0]
+    if (
+        (rows[user[has]] != given[has]).any()
+        or len(np.unique(taken)) != len(taken)
+        or (taken >= before).any()
+    ):
+        raise ProtocolError("the parties disagree about rows of the earlier alignment: align from scratch")
+    return rows
+
+
+def _random_permutation(count: int) -> NDArray[np.int64]:
+    return np.argsort(np.frombuffer(os.urandom(8 * count), np.uint64), kind="stable")
 
 
 def _words(pseudonyms: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The two halves of each pseudonym as numbers that compare like its bytes."""
+    """Return the two halves of each pseudonym as numbers that compare like its bytes."""
     if pseudonyms.dtype != np.uint8 or pseudonyms.ndim != 2 or pseudonyms.shape[1] != WIDTH:
         raise ProtocolError(
             f"pseudonyms are bytes of shape (n, {WIDTH}), not {pseudonyms.dtype} of {pseudonyms.shape}"
@@ -96,12 +147,16 @@ def _words(pseudonyms: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[n
     return words[:, 0], words[:, 1]
 
 
-class Sealer:
-    """One party's key pair, with which it sends to another through a relay that must not read or change what passes.
+def _rows_of(data: bytes, width: int) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8).reshape(-1, width)
 
-    The key of a message is HKDF-SHA256 of the X25519 secret, bound to sender, receiver and context, so a message opens only
-    where, from whom and for what it was meant; ChaCha20-Poly1305 seals it. A key pair serves one alignment. Public keys
-    that come through the relay are its word only: parties that distrust it compare them over another channel.
+
+class Sealer:
+    """A key pair for messages to other parties through a relay that must neither read nor change them.
+
+    Each message is sealed by ChaCha20-Poly1305 under HKDF-SHA256 of the X25519 secret, bound to sender, receiver and context.
+    It opens only for that receiver, from that sender, in that context. A key pair serves one alignment. Its public key is
+    signed with the party's certificate, because the relay passes it on.
     """
 
     def __init__(self) -> None:
@@ -109,24 +164,25 @@ class Sealer:
         self.public = self._private.public_key().public_bytes_raw().hex()
 
     def seal(self, peer_public: str, context: bytes, data: bytes) -> bytes:
-        """`data` for the party with that public key only: a random nonce, then the ciphertext with its tag."""
+        """Encrypt `data` for the party with that public key: a random nonce, then the ciphertext with its tag."""
         nonce = os.urandom(_NONCE)
         return nonce + self._cipher(peer_public, context, sends=True).encrypt(nonce, data, None)
 
     def open(self, peer_public: str, context: bytes, sealed: bytes) -> bytes:
-        """What the party with that public key sealed for this one in the same context."""
+        """Decrypt what the party with that public key sealed for this one in the same context."""
         try:
             return self._cipher(peer_public, context, sends=False).decrypt(
                 sealed[:_NONCE], sealed[_NONCE:], None
             )
         except (InvalidTag, ValueError):
             raise ProtocolError(
-                "a sealed message was changed on its way, or is not from the party it names or not for this one"
+                "a sealed message was changed on its way, or its sender or receiver is another party"
             ) from None
 
     def _cipher(self, peer_public: str, context: bytes, *, sends: bool) -> ChaCha20Poly1305:
         try:
-            own, peer = bytes.fromhex(self.public), bytes.fromhex(peer_public)
+            own = bytes.fromhex(self.public)
+            peer = bytes.fromhex(peer_public)
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
         except ValueError:
             raise ProtocolError("the public key of the other party is not usable") from None
@@ -139,9 +195,10 @@ class Sealer:
 
 @contextmanager
 def workers(processes: int) -> Iterator[Each]:
-    """A `map` over so many processes, for all steps of an alignment; with one, the built-in `map` in this process.
+    """Provide a `map` over so many processes; with one, the built-in `map` in this process.
 
-    Make it once: a process imports what it needs anew (this one has threads, so no fork).
+    Open it once for all steps of an alignment: every process imports its modules first, as this one has threads and cannot
+    fork.
     """
     if processes == 1:
         yield map
@@ -154,7 +211,7 @@ def workers(processes: int) -> Iterator[Each]:
 
 
 def _begin_worker() -> None:
-    """Ctrl-C is the parent's business; its death, even a sudden one, is the worker's too."""
+    """Leave Ctrl-C to the parent, and end with it even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -166,123 +223,76 @@ def _begin_worker() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-class PsiClient:
-    """The side that learns which of its ids, all different, the server has too."""
+class CurveKey:
+    """A secret exponent on P-256, drawn at random, and its application to lists of points.
 
-    def __init__(self, ids: NDArray[np.str_], buckets: int, each: Each = map) -> None:
-        _library()
-        self._size, self._each = len(ids), each
-        self._elements, self._rows = _bucketed(ids, buckets)
-        self._keys: list[bytes] = []
-
-    def request(self) -> list[bytes]:
-        """The encrypted ids, one message per bucket, under a fresh key each."""
-        self._keys, requests = _columns(_all(self._each, _request, self._elements))
-        return requests
-
-    def intersection(self, setups: list[bytes], responses: list[bytes]) -> NDArray[np.bool_]:
-        """Which of the ids the server has, from its answer to the last request."""
-        if not len(setups) == len(responses) == len(self._keys):
-            raise ProtocolError("the answer does not have as many buckets as the request")
-        asked = [len(elements) for elements in self._elements]
-        held = np.zeros(self._size, bool)
-        for rows, found in zip(
-            self._rows, _all(self._each, _found, self._keys, asked, setups, responses), strict=True
-        ):
-            held[rows] = found[: len(rows)]  # what follows is padding
-        return held
-
-
-class PsiServer:
-    """The side that answers; it learns how many ids the client has."""
-
-    def __init__(self, ids: NDArray[np.str_], buckets: int, each: Each = map) -> None:
-        _library()
-        self._each = each
-        self._elements, _ = _bucketed(ids, buckets)
-
-    def answer(self, requests: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """The server's own encrypted ids and the client's encrypted twice, one message per bucket, under a fresh key each."""
-        if len(requests) != len(self._elements):
-            raise ProtocolError("the request does not have as many buckets as this party was told")
-        return _columns(_all(self._each, _answer, self._elements, requests))
-
-
-def _bucketed(ids: NDArray[np.str_], buckets: int) -> tuple[list[list[bytes]], list[NDArray[np.int64]]]:
-    """The SHA-256 of each id by bucket, its own first 64 bits modulo `buckets`, then padding; and the row of each id.
-
-    Equal ids meet in one bucket, so buckets can be intersected apart and at the same time. Each is filled up with random
-    elements to a size that follows from the number of ids alone (Bernstein's bound), so its size says nothing of the ids in
-    it. One in a million sets does not fit; then all buckets grow to the fullest one's size, which says about as little.
+    Lists are bytes, 33 for each point. They keep their order and length.
     """
-    digests = [sha256(text.encode()).digest() for text in ids.tolist()]
-    if len(set(digests)) != len(digests):
-        raise DataError("some ids occur twice: keep one of each before looking for common users")
-    bucket = np.array([int.from_bytes(digest[:8]) % buckets for digest in digests], np.int64)
-    rows = [np.flatnonzero(bucket == number) for number in range(buckets)]
-    mean, slack = len(ids) / buckets, math.log(buckets * 1e6)
-    size = min(len(ids), math.ceil(mean + math.sqrt(2 * mean * slack) + slack / 3))
-    size = max(size, *map(len, rows))
-    return [
-        [digests[row] for row in own] + [os.urandom(32) for _ in range(size - len(own))] for own in rows
-    ], rows
+
+    def __init__(self, each: Each = map) -> None:
+        self._each = each
+        self._key: bytes = _library().client.CreateWithNewKey(True).GetPrivateKeyBytes()
+
+    def blind(self, ids: Sequence[bytes]) -> bytes:
+        """Return H(x)^k for each id x."""
+        chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
+        return self._join(_blind, chunks)
+
+    def apply(self, points: bytes) -> bytes:
+        """Return P^k for each point P; refuse anything that is not a point of the curve."""
+        return self._raise_points(self._key, points)
+
+    def remove(self, points: bytes) -> bytes:
+        """Return P^(1/k) for each point P."""
+        inverse = pow(int.from_bytes(self._key), -1, _ORDER)
+        return self._raise_points(inverse.to_bytes(32), points)
+
+    def _raise_points(self, key: bytes, points: bytes) -> bytes:
+        if len(points) % POINT:
+            raise ProtocolError(f"a list of points has {len(points):,} bytes, not a multiple of {POINT}")
+        step = CHUNK * POINT
+        return self._join(
+            _raise_to, [points[start : start + step] for start in range(0, len(points), step)], key
+        )
+
+    def _join(self, work: Callable[..., bytes], chunks: Sequence[Any], key: bytes | None = None) -> bytes:
+        try:
+            return b"".join(self._each(work, [key or self._key] * len(chunks), chunks))
+        except BrokenProcessPool:
+            raise VerFedGNNError(
+                "a process that aligns users ended early: use --processes 1 or give the machine more memory;"
+                " a script needs `if __name__ == '__main__':`"
+            ) from None
 
 
-def _request(elements: list[bytes]) -> tuple[bytes, bytes]:
-    client = _library().client.CreateWithNewKey(True)
-    return client.GetPrivateKeyBytes(), client.CreateRequest(elements).SerializeToString()
+def curve_pseudonyms(points: bytes) -> NDArray[np.uint8]:
+    """Return the first 128 bits of SHA-256 of each point, of shape (n, 16)."""
+    digests = (
+        sha256(points[start : start + POINT]).digest()[:WIDTH] for start in range(0, len(points), POINT)
+    )
+    return _rows_of(b"".join(digests), WIDTH)
 
 
-def _answer(elements: list[bytes], request: bytes) -> tuple[bytes, bytes]:
+def _blind(key: bytes, ids: Sequence[bytes]) -> bytes:
+    client = _library().client.CreateFromKey(key, True)
+    request = client.CreateRequest([sha256(text).digest() for text in ids])
+    return b"".join(request.encrypted_elements)
+
+
+def _raise_to(key: bytes, points: bytes) -> bytes:
     psi = _library()
-    server = psi.server.CreateWithNewKey(True)
-    # RAW is the list of encrypted elements itself: no false positives, while filters of a few bits per element have some.
-    setup = server.CreateSetupMessage(
-        0.5, len(elements), elements, psi.DataStructure.RAW
-    )  # 0.5 is for filters: not used
-    with _untrusted():
-        response = server.ProcessRequest(psi.Request.FromString(request))
-    return setup.SerializeToString(), response.SerializeToString()
-
-
-def _found(key: bytes, asked: int, setup: bytes, response: bytes) -> NDArray[np.bool_]:
-    psi = _library()
-    with _untrusted():
-        theirs, ours = psi.ServerSetup.FromString(setup), psi.Response.FromString(response)
-        if not theirs.HasField("raw") or len(ours.encrypted_elements) != asked:
-            raise ProtocolError("the answer of the private set intersection is not one to this request")
-        held = np.zeros(asked, bool)
-        held[psi.client.CreateFromKey(key, True).GetIntersection(theirs, ours)] = True
-    return held
-
-
-@contextmanager
-def _untrusted() -> Iterator[None]:
-    """Refuses what the library cannot parse or decode, without its text."""
+    elements = [points[start : start + POINT] for start in range(0, len(points), POINT)]
+    request = psi.Request(encrypted_elements=elements, reveal_intersection=True)
     try:
-        yield
-    except (RuntimeError, ValueError, import_module("google.protobuf.message").DecodeError):
-        raise ProtocolError("a message of the private set intersection is malformed") from None
-
-
-def _all(each: Each, work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    try:
-        return list(each(work, *columns))
-    except BrokenProcessPool:
-        raise VerFedGNNError(
-            "a process that intersects users ended early: use one process, give the machine more memory,"
-            " or, in a script of your own, start under `if __name__ == '__main__':`"
-        ) from None
-
-
-def _columns(pairs: list[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
-    return [first for first, _ in pairs], [second for _, second in pairs]
+        # A server's answer is each element of the request raised to the server's key, in the order of the request.
+        raised = psi.server.CreateFromKey(key, True).ProcessRequest(request).encrypted_elements
+    except (RuntimeError, ValueError):
+        raise ProtocolError("a list of points holds something that is not a point of the curve") from None
+    return b"".join(raised)
 
 
 def _library() -> Any:
     try:
         return import_module("private_set_intersection.python")
     except ImportError:
-        raise ConfigError(
-            "private set intersection needs openmined-psi: pip install 'verfedgnn[psi]'"
-        ) from None
+        raise ConfigError("alignment by ecdh needs openmined-psi: pip install 'verfedgnn[psi]'") from None

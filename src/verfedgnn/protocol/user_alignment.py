@@ -1,18 +1,14 @@
-"""Finding the common users before training, as two state machines around the arithmetic of `privacy.alignment`.
+"""User alignment before training, as two state machines around the arithmetic of `privacy.id_matching`.
 
-keyed: the first party draws a key and seals it for each other party; all send pseudonyms of their users under it to the
-coordinator, which does not have the key, intersects them, and tells everybody which of its own rows are common.
-
-ecdh: party k learns which of its users are among those that parties 0 .. k-1 have in common, by private set intersection with
-party k-1; the last one seals the result for the others. The coordinator relays what it cannot read.
-
-Either way a row's place is the order of its pseudonym under a key of this alignment: the same everywhere, and random.
+1. Every party turns its ids into pseudonyms. keyed: the first party draws a key and seals it for each other one. ecdh: each
+   list of blinded ids passes the keyholders, sealed, and returns to its owner.
+2. All send their pseudonyms to the coordinator, which matches them and draws the rows in random order.
+3. Every party learns the row of each of its own users and the number of rows.
 """
 
 from __future__ import annotations
 
 import secrets
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -20,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
+from verfedgnn.core.user_rule import UserRule, fewest_parties
 from verfedgnn.privacy.id_matching import (
-    WIDTH,
+    POINT,
+    CurveKey,
     Each,
-    PsiClient,
-    PsiServer,
     Sealer,
-    common,
+    check_set,
+    curve_pseudonyms,
+    match_users,
     order_of_rows,
     pseudonyms,
 )
@@ -36,33 +34,61 @@ from verfedgnn.protocol.wire.alignment_messages import (
     Aligned,
     AlignHello,
     AlignStart,
-    Common,
     Pseudonyms,
     Sealed,
+    UserRows,
 )
 from verfedgnn.protocol.wire.messages import Message, Waiting
 
 Method = Literal["keyed", "ecdh"]
-BUCKETS = 16
-"""Parts into which an intersection is cut; as many processor cores can share in it."""
+KEYHOLDERS = 2
+"""Parties that hold a key under ecdh: the first ones of the roster."""
 REVEALS = {
     "keyed": (
-        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms; it could look a "
-        "user up only together with a party, which knows the key. Parties learn the common users and nothing else."
+        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms. Together with "
+        "any one party, which knows the key, it could look users up."
     ),
     "ecdh": (
-        "The coordinator learns how many users each party has, nothing more. Party k also learns which of its users parties 1 "
-        "to k - 1 have in common, and how many users its two neighbours in the roster compare; all learn the common users."
+        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms. It could look "
+        "users up only together with the first two parties of the roster, which also learn how many users each party has."
     ),
     "none": "Nothing is exchanged: every party's file must list the same users. A hash of the whole list is compared.",
 }
-"""What each way of aligning shows to whom."""
+"""What each method shows to the coordinator and to keyholders."""
+RULE_REVEALS = {
+    "any": "Parties learn the number of users in the federation, not which of their own users others have.",
+    "all": "Parties learn which of their users all the others have.",
+    "some": "Parties learn which of their users are at {} parties or more, not at which.",
+}
+"""What each rule shows to the parties."""
 
-_KEY, _SET, _ASK, _ANSWER = b"key", b"set", b"ask", b"answer"
+_KEY = b"key"
+_POINTS = b"points"
+_DUMMY = 32
 
 
-class Guest:
-    """A party's side. `ids` are its users as its table spells them; `rows`, in the end, the common ones in everybody's order."""
+def describe_reveals(method: str, rule: UserRule) -> str:
+    """Return what an alignment shows to whom, in words."""
+    if method == "none":
+        return REVEALS[method]
+    shown = RULE_REVEALS[rule] if isinstance(rule, str) else RULE_REVEALS["some"].format(rule)
+    return f"{REVEALS[method]} {shown}"
+
+
+class PartyAlignment:
+    """A party's side of the alignment.
+
+    Args:
+        name: The party.
+        ids: Its users' ids as its table spells them.
+        method: "keyed" or "ecdh".
+        agreement: Fingerprint of the federation file.
+        vouching: Signs this party's key and checks those of the others.
+        each: A `map`, perhaps over several processes.
+        known: Ids by row from an earlier alignment, "" for users of others. They keep their rows.
+        pad_to: Number of pseudonyms to send at least; random ones fill it up.
+        most_users: Number of users that one party may bring; 0 for no limit.
+    """
 
     def __init__(
         self,
@@ -72,157 +98,175 @@ class Guest:
         agreement: str,
         vouching: Vouching,
         each: Each = map,
+        *,
+        known: NDArray[np.str_] | None = None,
+        pad_to: int = 0,
+        most_users: int = 0,
     ) -> None:
-        self.name, self.method, self.agreement, self.vouching, self.each = (
-            name,
-            method,
-            agreement,
-            vouching,
-            each,
-        )
-        self.ids, self._rows = unambiguous(ids)
-        self.ambiguous = len(ids) - len(self.ids)
-        """Users left out because they have no id, or one that another user has too once spelling is evened out."""
+        self.name = name
+        self.method = method
+        self.agreement = agreement
+        self.vouching = vouching
+        self.each = each
+        self.most_users = most_users
+        forms, self._places = unambiguous(ids)
+        if not len(forms):
+            raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
+        self._table_users = len(ids)
+        self.ambiguous = len(ids) - len(forms)
+        """Number of users left out: their ids are empty, or equal to another's once spelling is normalised."""
+        dummies = [secrets.token_bytes(_DUMMY) for _ in range(pad_to - len(forms))]
+        self._ids = [text.encode() for text in forms.tolist()] + dummies
+        if most_users and len(self._ids) > most_users:
+            raise DataError(
+                f"party '{name}' brings {len(self._ids):,} users, but the agreement allows {most_users:,}: raise max_users there"
+            )
+        self._before = 0 if known is None else len(known)
+        self._known = self._rows_before(forms, known)
         self.session: str | None = None
+        self.users = 0
+        """Number of rows of the federation, once aligned."""
         self.rows: NDArray[np.int64] | None = None
+        """Row of each user of the table, -1 for those who do not take part; None until aligned."""
 
     def hello(self) -> AlignHello:
-        """The first message, and again whenever the connection was lost."""
+        """Return the first message, to be sent again whenever the connection was lost."""
         self._sealer = Sealer()
         signature = self.vouching.sign("seal", self._sealer.public)
         return AlignHello(
-            party=self.name, agreement=self.agreement, seal_key=self._sealer.public, seal_signature=signature
+            party=self.name,
+            agreement=self.agreement,
+            users=len(self._ids),
+            seal_key=self._sealer.public,
+            seal_signature=signature,
         )
 
     def handle(self, message: Message) -> list[Message]:
-        """One message in, any number out."""
+        """Take one message and return those to be sent."""
         if isinstance(message, AlignStart):
             return self._start(message)
-        if (
-            not isinstance(message, Sealed | Common)
-            or message.session != self.session
-            or self.rows is not None
-        ):
-            return []  # of a session that was given up
-        if isinstance(message, Common):
-            return self._take_common(message)
+        stale = getattr(message, "session", None) != self.session or self.rows is not None
+        if not isinstance(message, Sealed | UserRows) or stale:
+            return []
+        if isinstance(message, UserRows):
+            return self._take_rows(message)
         if not message.peer < len(self._keys):
-            raise ProtocolError("a sealed message from a party that does not exist")
-        for kind, take in (
-            (_KEY, self._take_key),
-            (_ASK, self._take_ask),
-            (_ANSWER, self._take_answer),
-            (_SET, self._take_set),
-        ):
+            raise ProtocolError("a sealed message comes from a party that does not exist")
+        for kind, take in ((_KEY, self._take_key), (_POINTS, self._take_points)):
             if message.data[: len(kind) + 1].tobytes() == kind + b":":
                 sealed = message.data[len(kind) + 1 :].tobytes()
                 context = kind + bytes.fromhex(message.session)
                 return take(message.peer, self._sealer.open(self._keys[message.peer], context, sealed))
-        raise ProtocolError("a sealed message of an unknown kind")
+        raise ProtocolError("a sealed message is of an unknown kind")
 
     def _start(self, message: AlignStart) -> list[Message]:
-        keys, signatures = message.seal_keys, message.seal_signatures
+        keys = message.seal_keys
+        signatures = message.seal_signatures
         if len(keys) != len(signatures) or not message.index < len(keys):
             raise ProtocolError("the coordinator starts an alignment with keys that are not the parties' own")
         if keys[message.index] != self._sealer.public:
-            return []  # answers a hello that another one has followed
+            return []  # answers an earlier hello
         for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
             self.vouching.check("seal", party, key, signature)
-        self.session, self.index, self._keys, self.rows = message.session, message.index, keys, None
-        self._client: PsiClient | None = None
-        self._asked: bytes | None = None
-        self._prefix: NDArray[np.bool_] | None = None
-        if self.method == "keyed":
-            if self.index:
-                return []
-            drawn = secrets.token_bytes(32)
-            return [*(self._seal(peer, _KEY, drawn) for peer in range(1, len(keys))), self._pseudonyms(drawn)]
-        if not self.index:
-            self._prefix = np.ones(len(self.ids), bool)
-            return self._settled()
-        self._client = PsiClient(self.ids, BUCKETS, self.each)
-        return [self._seal(self.index - 1, _ASK, _joined(self._client.request()))]
+        self.session = message.session
+        self.index = message.index
+        self.rows = None
+        self._keys = keys
+        self._owners_seen: set[int] = set()
+        return self._send_key() if self.method == "keyed" else self._send_points()
+
+    def _rows_before(self, forms: NDArray[np.str_], known: NDArray[np.str_] | None) -> NDArray[np.int64]:
+        rows = np.full(len(self._ids), -1)
+        if known is not None:
+            old_forms, old_rows = unambiguous(known)
+            row_of = dict(zip(old_forms.tolist(), old_rows.tolist(), strict=True))
+            rows[: len(forms)] = [row_of.get(form, -1) for form in forms.tolist()]
+        return rows
 
     # -- keyed ---------------------------------------------------------------------------------------------------------------
 
+    def _send_key(self) -> list[Message]:
+        if self.index:
+            return []
+        key = secrets.token_bytes(32)
+        sealed = [self._seal(peer, _KEY, key) for peer in range(1, len(self._keys))]
+        return [*sealed, self._send_pseudonyms(pseudonyms(self._ids, key))]
+
     def _take_key(self, peer: int, key: bytes) -> list[Message]:
         if peer or self.method != "keyed" or len(key) != 32:
-            raise ProtocolError("a key for pseudonyms from a party that does not draw it")
-        return [self._pseudonyms(key)]
-
-    def _pseudonyms(self, key: bytes) -> Message:
-        values = pseudonyms(self.ids, key)
-        self._order = order_of_rows(values)
-        assert self.session is not None
-        return Pseudonyms(session=self.session, values=values[self._order])
-
-    def _take_common(self, message: Common) -> list[Message]:
-        members = (
-            np.unpackbits(message.members.view(np.uint8), count=len(self.ids))
-            if len(self.ids)
-            else np.zeros(0, np.uint8)
-        )
-        chosen = self._order[members.astype(bool)]
-        if len(chosen) != message.count or len(message.members) != (len(self.ids) + 7) // 8:
-            raise ProtocolError("the coordinator's list of common users does not fit this party's")
-        return self._done(chosen)
+            raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
+        return [self._send_pseudonyms(pseudonyms(self._ids, key))]
 
     # -- ecdh ----------------------------------------------------------------------------------------------------------------
 
-    def _take_ask(self, peer: int, data: bytes) -> list[Message]:
-        if self.method != "ecdh" or peer != self.index + 1:
-            raise ProtocolError("a request for an intersection from a party that is not the next one")
-        self._asked = data
-        return self._settled()
+    def _send_points(self) -> list[Message]:
+        self._curve_key = CurveKey(self.each)
+        points = self._curve_key.blind(self._ids)
+        return self._pass_on(self.index, points)
 
-    def _take_answer(self, peer: int, data: bytes) -> list[Message]:
-        if self._client is None or peer != self.index - 1:
-            raise ProtocolError("an intersection from a party that was not asked")
-        parts = _parted(data)
-        self._prefix = self._client.intersection(parts[: len(parts) // 2], parts[len(parts) // 2 :])
-        self._client = None
-        return self._settled()
+    def _take_points(self, peer: int, data: bytes) -> list[Message]:
+        owner = int.from_bytes(data[:4])
+        points = data[4:]
+        if self.method != "ecdh" or not owner < len(self._keys) or owner in self._owners_seen:
+            raise ProtocolError("a list of points is not due")
+        way = self._way(owner)
+        if self.index not in way or way[way.index(self.index) - 1] != peer:
+            raise ProtocolError("a list of points comes from a party that should not have it")
+        self._owners_seen.add(owner)
+        if owner != self.index:
+            if self.most_users and len(points) > POINT * self.most_users:
+                raise ProtocolError("a list of points holds more users than the agreement allows")
+            return self._pass_on(owner, self._curve_key.apply(points))
+        if len(points) != POINT * len(self._ids):
+            raise ProtocolError("this party's list of points came back with another length")
+        holds_key = self.index < KEYHOLDERS
+        final = points if holds_key else self._curve_key.remove(points)
+        return [self._send_pseudonyms(curve_pseudonyms(final))]
 
-    def _settled(self) -> list[Message]:
-        """Answer the next party once one's own intersection is known; the last party tells everybody."""
-        if self._prefix is None:
-            return []
-        members = np.flatnonzero(self._prefix)
-        if self.index == len(self._keys) - 1:
-            key = secrets.token_bytes(32)
-            values = pseudonyms(self.ids[members], key)
-            order = order_of_rows(values)
-            sent = key + values[order].tobytes()
-            return [
-                *(self._seal(peer, _SET, sent) for peer in range(self.index)),
-                *self._done(members[order]),
-            ]
-        if self._asked is None:
-            return []
-        setups, responses = PsiServer(self.ids[members], BUCKETS, self.each).answer(_parted(self._asked))
-        self._asked = None
-        return [self._seal(self.index + 1, _ANSWER, _joined([*setups, *responses]))]
+    def _way(self, owner: int) -> list[int]:
+        """Return the parties a list passes, in order: the keyholders other than its owner, and the owner at the end."""
+        return [party for party in range(min(KEYHOLDERS, len(self._keys))) if party != owner] + [owner]
 
-    def _take_set(self, peer: int, data: bytes) -> list[Message]:
-        if self.method != "ecdh" or peer != len(self._keys) - 1 or len(data) % WIDTH or len(data) < 32:
-            raise ProtocolError("a list of common users from a party that does not know them")
-        final = np.frombuffer(data[32:], np.uint8).reshape(-1, WIDTH)
-        values = pseudonyms(self.ids, data[:32])
-        order = order_of_rows(values)
-        mine, _ = common([values[order], final])
-        chosen = order[mine]
-        if len(chosen) != len(final):
-            raise ProtocolError("the list of common users holds some that are not this party's")
-        return self._done(chosen)
+    def _pass_on(self, owner: int, points: bytes) -> list[Message]:
+        way = self._way(owner)
+        following = way[0] if owner == self.index else way[way.index(self.index) + 1]
+        if following == self.index:  # a federation of one party
+            return [self._send_pseudonyms(curve_pseudonyms(points))]
+        return [self._seal(following, _POINTS, owner.to_bytes(4) + points)]
 
     # -- both ----------------------------------------------------------------------------------------------------------------
 
-    def _done(self, chosen: NDArray[np.int64]) -> list[Message]:
-        if not len(chosen):
-            raise DataError("no user is at every party: check that all write user ids in the same way")
+    def _send_pseudonyms(self, values: NDArray[np.uint8]) -> Message:
+        self._order = order_of_rows(values)
         assert self.session is not None
-        self.rows = self._rows[chosen]
-        return [Aligned(session=self.session, users=len(chosen))]
+        return Pseudonyms(
+            session=self.session,
+            values=values[self._order],
+            rows=self._known[self._order] if self._before else None,
+            before=self._before,
+        )
+
+    def _take_rows(self, message: UserRows) -> list[Message]:
+        if not message.users:
+            raise DataError("no user is at two parties: check that all spell user ids in the same way")
+        if message.rows.shape != (len(self._ids),) or message.rows.dtype.kind != "i":
+            raise ProtocolError("the coordinator's rows do not fit the pseudonyms this party sent")
+        rows = np.full(len(self._ids), -1)
+        rows[self._order] = message.rows
+        taken = rows[rows >= 0]
+        kept = self._known >= 0
+        if (taken >= message.users).any() or len(np.unique(taken)) != len(taken):
+            raise ProtocolError("the coordinator gives two users one row, or a row that does not exist")
+        if (rows[kept] != self._known[kept]).any() or message.users < self._before:
+            raise ProtocolError("the coordinator moves users who had a row before")
+        own = rows[: len(self._places)]
+        if (own < 0).all():
+            raise DataError("none of this party's users is at enough other parties: use --users any")
+        assert self.session is not None
+        self.users = message.users
+        self.rows = np.full(self._table_users, -1)
+        self.rows[self._places] = own
+        return [Aligned(session=self.session, users=message.users)]
 
     def _seal(self, peer: int, kind: bytes, data: bytes) -> Message:
         assert self.session is not None
@@ -230,113 +274,135 @@ class Guest:
         return Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
 
 
-class Host:
-    """The coordinator's side: it relays, and intersects pseudonyms."""
+class CoordinatorAlignment:
+    """The coordinator's side of the alignment: it relays sealed messages and matches pseudonyms."""
 
-    def __init__(self, names: Sequence[str], method: Method, agreement: str) -> None:
-        self.names, self.method, self.agreement = list(names), method, agreement
+    def __init__(
+        self,
+        names: Sequence[str],
+        method: Method,
+        agreement: str,
+        rule: UserRule = "any",
+        *,
+        most_users: int = 0,
+    ) -> None:
+        self.names = list(names)
+        self.method = method
+        self.agreement = agreement
+        self.fewest = fewest_parties(rule, len(names)) if names else 1
+        self.most_users = most_users
         self.hellos: dict[str, AlignHello] = {}
         self.session: str | None = None
-        self.sets: dict[str, NDArray[np.uint8]] = {}
+        self.sets: dict[str, Pseudonyms] = {}
         self.users: dict[str, int] = {}
-        """Number of common users, from those who have them."""
+        """Number of rows, as confirmed by the parties that have theirs."""
 
     def handle(self, name: str, message: Message) -> list[tuple[str, Message]]:
-        """One message in, any number out, each with its recipient."""
+        """Take one message and return those to be sent, each with its recipient."""
         if isinstance(message, AlignHello):
             return self._hello(name, message)
-        handlers: dict[type[Message], Callable[[str, Message], list[tuple[str, Message]]]] = {
+        handlers: dict[type[Message], Callable[[str, Any], list[tuple[str, Message]]]] = {
             Sealed: self._relay,
             Pseudonyms: self._gather,
-            Aligned: self._aligned,
+            Aligned: self._confirm,
         }
         take = handlers.get(type(message))
         if take is None:
-            raise ProtocolError(f"{name}: a {type(message).__name__} makes no sense here")
+            raise ProtocolError(f"{name}: unexpected {type(message).__name__} while users are aligned")
         if getattr(message, "session", None) != self.session:
-            return []  # of a session that was given up
+            return []  # of an earlier session
         return take(name, message)
 
     def left(self, name: str) -> None:
-        """A party is gone; without it nothing can be aligned."""
+        """Note that a party is gone; the alignment starts over when it is back."""
         if self.hellos.pop(name, None) is not None and name not in self.users:
-            self.session, self.sets, self.users = None, {}, {}
+            self._reset()
 
     def must_align(self, name: str) -> bool:
-        """Whether an alignment is under way that this party does not have the result of."""
+        """Return whether an alignment is under way whose result this party lacks."""
         return bool(self.hellos) and name not in self.users
 
     @property
     def missing(self) -> list[str]:
-        """Who is not ready."""
+        """Parties that are not ready."""
         return [name for name in self.names if name not in self.hellos]
+
+    def _reset(self) -> None:
+        self.session = None
+        self.sets = {}
+        self.users = {}
 
     def _hello(self, name: str, message: AlignHello) -> list[tuple[str, Message]]:
         if message.party != name or message.agreement != self.agreement:
             raise ProtocolError(
                 f"{name}: its federation file is not the coordinator's; fetch the current one"
             )
+        if self.most_users and message.users > self.most_users:
+            raise ProtocolError(
+                f"{name}: it brings {message.users:,} users, but the agreement allows {self.most_users:,}"
+            )
         self.hellos[name] = message
-        self.session, self.sets, self.users = (
-            None,
-            {},
-            {},
-        )  # whatever was aligned before was so without this party
+        self._reset()
         if self.missing:
             return [(name, Waiting(missing=self.missing))]
         self.session = secrets.token_hex(16)
         hellos = [self.hellos[name] for name in self.names]
-        keys, signatures = [h.seal_key for h in hellos], [h.seal_signature for h in hellos]
+        keys = [hello.seal_key for hello in hellos]
+        signatures = [hello.seal_signature for hello in hellos]
         return [
             (name, AlignStart(session=self.session, index=index, seal_keys=keys, seal_signatures=signatures))
             for index, name in enumerate(self.names)
         ]
 
-    def _relay(self, name: str, message: Message) -> list[tuple[str, Message]]:
-        assert isinstance(message, Sealed)
+    def _relay(self, name: str, message: Sealed) -> list[tuple[str, Message]]:
         if not message.peer < len(self.names):
             raise ProtocolError(f"{name}: a sealed message for a party that does not exist")
         return [(self.names[message.peer], message.model_copy(update={"peer": self.names.index(name)}))]
 
-    def _gather(self, name: str, message: Message) -> list[tuple[str, Message]]:
-        assert isinstance(message, Pseudonyms)
-        if self.method != "keyed" or name in self.sets:
-            raise ProtocolError(f"{name}: no pseudonyms are due from this party")
-        values: NDArray[Any] = message.values
-        common([values])  # refuses what is not a sorted set
-        self.sets[name] = values
+    def _gather(self, name: str, message: Pseudonyms) -> list[tuple[str, Message]]:
+        if name in self.sets:
+            raise ProtocolError(f"{name}: it sends pseudonyms twice")
+        self._check_pseudonyms(name, message)
+        self.sets[name] = message
         if len(self.sets) < len(self.names):
             return []
-        members, session = common([self.sets[name] for name in self.names]), message.session
+        sets = [self.sets[name] for name in self.names]
         self.sets = {}
+        values: list[NDArray[Any]] = [one.values for one in sets]
+        rows, users = match_users(
+            values,
+            self.fewest,
+            [_known_rows(one) for one in sets],
+            max(one.before for one in sets),
+        )
         return [
-            (name, Common(session=session, count=int(held.sum()), members=np.packbits(held)))
-            for name, held in zip(self.names, members, strict=True)
+            (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
+            for name, own in zip(self.names, rows, strict=True)
         ]
 
-    def _aligned(self, name: str, message: Message) -> list[tuple[str, Message]]:
-        assert isinstance(message, Aligned)
+    def _check_pseudonyms(self, name: str, message: Pseudonyms) -> None:
+        values: NDArray[Any] = message.values
+        try:
+            check_set(values)
+        except ProtocolError as error:
+            raise ProtocolError(f"{name}: {error}") from None
+        announced = self.hellos[name].users
+        if len(values) != announced:
+            raise ProtocolError(f"{name}: it sends {len(values):,} pseudonyms and announced {announced:,}")
+        rows = message.rows
+        if rows is not None and (rows.shape != (announced,) or rows.dtype.kind != "i" or (rows < -1).any()):
+            raise ProtocolError(f"{name}: its rows of an earlier alignment do not fit its pseudonyms")
+
+    def _confirm(self, name: str, message: Aligned) -> list[tuple[str, Message]]:
         self.users[name] = message.users
         if len(set(self.users.values())) > 1:
-            raise ProtocolError(f"{name}: it counts {message.users:,} common users, others another number")
+            raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
         if len(self.users) == len(self.names):
-            self.hellos, self.session = {}, None
+            self.hellos = {}
+            self.session = None
         return []
 
 
-def _joined(parts: Sequence[bytes]) -> bytes:
-    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
-
-
-def _parted(data: bytes) -> list[bytes]:
-    parts: list[bytes] = []
-    start = 0
-    while start < len(data):
-        if start + 8 > len(data):
-            raise ProtocolError("an intersection's message is cut short")
-        (size,) = struct.unpack_from("<Q", data, start)
-        if start + 8 + size > len(data) or len(parts) >= 2 * BUCKETS:
-            raise ProtocolError("an intersection's message does not hold what it announces")
-        parts.append(data[start + 8 : start + 8 + size])
-        start += 8 + size
-    return parts
+def _known_rows(message: Pseudonyms) -> NDArray[np.int64]:
+    rows = message.rows
+    return np.full(len(message.values), -1) if rows is None else rows.astype(np.int64)

@@ -49,7 +49,7 @@ def _describe_data(run: Run) -> str:
     users = run.parties[0].ratings.n_users
     ratings = sum(len(party.ratings) for party in run.parties)
     return (
-        f"{parties} with {users:,} common users and {ratings:,} ratings. Preset `{run.config.base}`, "
+        f"{parties} with {users:,} users and {ratings:,} ratings. Preset `{run.config.base}`, "
         f"{run.config.model.gnn.upper()}, seed {run.config.seed}."
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -58,7 +59,9 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
     }
     titles = np.full(table.n_items, "") if table.titles is None else table.titles
     items = {"item": table.item_ids, "title": titles, **extra}
-    vectors = _table({"user": table.user_ids}, model.users, about), _table(items, model.items, about)
+    known = table.known_users
+    users = _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)], about)
+    vectors = users, _table(items, model.items, about)
     return Embeddings(party.name, *vectors, parts, table.scale)
 
 

@@ -30,6 +30,7 @@ def build_metrics(
 ) -> dict[str, Any]:
     """The content of metrics.json; `digest` is the hash of the public parameters, `gates` how much of them the parties take."""
     figures = {
+        "users": prepared[0].party.ratings.n_users,
         **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.ranks),
         **summarise_cost(ledger, rounds, len(models), seconds),
         "best_round": best_round,

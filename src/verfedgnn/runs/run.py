@@ -27,7 +27,7 @@ from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import PluginWarning, RunError
 from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.data import PartyData
-from verfedgnn.data.ids import as_text, find_positions, to_numpy
+from verfedgnn.data.ids import StrArray, as_text, find_positions, to_numpy
 from verfedgnn.data.ratings import format_count
 from verfedgnn.plugins import origin
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
@@ -72,12 +72,7 @@ class Run:
         if k < 1:
             raise RunError(f"k = {k} asks for no recommendation; use 1 or more")
         chosen = self._chosen(party)
-        found = np.flatnonzero(self.parties[0].ratings.user_ids == str(user))
-        if not len(found):
-            raise RunError(
-                f"user '{user}' was not in training; known users look like '{self.parties[0].ratings.user_ids[0]}'"
-            )
-        row = int(found[0])
+        row = int(self._user_rows(np.array([str(user)]))[0])
         candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
             table, model = self.parties[p].ratings, self.models[p]
@@ -104,14 +99,7 @@ class Run:
         user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
         if len(user) != len(item):
             raise RunError(f"{len(user):,} users and {len(item):,} items are no pairs; give as many of both")
-        known = self.parties[0].ratings.user_ids
-        row = find_positions(user, known)
-        if (row < 0).any():
-            strange = np.unique(user[row < 0])
-            raise RunError(
-                f"{format_count(len(strange), 'user')} not in training, first '{strange[0]}': those at every party are, such as "
-                f"'{known[0]}'; leave the others out"
-            )
+        row = self._user_rows(user)
         predicted = np.full(len(user), np.nan)
         for p in self._chosen(party):
             table, model = self.parties[p].ratings, self.models[p]
@@ -141,6 +129,19 @@ class Run:
             for p in self._chosen(party)
         }
         return made if party is None else made[party]
+
+    def _user_rows(self, ids: StrArray) -> NDArray[np.int64]:
+        """Return the rows of these users; raise `RunError` for users whom this run does not know."""
+        table = self.parties[0].ratings
+        row = find_positions(ids, table.user_ids)
+        row[ids == ""] = -1  # the id of other parties' users in a federation
+        if (row < 0).any():
+            unknown = np.unique(ids[row < 0])
+            raise RunError(
+                f"{format_count(len(unknown), 'user')} not in training, first '{unknown[0]}': leave them out; known users look like "
+                f"'{table.user_ids[table.known_users[0]]}'"
+            )
+        return row
 
     def _chosen(self, party: str | None) -> list[int]:
         """Which parties are meant."""

@@ -34,7 +34,8 @@ class IdIndex:
     """An index of ids that finds rows by exact id and by prefix."""
 
     def __init__(self, ids: StrArray) -> None:
-        self._order = np.argsort(ids, kind="stable")
+        order = np.argsort(ids, kind="stable")
+        self._order = order[ids[order] != ""]  # users of other parties have no id here
         self._sorted = ids[self._order]
 
     def find(self, text: str) -> int | None:

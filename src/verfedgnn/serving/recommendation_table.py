@@ -34,15 +34,15 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     The items are those of `Run.recommend`. The file appears only when it is complete.
     """
     part = path.with_name(f".{path.name}.part")
-    users = catalogue.run.parties[0].ratings.n_users
+    known = catalogue.run.parties[0].ratings.known_users.tolist()
     rows = 0
     try:
         with pq.ParquetWriter(part, SCHEMA, compression="zstd") as writer:
-            for start in range(0, users, GROUP_USERS):
+            for start in range(0, len(known), GROUP_USERS):
                 columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names}
-                end = min(start + GROUP_USERS, users)
-                for first in range(start, end, BATCH_USERS):
-                    _add_users(catalogue, range(first, min(first + BATCH_USERS, end)), k, columns)
+                group = known[start : start + GROUP_USERS]
+                for first in range(0, len(group), BATCH_USERS):
+                    _add_users(catalogue, group[first : first + BATCH_USERS], k, columns)
                 rows += len(columns["user"])
                 writer.write_table(pa.table(columns, SCHEMA), row_group_size=max(1, len(columns["user"])))
         part.replace(path)
@@ -55,7 +55,7 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
     return rows
 
 
-def _add_users(catalogue: Catalogue, users: range, k: int, columns: dict[str, list[object]]) -> None:
+def _add_users(catalogue: Catalogue, users: list[int], k: int, columns: dict[str, list[object]]) -> None:
     parties = range(len(catalogue.parties))
     ids = catalogue.run.parties[0].ratings.user_ids
     by_party = []

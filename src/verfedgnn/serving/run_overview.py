@@ -55,7 +55,7 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
         "name": catalogue.name,
         "preset": run.config.base,
         "model": run.config.model.gnn,
-        "users": run.parties[0].ratings.n_users,
+        "users": len(run.parties[0].ratings.known_users),
         "judged": judged,
         "ranks": catalogue.ranks,
         "alone": ALONE in catalogue.rankers,

@@ -72,8 +72,8 @@ def fit_user_prior(
     models: Sequence[PartyModel], data: Sequence[tuple[Ratings, NDArray[np.int8]]]
 ) -> list[PartyPrior]:
     """Fit one common prior to the users of all `models`; `data` holds each party's ratings and their parts."""
-    count = models[0].users.shape[0]
-    sample = torch.arange(0, count, max(1, -(-count // SAMPLE)))
+    known = data[0][0].known_users
+    sample = torch.from_numpy(known[:: max(1, -(-len(known) // SAMPLE))])
     users = torch.cat([model.users[sample] for model in models], 1).double().numpy()
     mean = users.mean(0)
     values, basis = np.linalg.eigh(np.atleast_2d(np.cov(users, rowvar=False, bias=True)))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.user_rule import UserRule
 from verfedgnn.data import PartyData, check_parties, read_parties, split_items
 from verfedgnn.data.data_frames import as_ratings
 from verfedgnn.data.parties import parties_from_tables
@@ -56,7 +57,7 @@ class VerFedRecommender:
         Parties that are made already, as by `split_items`, are taken as they are. With `out` the run is kept in a folder.
         """
         config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **self.settings})
-        members = _members(data, parties, by, config.seed)
+        members = _members(data, parties, by, config.seed, config.users)
         run = train(members, config, out=out, device=self.device, watch=watch)
         self.run_, self.metrics_, self.config_ = run, run.metrics, config
         self.parties_ = [party.name for party in run.parties]
@@ -130,16 +131,16 @@ class VerFedRecommender:
         return f"VerFedRecommender({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
 
-def _members(data: Any, parties: int | None, by: str | None, seed: int) -> list[PartyData]:
+def _members(data: Any, parties: int | None, by: str | None, seed: int, users: UserRule) -> list[PartyData]:
     """What `fit` is given, as checked parties."""
     made = isinstance(data, Sequence) and len(data) > 0 and all(isinstance(each, PartyData) for each in data)
     if (made or isinstance(data, Mapping)) and (parties is not None or by is not None):
         raise ConfigError("parties and by cut one table; leave them out where every party has its own")
     if isinstance(data, str | Path):
-        return read_parties(data, parties=parties, seed=seed, by=by)
+        return read_parties(data, parties=parties, seed=seed, by=by, users=users)
     if isinstance(data, Mapping):
         tables = {str(name): as_ratings(source, name=str(name)) for name, source in data.items()}
-        found = parties_from_tables([replace(table, name=name) for name, table in tables.items()])
+        found = parties_from_tables([replace(table, name=name) for name, table in tables.items()], users)
     elif made:
         found = list(data)
     else:

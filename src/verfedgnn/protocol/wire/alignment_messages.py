@@ -1,4 +1,4 @@
-"""The messages with which parties find their common users; `alignment` says who sends which when."""
+"""The messages of user alignment; `protocol.user_alignment` says who sends which when."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from verfedgnn.protocol.wire.framing import Bytes, Message
+from verfedgnn.protocol.wire.framing import Bytes, Fixed, Message
 
+MOST_USERS = 1 << 31
+"""Users of a party and rows of a federation, at most; row numbers are 32-bit integers."""
 _SESSION = "^[0-9a-f]{32}$"
 
 
 class AlignHello(Message):
-    """Party to coordinator: ready to align."""
+    """A party's announcement to the coordinator that it is ready to align."""
 
     kind = 16
     party: str = Field(min_length=1, max_length=200)
     agreement: str = Field(max_length=64)
+    users: int = Field(ge=1, lt=MOST_USERS)
+    """Number of pseudonyms the party will send, padding included."""
     seal_key: str = Field(pattern="^[0-9a-f]{64}$")
-    """Public key for what other parties seal for this one."""
+    """Public key with which other parties seal messages for this one."""
     seal_signature: str = Field(pattern="^[0-9a-f]{2,200}$")
 
 
 class AlignStart(Message):
-    """Coordinator to party: everybody is there."""
+    """The coordinator's message to every party that all are present."""
 
     kind = 17
     session: str = Field(pattern=_SESSION)
@@ -33,38 +37,45 @@ class AlignStart(Message):
 
 
 class Sealed(Message):
-    """Party to party, through the coordinator, which cannot read it."""
+    """A message from party to party, relayed by the coordinator, which cannot read it."""
 
     kind = 18
     arrays: ClassVar = {"data": "any"}
     session: str = Field(pattern=_SESSION)
     peer: int = Field(ge=0)
-    """The recipient on the way up, the sender on the way down."""
+    """Index of the recipient on the way up, of the sender on the way down."""
     data: Bytes
 
 
 class Pseudonyms(Message):
-    """Party to coordinator: its users under the parties' key, sorted."""
+    """A party's users as pseudonyms, sent to the coordinator."""
 
     kind = 19
-    arrays: ClassVar = {"values": "any"}
+    arrays: ClassVar = {"values": "any", "rows": "fixed"}
     session: str = Field(pattern=_SESSION)
     values: Bytes
+    """Pseudonyms (n, 16), sorted and distinct."""
+    rows: Fixed | None = None
+    """Row of each from an earlier alignment (n,), -1 for none."""
+    before: int = Field(0, ge=0, lt=MOST_USERS)
+    """Number of rows of that alignment."""
 
 
-class Common(Message):
-    """Coordinator to party: which of the pseudonyms it sent are everybody's, a bit each."""
+class UserRows(Message):
+    """The coordinator's answer to a party: the row of each of its pseudonyms."""
 
     kind = 20
-    arrays: ClassVar = {"members": "any"}
+    arrays: ClassVar = {"rows": "fixed"}
     session: str = Field(pattern=_SESSION)
-    count: int = Field(ge=0)
-    members: Bytes
+    users: int = Field(ge=0, lt=MOST_USERS)
+    """Number of rows of the federation; 0 if the parties share no user."""
+    rows: Fixed
+    """Rows (n,) in the order of the pseudonyms, -1 for users who do not take part."""
 
 
 class Aligned(Message):
-    """Party to coordinator: it has the common users."""
+    """A party's confirmation to the coordinator that it has its rows."""
 
     kind = 21
     session: str = Field(pattern=_SESSION)
-    users: int = Field(ge=0, le=1 << 40)
+    users: int = Field(ge=0, lt=MOST_USERS)
