@@ -60,12 +60,21 @@ def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
     for name, users in (("book", range(30)), ("music", range(5, 40))):
         rows = [f"u{u},{name}{i},{1 + (u + i) % 5}" for u in users for i in range(9)]
         (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
-    code, out, err = command(
-        "train", "--data", f"shop={tmp_path / 'book.csv'}", "--data", tmp_path / "music.csv", *QUICK, "--json"
-    )
+    words = ["train", "--data", f"shop={tmp_path / 'book.csv'}", "--data", tmp_path / "music.csv", *QUICK, "--json"]
+    code, out, err = command(*words)
     assert code == 0, err
     assert [p["name"] for p in json.loads(out)["parties"]] == ["shop", "music"]
-    assert "shop: kept 25 of 30 users, dropped 5 users with 45 ratings" in err
+    assert json.loads(out)["users"] == 40
+    code, out, err = command(*words, "--users", "all")
+    assert code == 0, err
+    assert json.loads(out)["users"] == 25
+    assert "shop: kept 25 of 30 users; 45 ratings of users who are not at every party were dropped" in err
+    code, _, err = command(*words, "--users", "3")
+    assert code == 2
+    assert "there are only 2 parties" in err
+    code, _, err = command(*words, "--users", "some")
+    assert code == 2
+    assert "use any, all or a number of parties from 2" in err
 
 
 def test_by_time_and_by_column(command: Command, ratings: Path) -> None:

@@ -53,12 +53,12 @@ def test_bookcrossing():
 
 
 def test_amazon():
-    books, movies = read_parties(need("amazon-books-movies-dense"))
+    books, movies = read_parties(need("amazon-books-movies-dense"), users="all")
     assert (books.name, movies.name) == ("Amazon-Books-Dense", "Amazon-Movies-Dense")
     assert books.ratings.n_users == movies.ratings.n_users == 1_329
     assert (books.ratings.n_items, movies.ratings.n_items) == (723, 1_338)
     assert books.ratings.notes == (
         "6,645 rows repeat a (user, item) pair: kept the first",
-        "kept 1,329 of 1,426 users, dropped 97 users with 1,216 ratings that are not at every party",
+        "kept 1,329 of 1,426 users; 1,216 ratings of users who are not at every party were dropped",
     )
     assert movies.ratings.notes[0] == "5,939 rows repeat a (user, item) pair: kept the first"
