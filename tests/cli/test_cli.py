@@ -60,7 +60,15 @@ def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
     for name, users in (("book", range(30)), ("music", range(5, 40))):
         rows = [f"u{u},{name}{i},{1 + (u + i) % 5}" for u in users for i in range(9)]
         (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
-    words = ["train", "--data", f"shop={tmp_path / 'book.csv'}", "--data", tmp_path / "music.csv", *QUICK, "--json"]
+    words = [
+        "train",
+        "--data",
+        f"shop={tmp_path / 'book.csv'}",
+        "--data",
+        tmp_path / "music.csv",
+        *QUICK,
+        "--json",
+    ]
     code, out, err = command(*words)
     assert code == 0, err
     assert [p["name"] for p in json.loads(out)["parties"]] == ["shop", "music"]

@@ -422,8 +422,8 @@ def test_a_party_serves_and_exports_its_own_users_only(
     with pytest.raises(vf.RunError, match=f"look like '{known}'"):
         run.predict(["", known], [str(table.item_ids[0])] * 2)
     catalogue = Catalogue(run, "run")
-    assert catalogue.users.row("") is None
-    assert len(catalogue.users.starting_with("", 1000)) == len(own)
+    assert catalogue.users.find("") is None
+    assert len(catalogue.users.find_prefix("", 1000)) == len(own)
     write_table(catalogue, tmp_path / "all.parquet", 1)
     listed = pq.read_table(tmp_path / "all.parquet")["user"].to_pylist()
     assert sorted(listed) == sorted(table.user_ids[own].tolist())

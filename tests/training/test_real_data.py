@@ -79,7 +79,7 @@ def test_one_cell_of_every_method(
 
 def test_two_shops_with_the_same_customers(real_data: Path) -> None:
     """Data that is per party already: users are aligned and the count of what was dropped is kept."""
-    parties = vf.read_parties(str(real_data / "amazon-books-movies-dense"))
+    parties = vf.read_parties(str(real_data / "amazon-books-movies-dense"), users="all")
     assert [p.ratings.n_items for p in parties] == [723, 1338]
     assert {p.ratings.n_users for p in parties} == {1329}
     assert any("kept 1,329 of 1,426 users" in note for note in parties[0].ratings.notes)
