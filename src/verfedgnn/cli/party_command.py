@@ -118,7 +118,7 @@ def align(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the users that all parties share, without exchanging lists of users; `party` does this if necessary."""
+    """Align your users with those of the other parties, without exchanging lists; `party` does this if necessary."""
     from verfedgnn.core.files import check_writable, lock_folder
     from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -138,7 +138,9 @@ def align(
     with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
         users = align_party(store, CoordinatorLink(identity, transport, halt.asked), table, each)
     found = {"users": users, "run": store.folder}
-    Output(quiet=quiet, as_json=as_json).result(found, f"{users:,} common users, stored in {store.folder}")
+    Output(quiet=quiet, as_json=as_json).result(
+        found, f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
+    )
 
 
 def read_own_ratings(ratings: str | None, reading: ReadOptions) -> Ratings:

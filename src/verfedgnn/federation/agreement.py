@@ -93,13 +93,13 @@ class Agreement(Section):
     address: str
     """Address of the coordinator as host:port; an IPv6 host is written in brackets."""
     alignment: Alignment = "keyed"
-    """How users are aligned: keyed (pseudonyms under a shared key), ecdh (pseudonyms under keys that two parties hold) or none (as given)."""
+    """How users are aligned: keyed (under a shared key), ecdh (under keys of two parties) or none (as given)."""
     min_parties: int = Field(0, ge=0)
     """Number of parties a round needs; 0 means more than half of them, and at least two."""
     max_message: int = Field(1 << 30, ge=1)
     """Largest size of a message, in bytes."""
     max_users: int = Field(0, ge=0)
-    """Users one party may bring to the alignment, 0 for no limit. It bounds what a party that claims invented ids can learn."""
+    """Number of users a party may align, 0 for no limit. It bounds what a party can learn by inventing ids."""
     timeouts: Timeouts = Timeouts()
     """Waiting times of the members."""
     authority: str

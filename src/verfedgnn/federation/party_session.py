@@ -19,7 +19,7 @@ from verfedgnn.runs.run import Run
 
 
 def align_party(store: PartyStore, link: CoordinatorLink, ratings: Ratings, each: Each = map) -> int:
-    """Align the users of `ratings` with the other parties, store the result and return the number of users."""
+    """Align the users of `ratings` with the other parties, store the result and return the number of users in the federation."""
     identity = store.identity
     data, alignment = align(ratings, identity, link, each)
     (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
