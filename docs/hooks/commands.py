@@ -1,4 +1,4 @@
-"""The page of all commands, made from the commands themselves whenever the site is built."""
+"""A hook of the documentation site that writes the reference of all commands."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ URI = "reference/commands.md"
 BEGINNING = """\
 # Commands
 
-Made from the commands themselves; `verfedgnn COMMAND --help` says the same. What all of them share, such as exit codes
-and stopping, is in [the terminal](../terminal.md).
+This page is generated from the help texts that `verfedgnn COMMAND --help` prints. [The terminal](../terminal.md)
+describes what all commands share, such as exit codes and stopping.
 """
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the page."""
+    """Add the page to the site."""
     files.append(File.generated(config, URI, content=command_reference()))
     return files
 
 
 def command_reference() -> str:
-    """Every command with its arguments and options, and every setting of a training."""
+    """Return a page with every command, its arguments and options, and every setting of a training."""
     root = typer.main.get_command(app)
     context = typer.Context(root, info_name="verfedgnn")
     named = list(_named(root, ["verfedgnn"]))
@@ -41,7 +41,7 @@ def command_reference() -> str:
 
 
 def _named(group: Any, path: list[str]) -> Iterator[tuple[str, Any]]:
-    """Commands with their whole names, those of groups in place of the group."""
+    """Yield all commands with their full names; a group yields its commands."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _named(command, [*path, name])
@@ -50,7 +50,7 @@ def _named(group: Any, path: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _options(command: Any, name: str, context: Any) -> str:
-    """Usage, and a table of arguments and options."""
+    """Return the usage and a table of arguments and options."""
     rows = []
     for parameter in command.params:
         record = parameter.get_help_record(context)
@@ -63,5 +63,5 @@ def _options(command: Any, name: str, context: Any) -> str:
 
 
 def _sentence(command: Any) -> str:
-    """The first paragraph of its help, on one line."""
+    """Return the first paragraph of a command's help on one line."""
     return " ".join((command.help or "").split("\n\n")[0].split())

@@ -1,7 +1,7 @@
-"""Pages of the site that live elsewhere in the repository, without copies: what a page links to is taken in, and links are bent.
+"""A hook of the documentation site that adds files outside docs/ to it and adapts links.
 
-In the repository a page of docs/ says `../results/best.md`, and GitHub follows it. The site has the same files with docs/ as its
-root, so `docs/model.md` is `model.md` there and `results/best.md` stays what it is.
+A page of docs/ links to `../results/best.md`, which GitHub follows. On the site docs/ is the root: `docs/model.md` becomes
+`model.md`, and `results/best.md` keeps its path.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
-"""Where a link leads, without its anchor."""
+"""Target of a link, without its anchor."""
 FENCE = re.compile(r"^(```.*?^```[^\n]*)$", re.MULTILINE | re.DOTALL)
 ALSO = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/my_gnn.py", "examples/my_baseline.py")
-"""Taken in whether or not a page links to them."""
+"""Files that are added even if no page links to them."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Take in everything outside docs/ that a page leads to, and what that leads to."""
+    """Add every file outside docs/ that a page links to, directly or through other pages."""
     root = _root(config)
     waiting = [Path(file.abs_src_path) for file in files.documentation_pages()]
     waiting += [root / name for name in ALSO] + sorted((root / "results").glob("*.md"))
@@ -41,7 +41,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """The page as the site needs it: links bent, and the empty lines that GitHub does not ask for."""
+    """Return a page with links adapted to the site and empty lines before lists and tables."""
     if page.file.abs_src_path is None:
         return markdown
     root, path = _root(config), Path(page.file.abs_src_path)
@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def spaced(markdown: str) -> str:
-    """An empty line before every list and table that follows a paragraph; Python's Markdown needs it, GitHub's does not."""
+    """Insert an empty line before every list and table that follows a paragraph, as Python's Markdown requires."""
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else _spaced(part) for part in parts)
 
@@ -70,7 +70,7 @@ def _spaced(text: str) -> str:
 
 
 def _inside(path: Path, markdown: str, root: Path) -> Iterator[tuple[str, Path]]:
-    """The links of a page to files of the repository, and where they are."""
+    """Yield a page's links to files of the repository, with the files."""
     for link in LINK.findall(markdown):
         target = (path.parent / link).resolve()
         if "://" not in link and target.is_file() and target.is_relative_to(root):
@@ -78,7 +78,7 @@ def _inside(path: Path, markdown: str, root: Path) -> Iterator[tuple[str, Path]]
 
 
 def _uri(path: Path) -> str:
-    """Where a file of the repository is on the site."""
+    """Return the path of a repository file on the site."""
     if path.as_posix() == "README.md":
         return "index.md"
     if path.parts[0] == "docs":

@@ -1,8 +1,8 @@
-"""Every command of the README and of docs/ is run, from the top of its page to the bottom, or stands in `NOT_RUN` with a reason.
+"""Run every command of README and docs/, page by page from top to bottom; `NOT_RUN` lists exceptions with their reasons.
 
-A page has a folder of its own, with what the page says its reader has (`READY`). So that all of it takes a minute, trainings are
-cut to a few rounds, but for the pages in `AS_IT_IS`. Ports are others than the pages', for somebody else may use those. What is
-not run is read by the command line all the same: no command, option, setting or preset in the documentation is misspelt.
+Each page gets a folder with the files that its reader has (`READY`). Trainings are cut to a few rounds, except on the pages in
+`UNCHANGED`, so that everything takes a minute. Free ports replace those on the pages. The command line also parses the commands
+that are not run, so that no command, option, setting or preset is misspelt.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ NOT_RUN = [
     ("docs/tutorials/paper.md", "verfedgnn paper table2", "needs downloads and hours"),
     ("docs/tutorials/paper.md", "verfedgnn paper all", "needs downloads and hours"),
 ]
-AS_IT_IS = {"docs/tutorials/does-joining-pay.md"}
-"""Trained as long as the page says, because the page is about what comes out."""
+UNCHANGED = {"docs/tutorials/does-joining-pay.md"}
+"""Pages whose trainings are not shortened, because the page shows their results."""
 ROUNDS = 2
 STAYS = ("serve", "coordinator", "party")
-"""Commands that do not end by themselves, or only together with others."""
+"""Commands that run until they are stopped, or until other processes end."""
 ALL = [command for page in PAGES for block in blocks(page) for command in block]
 
 
 def reason(command: Command) -> str | None:
-    """Why it is not run, if it is not."""
+    """Return why a command is not run, or None if it is."""
     for page, begins, why in NOT_RUN:
         if page in ("*", command.page) and command.text.startswith(begins):
             return why
@@ -130,7 +130,7 @@ def test_the_table_has_nothing_too_much() -> None:
     assert {command.page for command in ALL if reason(command) is None} >= set(map(str, READY))
 
 
-# What readers of a page have before they begin.
+# Files that readers of a page have before they begin.
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple[object, ...]], encoding: str = "utf-8") -> None:
@@ -140,7 +140,7 @@ def write_csv(path: Path, header: list[str], rows: list[tuple[object, ...]], enc
 
 
 def rows_of(seed: int, prefix: str = "") -> list[tuple[object, ...]]:
-    """Ratings of users 0 to 59 on 60 items."""
+    """Return ratings of users 0 to 59 on 60 items."""
     table = synthetic_ratings(users=60, items=60, ratings=1500, seed=seed)
     return [
         (int(u), f"{prefix}{v}", int(r)) for u, v, r in zip(table.user, table.item, table.rating, strict=True)
@@ -153,14 +153,14 @@ def three_files(folder: Path) -> None:
 
 
 def movielens(folder: Path) -> None:
-    """A small table in the layout of ML-1M."""
+    """Write a small table in the layout of ML-1M."""
     (folder / "path" / "to" / "ml-1m").mkdir(parents=True)
     lines = [f"{user}::{item}::{rating}::978300760\n" for user, item, rating in rows_of(0)]
     (folder / "path" / "to" / "ml-1m" / "ratings.dat").write_text("".join(lines))
 
 
 def run_folder(folder: Path, name: str) -> None:
-    """A run of three parties with users and items of the pages' examples, which are numbers."""
+    """Write a run of three parties whose user and item ids are numbers, as in the pages' examples."""
     made = synthetic_ratings(users=60, items=190, ratings=4000, seed=0)
     tables = {
         party: (made.user[mine].astype(str), made.item[mine].astype(str), made.rating[mine])
@@ -171,7 +171,7 @@ def run_folder(folder: Path, name: str) -> None:
 
 
 def sources(folder: Path) -> None:
-    """What docs/data.md reads: files, databases, events."""
+    """Write the files, databases and events that docs/data.md reads."""
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed: it is in the extra sql")
     three_files(folder)
     films = pa.table(
@@ -204,10 +204,12 @@ READY: dict[str, list[Callable[[Path], None]]] = {
 
 
 class Reader:
-    """Somebody who types a page's commands, one after the other."""
+    """A reader who types a page's commands one after the other."""
 
     def __init__(self, folder: Path, page: str, command: Callable[..., tuple[int, str, str]]) -> None:
-        self.folder, self.page, self.command = folder, page, command
+        self.folder = folder
+        self.page = page
+        self.command = command
         self.ports = {port: str(free_port()) for port in ("8000", "7443", "9100")}
         self.staying: list[tuple[str, subprocess.Popen[str], Path]] = []
         self.printed = ""
@@ -231,7 +233,7 @@ class Reader:
         return self.folder / "work"
 
     def type(self, block: list[Command]) -> None:
-        """A block, one command after the other; in one shell where a command needs what an earlier one has set."""
+        """Run a block command by command, or in one shell if a command uses a variable that an earlier one sets."""
         if any("$" in command.text or re.match(r"[A-Z_]+=", command.text) for command in block):
             self.shell(block)
             return
@@ -242,7 +244,7 @@ class Reader:
                 self.shell([command])
 
     def shell(self, commands: list[Command]) -> None:
-        """As typed."""
+        """Run commands in a shell, as typed."""
         self.wait()
         script = "\n".join(self.spelt(command.text) for command in commands)
         done = subprocess.run(
@@ -256,7 +258,7 @@ class Reader:
         assert done.returncode == 0, f"{commands[0]}\n{script}\n{done.stdout}{done.stderr}"
 
     def one(self, words: list[str], command: Command) -> None:
-        """Without a shell, and in this process unless it stays: everything is loaded here already."""
+        """Run a command in this process, where everything is loaded already, or start it if it keeps running."""
         if words[0] in STAYS:
             self.start(words)
             return
@@ -266,7 +268,7 @@ class Reader:
         assert code == 0, f"{command}\n{out}{err}"
 
     def start(self, words: list[str]) -> None:
-        """In the background; a server is waited for until it serves."""
+        """Start a command in the background, and wait for a server until it serves."""
         log = self.folder / f"log-{len(self.staying)}.txt"
         more = ["--port", self.ports["8000"]] if words[0] == "serve" else []
         with log.open("w") as file:
@@ -282,24 +284,22 @@ class Reader:
             time.sleep(0.05)
 
     def wait(self) -> None:
-        """Until a training of several processes is over."""
+        """Wait until a training of several processes has ended."""
         for kind, process, log in self.staying:
             if kind != "serve":
                 assert process.wait(timeout=120) == 0, log.read_text()
 
     def spelt(self, text: str) -> str:
-        """For a shell: with our ports, fewer rounds, and a curl that tells of errors."""
+        """Return a command with free ports, fewer rounds, and a curl that reports errors."""
         for port, ours in self.ports.items():
             text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{ours}")
         text = re.sub(r"^curl ", "curl -sS --fail-with-body ", text)
-        if self.page in AS_IT_IS:
-            return text
-        return text if self.page in AS_IT_IS else re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
+        return text if self.page in UNCHANGED else re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
 
     def shortened(self, words: list[str]) -> list[str]:
-        """The same for the words of one command; where a page leaves the number of rounds to the preset, we say it."""
+        """Return the words of a command with free ports and few rounds, also where the preset sets the number of rounds."""
         words = [self.spelt(word) for word in words]
-        trains = {"train", "compare"} & set(words) and self.page not in AS_IT_IS
+        trains = {"train", "compare"} & set(words) and self.page not in UNCHANGED
         cut = trains and not any("epochs=" in word for word in words)
         return [*words, "--set", f"epochs={ROUNDS}"] if cut else words
 
@@ -319,7 +319,7 @@ def reader(
     reader = Reader(tmp_path, request.param, command)
     monkeypatch.chdir(reader.work)
     monkeypatch.delenv("VERFEDGNN_DATA", raising=False)
-    monkeypatch.setattr(plugins, "_gnns", {})  # what a page registers is gone afterwards
+    monkeypatch.setattr(plugins, "_gnns", {})  # forget what a page registers
     monkeypatch.setenv(plugins.FILES, "")
     plugins._run.cache_clear()
     for make in READY.get(reader.page, []):
@@ -340,7 +340,7 @@ def test_commands_run(reader: Reader) -> None:
         chosen = [command for command in block if reason(command) is None]
         if chosen:
             reader.type(chosen)
-    if reader.page in AS_IT_IS:
+    if reader.page in UNCHANGED:
         verdict = re.compile(r"^│ (films|books|albums) .*│ (yes|no|cannot tell) +│$", re.MULTILINE)
         shown = verdict.findall((ROOT / reader.page).read_text("utf-8"))
         assert verdict.findall(reader.printed) == shown

@@ -1,4 +1,4 @@
-"""What the documentation points to is there."""
+"""Tests and files that the documentation names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel holds what the program needs, says what it is, and works where it is installed."""
+"""The wheel contains what the program needs, has correct metadata, and works where it is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a repository of its own with the tag v7.8.9, without isolation or network."""
+    """Build a wheel in a separate repository with the tag v7.8.9, without isolation or network."""
     pytest.importorskip("build", reason="the extra dev is not installed")
     pytest.importorskip("setuptools_scm", reason="the extra dev is not installed")
     if shutil.which("git") is None:
@@ -73,7 +73,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 
 
 def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
-    """Beside this environment's dependencies, found before this checkout."""
+    """Install beside this environment's dependencies, in a folder that is found before this checkout."""
     place = tmp_path / "place"
     pip = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""The documentation site is built without a warning, leads nowhere that is not there, and loads nothing from elsewhere."""
+"""The documentation site builds without a warning, has no dead links, and loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: it is
 
 
 class Page(HTMLParser):
-    """Where a page leads, what it loads, and the anchors it has."""
+    """The links, loaded files and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -99,6 +99,6 @@ def test_the_reference_is_complete(pages: dict[Path, Page], site: Path) -> None:
 
 
 def test_lists_and_tables_are_such(site: Path) -> None:
-    """Python's Markdown wants an empty line before them, which the pages do not have."""
+    """Python's Markdown needs an empty line before a list or table; a hook inserts it."""
     unread = re.compile(r"<p>(?:(?!</p>).)*\n(?:- |\| )", re.DOTALL)
     assert [str(path) for path in site.rglob("*.html") if unread.search(path.read_text("utf-8"))] == []

@@ -1,4 +1,4 @@
-"""The tutorial notebook and the Python guide run from the first line to the last, and the notebook says what is stored in it."""
+"""The tutorial notebook and the Python guide run, and the notebook reproduces its stored output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def printed(notebook) -> str:  # type: ignore[no-untyped-def]
 
 
 def errors(text: str) -> list[float]:
-    """The RMSEs in what was printed."""
+    """Return the RMSEs in printed text."""
     return [float(number) for number in re.findall(r"(?<![\d.])[01]\.\d{3}(?!\d)", text)]
 
 
