@@ -135,9 +135,10 @@ def write_table() -> None:
     lines = [
         "# Preset paper, ten parties",
         "",
-        "Test RMSE, mean ± standard deviation of seeds 0-2 (the paper's: of five repetitions), model selected on the validation",
-        "part. BookCrossing: explicit ratings, the 6,000 users and then the 3,000 items with most ratings. Made by",
-        "`benchmarks/core_numbers.py`; each run's figures, curve, command and data checksum are in `core/`.",
+        "Test RMSE (lower is better), mean ± standard deviation of seeds 0-2; the paper's values are over",
+        "five repetitions. The model was selected on the validation part. BookCrossing has explicit ratings",
+        "of the 6,000 users and then the 3,000 items with most ratings. `benchmarks/core_numbers.py` wrote",
+        "this page; `core/` has each run's results, curve, command and data checksum.",
         "",
         "| data | model | paper | ours | seeds 0, 1, 2 | best round of | seconds | bytes a party and round |",
         "|---|---|---|---|---|---|---|---|",

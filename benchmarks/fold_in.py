@@ -110,10 +110,11 @@ def page() -> str:
     lines = [
         "# Folding in: users who were not in training",
         "",
-        "Test RMSE of a tenth of the users, kept out of training and served from their own training ratings",
-        "(`benchmarks/fold_in.py`; three parties by genre, preset best, GCN). *shown*: how many of their training ratings",
-        "were folded in. *trained with everybody* knows all of them. Means are shrunk by five ratings, and user means are over",
-        "the shown ratings of all parties.",
+        "Test RMSE (lower is better) of a tenth of the users, who were kept out of training and are served",
+        "from their own training ratings. Three parties by genre, preset `best`, GCN. The column *shown* is",
+        "the number of their training ratings that were folded in. *Trained with everybody* knows all of",
+        "them. Means are shrunk by five ratings, and user means are over the shown ratings of all parties.",
+        "`benchmarks/fold_in.py` wrote this page.",
     ]
     for data, (_, gate) in DATA.items():
         kept = [json.loads(path.read_text()) for path in sorted((RESULTS / "fold-in").glob(f"{data}-*.json"))]

@@ -68,9 +68,9 @@ def main() -> None:
     text = [
         "# Differential privacy of single ratings",
         "",
-        "Test RMSE of preset private, ten parties, mean ± standard deviation over seeds 0-4. ε at δ = 1e-6 is for one rating of",
-        "one user at one party, there or not, over the whole training of 40 rounds ([docs/privacy.md](../docs/privacy.md)); z is",
-        "the noise multiplier.",
+        "Test RMSE (lower is better) of preset `private` with ten parties, mean ± standard deviation over",
+        "seeds 0-4. The guarantee ε at δ = 1e-6 covers the presence of one rating of one user at one party,",
+        "over the whole training of 40 rounds ([Privacy](../docs/privacy.md)). z is the noise multiplier.",
         "",
         markdown(header, rows),
         "![RMSE by epsilon](privacy.png)",
