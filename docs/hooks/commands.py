@@ -9,7 +9,7 @@ import typer.main
 from mkdocs.structure.files import File, Files
 
 from verfedgnn.cli.main import app
-from verfedgnn.cli.train_command import settings_help
+from verfedgnn.config.reference import find_settings, format_value
 
 URI = "reference/commands.md"
 BEGINNING = """\
@@ -37,7 +37,7 @@ def command_reference() -> str:
         f"## `{name}`\n\n{command.help}\n\n{_options(command, name, context)}" for name, command in named
     ]
     every = f"## Before any command\n\n`verfedgnn [OPTIONS] COMMAND ...`\n\n{_options(root, '', context)}"
-    return "\n\n".join([BEGINNING, contents, every, *parts, f"## Settings\n\n{settings_help()}\n"])
+    return "\n\n".join([BEGINNING, contents, every, *parts, f"## Settings\n\n{_settings()}\n"])
 
 
 def _named(group: Any, path: list[str]) -> Iterator[tuple[str, Any]]:
@@ -53,6 +53,7 @@ def _options(command: Any, name: str, context: Any) -> str:
     """Return the usage and a table of arguments and options."""
     rows = []
     for parameter in command.params:
+        parameter.hidden = False  # the help of `train` leaves out options that few people need
         record = parameter.get_help_record(context)
         if record is not None:
             rows.append(
@@ -60,6 +61,17 @@ def _options(command: Any, name: str, context: Any) -> str:
             )
     usage = f"`{name} {' '.join(command.collect_usage_pieces(context))}`\n\n" if name else ""
     return usage + "\n".join(["| option | |", "|---|---|", *rows])
+
+
+def _settings() -> str:
+    """Return a list of every setting with its explanation, range and default."""
+    rows = []
+    for entry in find_settings():
+        setting = entry.setting
+        default = "must be given" if setting.required else f"default {format_value(setting.default)}"
+        condition = f"; only with {setting.belongs_to}" if setting.belongs_to else ""
+        rows.append(f"- `{setting.path}` ({setting.range}; {default}{condition}): {setting.explanation}")
+    return "\n".join(rows)
 
 
 def _sentence(command: Any) -> str:

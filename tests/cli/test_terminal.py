@@ -104,6 +104,7 @@ def test_help_and_a_slip_of_the_pen(command: Command, name: str) -> None:
 MISTAKES = {
     "train": "--data none.csv",
     "evaluate": "none",
+    "settings": "nothing",
     "recommend": "none --user 1",
     "export": "none --out x",
     "serve": "none",
@@ -172,6 +173,7 @@ def test_a_place_that_cannot_be_written_is_said_first(
 RESULTS = {
     "train": f"--out {{}} --set epochs=5 {' '.join(SMALL)}",
     "evaluate": "run",
+    "settings": "exchange",
     "recommend": "run --user u0003 --top 3",
     "export": "run --out {}",
     "report": "run --out {}",
@@ -408,7 +410,7 @@ def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "1 on the roster" in done.stdout, "the commands did their work"
+    assert "books is no longer a member" in done.stdout, "the commands did their work"
 
 
 def test_names_to_complete_are_those_there_are() -> None:
@@ -425,6 +427,7 @@ def test_names_to_complete_are_those_there_are() -> None:
     assert tuple(LIKE) == complete.SHAPES
 
 
+MODES = ("projected", "masked", "noised", "exact", "off")
 COMPLETED = {
     "verfedgnn eval": ["evaluate"],
     "verfedgnn federation re": ["revoke", "renew"],
@@ -435,6 +438,12 @@ COMPLETED = {
     "verfedgnn report ../": ["../{}/run"],
     "verfedgnn compare --methods mf,cen": ["mf,central"],
     "verfedgnn train --qui": ["--quiet"],
+    "verfedgnn train --set exchange.m": [f"exchange.mode={mode}" for mode in MODES],
+    "verfedgnn train --set exchange.mode=m": ["exchange.mode=masked"],
+    "verfedgnn train --set mode=m": ["mode=masked"],
+    "verfedgnn compare --set training.lr_w": ["training.lr_weights=1"],
+    "verfedgnn train --set gradients.resc": ["gradients.rescale_users", "gradients.rescale_weights"],
+    "verfedgnn settings gradients.r": ["gradients.r", "gradients.rescale_users"],
 }
 
 
@@ -457,3 +466,69 @@ def test_tab(
     found = capsys.readouterr().out.splitlines()
     assert set(found) >= {text.format(place.name) for text in COMPLETED[line]}
     assert all(text.startswith(line.split()[-1]) for text in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["train", "--set", "exchange.mode", "=", "ma"], ["masked"]),
+        (["train", "--set", "exchange.mode", "="], list(MODES)),
+        (["train", "--set", "mode", "=", "off", "--preset", "pa"], ["paper"]),
+        (["train", "--set", "mode", "=", "off", "--set", "bits", "=", "1"], ["12", "16"]),
+    ],
+)
+def test_tab_in_bash_which_splits_words_at_the_equals_sign(
+    words: list[str],
+    found: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["verfedgnn"])
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["verfedgnn", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    monkeypatch.setenv("_VERFEDGNN_COMPLETE", "complete_bash")
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.splitlines() == found
+
+
+def test_every_setting_is_explained(command: Command) -> None:
+    from verfedgnn.config import presets, settings
+
+    code, out, err = command("settings")
+    assert (code, err) == (0, "")
+    for path in settings():
+        assert f"\n{path}: " in f"\n{out}"
+    code, out, _ = command("settings", "--json")
+    entries = {entry["name"]: entry for entry in json.loads(out)}
+    assert list(entries) == list(settings())
+    for entry in entries.values():
+        assert entry["explanation"].endswith(".")
+        assert entry["range"]
+        assert entry["belongs_to"] or list(entry["presets"]) == sorted(
+            presets(), key=lambda name: (name != "paper", name)
+        )
+    assert entries["exchange.ratio"]["presets"] == {"paper": 5.0}
+    assert entries["exchange.ratio"]["belongs_to"] == "exchange.mode = projected"
+
+
+def test_settings_by_name(command: Command) -> None:
+    _, out, _ = command("settings", "lr")
+    assert out.splitlines()[0] == "training.lr: number, above 0; default 0.05"
+    assert "training.lr_weights" not in out
+    _, out, _ = command("settings", "rescale")
+    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("gradients.")] == [
+        "gradients.rescale_users",
+        "gradients.rescale_weights",
+        "gradients.rescale_by_ratings",
+    ]
+    code, _, err = command("settings", "exchange.rattio")
+    assert code == 2
+    assert "did you mean exchange.ratio" in err
+
+
+def test_the_help_groups_commands_and_names_the_extra(command: Command) -> None:
+    _, out, _ = command("--help")
+    panel = out[out.index("verfedgnn[research]") :]
+    assert all(f" {name} " in panel for name in ("compare", "attack", "audit", "paper", "bench"))
+    assert all(f" {name} " in out[: -len(panel)] for name in ("train", "settings", "recommend", "party"))

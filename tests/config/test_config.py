@@ -8,6 +8,10 @@ import pytest
 
 from verfedgnn import Config, ConfigError
 from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
+from verfedgnn.config.exchange_modes import MaskedExchange, NoExchange, NoisedExchange, ProjectedExchange
+from verfedgnn.config.gradient_mechanisms import LaplaceGradients
+from verfedgnn.config.model_forms import MessageModel
+from verfedgnn.config.variants import CHOICES
 
 
 def test_presets_are_complete_and_distinct() -> None:
@@ -87,3 +91,73 @@ def test_bad_files(tmp_path: Path) -> None:
         build_config(file=tmp_path / "odd.toml")
     with pytest.raises(ConfigError, match="there is no preset 'worst'; choose best, paper"):
         build_config(preset="worst")
+
+
+def test_a_new_variant_keeps_shared_settings_and_drops_the_others() -> None:
+    best = Config.preset("best")
+    noised = best.with_values({"mode": "noised", "exchange.noise": "0.05", "row_clip": 1})
+    assert noised.exchange == NoisedExchange(noise=0.05, row_clip=1.0, bits=16, every=5, backward=True)
+    projected = noised.with_values({"exchange.mode": "projected"})
+    assert projected.exchange == ProjectedExchange(bits=16, every=5, backward=True)
+    assert best.with_values({"mode": "off"}).exchange == NoExchange()
+    laplace = Config.preset("paper", mechanism="laplace", epsilon=2)
+    assert laplace.gradients == LaplaceGradients(epsilon=2.0, rescale_users=0.1, rescale_weights=0.1)
+    assert Config.preset("paper", form="messages").model == MessageModel()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["ratio=3"], r"exchange\.ratio belongs to exchange\.mode = projected, and here it is masked"),
+        (["noise=3"], r"exchange\.noise belongs to exchange\.mode = noised"),
+        (["mode=off", "every=3"], r"exchange\.every belongs to .* = projected, masked, noised or exact"),
+        (["mode=noised"], r"exchange\.noise and exchange\.row_clip must be set for exchange\.mode = noised"),
+        (["gradients.epsilon=1"], r"gradients\.epsilon belongs to gradients\.mechanism = laplace"),
+        (["mechanism=skellam"], r"gradients\.noise_multiplier must be set for"),
+        (["generator=true"], r"model\.generator belongs to model\.form = propagation"),
+        (["layers=2"], r"model\.layers belongs to model\.form = propagation"),
+        (["mode=none"], r"exchange\.mode: Input should be 'projected', 'masked', 'noised', 'exact' or 'off'"),
+        (["bits=64"], r"exchange\.bits: Input should be 12, 16 or 32 for exchange\.mode = masked"),
+        (["mode=noised", "noise=5", "row_clip=1", "bits=12"], "does not fit into 12 bits"),
+    ],
+)
+def test_a_setting_of_another_variant_is_an_error_that_names_it(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_config(preset="best", overrides=parse_settings(settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_and_presets_switch_variants(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'masking = true\n[exchange]\nmode = "masked"\n[gat.exchange]\nmode = "projected"\nratio = 7\n'
+    )
+    assert build_config(preset=str(file)).exchange == MaskedExchange()
+    assert build_config(preset=str(file), model="gat").exchange == ProjectedExchange(ratio=7.0)
+    file.write_text('masking = true\n[exchange]\nmode = "masked"\n')
+    assert build_config(preset="paper", file=file).exchange == MaskedExchange()
+    file.write_text("[exchange]\nratio = 7\n")
+    assert load_config(file).exchange == ProjectedExchange(ratio=7.0)
+    file.write_text('[exchange]\nmode = "off"\nratio = 7\n')
+    with pytest.raises(ConfigError, match=r"exchange\.ratio belongs to exchange\.mode = projected"):
+        load_config(file)
+
+
+@pytest.mark.parametrize("mode", ["projected", "masked", "exact", "off"])
+def test_every_variant_has_its_own_fingerprint_and_file(tmp_path: Path, mode: str) -> None:
+    config = Config.preset("paper", mode=mode, masking=True)
+    (tmp_path / "c.toml").write_text(config.to_toml())
+    assert load_config(tmp_path / "c.toml") == config
+    assert Config.preset("paper", masking=True).fingerprint() == config.fingerprint() or mode != "projected"
+    others = {
+        Config.preset("paper", mode=other, masking=True).fingerprint() for other in ("exact", "off", "masked")
+    }
+    assert len(others) == 3
+
+
+def test_settings_that_variants_share_have_one_explanation() -> None:
+    for choice in CHOICES.values():
+        names = {name for variant in choice.variants.values() for name in variant.model_fields} - {choice.tag}
+        for name in names:
+            texts = {choice.variants[tag].model_fields[name].description for tag in choice.having(name)}
+            assert len(texts) == 1, f"{choice.section}.{name}"

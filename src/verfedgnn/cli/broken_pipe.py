@@ -1,4 +1,4 @@
-"""Standard streams that outlive their readers: `| head` takes a few lines and must not end a training."""
+"""Standard streams that survive a closed pipe, so that `| head` does not end a training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TextIO, cast
 
 
 class Lasting:
-    """A text stream that goes nowhere, instead of failing, once nobody reads it any more."""
+    """A text stream that discards its output once the reader has closed the pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As the stream's own."""
+        """Write `text`, or discard it if nobody reads."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -24,7 +24,7 @@ class Lasting:
             return len(text)
 
     def flush(self) -> None:
-        """As the stream's own."""
+        """Flush the stream, or discard its buffer if nobody reads."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -41,7 +41,7 @@ class Lasting:
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Standard output and error as `Lasting` ones, and flushed in the end."""
+    """Replace standard output and error by `Lasting` streams and flush them at the end."""
     before = sys.stdout, sys.stderr
     lasting = [Lasting(stream) for stream in before]
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lasting)

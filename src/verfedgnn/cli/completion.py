@@ -1,9 +1,11 @@
-"""Names that a shell completes, found without loading what they name: a TAB must not wait for torch."""
+"""Shell completion of names. Nothing here loads torch, because a TAB must not wait for it."""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 PRESETS = tuple(
@@ -37,16 +39,16 @@ EXPERIMENTS = (
 )
 QUESTIONS = ("yelp", "gpu", "growth", "bytes", "parties", "round", "peers", "curve")
 SHAPES = ("yelp",)
-"""The names of `baselines`, `paper`, `bench` and `data.shapes`; a test compares them with what is there."""
+"""Names of methods, experiments, benchmarks and data shapes. A test compares them with the packages that define them."""
 
 
 def among(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Completion of one of these names."""
+    """Return a completion of one of `names`."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def listed(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Completion of the last of several names with commas between."""
+    """Return a completion of the last name of a comma-separated list."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -57,7 +59,7 @@ def listed(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def data_sets(incomplete: str) -> list[str]:
-    """What is in the folder VERFEDGNN_DATA, and synthetic data; files are completed by the shell itself."""
+    """Complete the data sets in the folder VERFEDGNN_DATA, and synthetic; the shell completes files."""
     folder = os.environ.get("VERFEDGNN_DATA", "")
     try:
         found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder else []
@@ -66,8 +68,80 @@ def data_sets(incomplete: str) -> list[str]:
     return among(["synthetic", *found])(incomplete)
 
 
+def complete_setting_names(incomplete: str) -> list[str]:
+    """Complete the path of a setting from its beginning or from that of its last word."""
+    from verfedgnn.config import settings
+
+    return [
+        path
+        for path in settings()
+        if path.startswith(incomplete) or path.split(".")[-1].startswith(incomplete)
+    ]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Complete NAME=VALUE: names first, then the choices or the default of the one that is left."""
+    from verfedgnn.config import settings
+    from verfedgnn.config.reference import format_value
+
+    name, equals, _ = incomplete.partition("=")
+    known = settings()
+    if equals:
+        paths = [path for path in known if path == name or path.endswith(f".{name}")]
+    else:
+        paths = complete_setting_names(name)
+        if len(paths) > 1:
+            return paths
+    if len(paths) != 1:
+        return []
+    setting = known[paths[0]]
+    values = setting.choices or (() if setting.required else (format_value(setting.default),))
+    return [f"{name if equals else paths[0]}={value}" for value in values]
+
+
+@contextmanager
+def joined_bash_words(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Complete the words after --set as one word, although bash splits them at `=`.
+
+    Bash replaces only the part after `=`, so the part before it is removed from what the completion prints.
+    """
+    prefix = _join_words(environment) if environment.get("_VERFEDGNN_COMPLETE") == "complete_bash" else ""
+    if not prefix:
+        yield
+        return
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            print(line.removeprefix(prefix))
+
+
+def _join_words(environment: MutableMapping[str, str]) -> str:
+    """Join the words that bash split at `=` and return the beginning of the current one up to its `=`."""
+    words = environment.get("COMP_WORDS", "").split("\n")
+    position = int(environment.get("COMP_CWORD", "0"))
+    joined: list[str] = []
+    current = position
+    for index, word in enumerate(words):
+        after_set = len(joined) > 1 and joined[-2] == "--set"
+        if after_set and (word == "=" or (joined[-1].endswith("=") and not word.startswith("-"))):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        if index == position:
+            current = len(joined) - 1
+    if len(joined) == len(words):
+        return ""
+    environment["COMP_WORDS"] = "\n".join(joined)
+    environment["COMP_CWORD"] = str(current)
+    name, equals, _ = joined[current].partition("=") if current < len(joined) else ("", "", "")
+    return name + equals if equals else ""
+
+
 def run_folders(incomplete: str) -> list[str]:
-    """Run folders that begin so, and those one level below folders that do."""
+    """Complete run folders, also one level below a folder that matches."""
     head, slash, tail = incomplete.rpartition("/")
     here = _folders(Path(head + slash or "."))
     found = []

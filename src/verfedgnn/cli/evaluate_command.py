@@ -1,4 +1,4 @@
-"""`verfedgnn evaluate`: a run's figures, computed anew from its model and data."""
+"""`verfedgnn evaluate`: compute the metrics of a run again from its model and data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a run's model on its test part: RMSE, MAE and ranking, per party and overall."""
+    """Evaluate a run on its test ratings: RMSE, MAE and ranking metrics, per party and overall."""
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)

@@ -1,7 +1,8 @@
-"""The `verfedgnn` command: its sub-commands, and one place where errors become one line and an exit code."""
+"""The `verfedgnn` command: registers all commands and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -20,6 +21,7 @@ from verfedgnn.cli.audit_command import audit
 from verfedgnn.cli.bench_command import bench
 from verfedgnn.cli.broken_pipe import lasting_streams
 from verfedgnn.cli.compare_command import compare
+from verfedgnn.cli.completion import joined_bash_words
 from verfedgnn.cli.coordinator_command import coordinator
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
@@ -28,9 +30,10 @@ from verfedgnn.cli.party_command import align, party
 from verfedgnn.cli.recommend_command import recommend
 from verfedgnn.cli.report_command import report
 from verfedgnn.cli.serve_command import serve
+from verfedgnn.cli.settings_command import settings
 from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.status_command import status
-from verfedgnn.cli.train_command import WithSettings, train
+from verfedgnn.cli.train_command import train
 from verfedgnn.cli.tune_command import tune
 from verfedgnn.core.errors import Interrupted, PluginWarning, VerFedGNNError
 from verfedgnn.core.process_memory import keep_freed_memory
@@ -39,7 +42,7 @@ from verfedgnn.plugins import load_file
 
 app = typer.Typer(
     name="verfedgnn",
-    help="Organisations that share users but not items train one graph recommender together, "
+    help="Train one graph recommender across organisations that share users but not items, "
     "without showing each other who consumed what.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -60,52 +63,49 @@ def root(
     ),
     plugin: Annotated[
         list[Path] | None,
-        typer.Option(help="A Python file that registers GNNs or methods of your own; also several times."),
+        typer.Option(help="Python file that registers your own GNNs or methods. Repeatable."),
     ] = None,
 ) -> None:
-    """What all commands share."""
+    """Load plug-ins before any command runs."""
     for file in plugin or []:
         load_file(file)
 
 
-# These modules load what their commands need when they are called: `--help` and completion do not wait for torch.
-app.command(cls=WithSettings)(train)
-app.command()(evaluate)
-app.command()(recommend)
-app.command()(export)
-app.command()(serve)
-app.command()(report)
-app.command()(tune)
-app.add_typer(data.app)
-app.command(rich_help_panel="Experiments")(compare)
-app.command(rich_help_panel="Experiments")(paper)
-app.command(rich_help_panel="Experiments")(attack)
-app.command(rich_help_panel="Experiments")(audit)
-app.command(rich_help_panel="Experiments")(bench)
-app.add_typer(federation.app, rich_help_panel="Across organisations")
-for command in (coordinator, party, align, status):
-    app.command(rich_help_panel="Across organisations")(command)
+# The modules of commands import what they need when a command runs, so that `--help` and completion do not wait for torch.
+_TRAIN = "Train"
+app.add_typer(data.app, rich_help_panel=_TRAIN)
+for command in (train, evaluate, settings, tune):
+    app.command(rich_help_panel=_TRAIN)(command)
+for command in (recommend, serve, export, report):
+    app.command(rich_help_panel="Use a trained model")(command)
+_ACROSS = "Across organisations"
+app.add_typer(federation.app, rich_help_panel=_ACROSS)
+for command in (align, coordinator, party, status):
+    app.command(rich_help_panel=_ACROSS)(command)
+for command in (compare, attack, audit, paper, bench):
+    app.command(rich_help_panel="Research (needs pip install 'verfedgnn\\[research]')")(command)
 
 _CTRL_C = 130
-"""What typer makes of Ctrl-C."""
+"""Exit code that typer returns after Ctrl-C."""
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
+    """Run the command line. A user's mistake prints one line on standard error, never a stack trace."""
     keep_freed_memory()
-    before, warned = signal.signal(signal.SIGTERM, interrupt), warnings.showwarning
-    warnings.showwarning = _warned
+    handler = signal.signal(signal.SIGTERM, interrupt)
+    show_warning = warnings.showwarning
+    warnings.showwarning = _show_warning
     try:
-        with lasting_streams():
+        with lasting_streams(), joined_bash_words(os.environ):
             code = _run()
     finally:
-        warnings.showwarning = warned
-        signal.signal(signal.SIGTERM, before)
+        warnings.showwarning = show_warning
+        signal.signal(signal.SIGTERM, handler)
     sys.exit(code)
 
 
 def _run() -> int:
-    """The exit code: 0 fine, 2 a mistake of the user's, 3 refused by a peer, 4 interrupted; docs/terminal.md."""
+    """Run a command and return its exit code: 0 done, 2 user error, 3 refused by a peer, 4 interrupted (docs/terminal.md)."""
     try:
         code = app(prog_name="verfedgnn", standalone_mode=False)
         if code == _CTRL_C:
@@ -113,38 +113,38 @@ def _run() -> int:
         return code if isinstance(code, int) else 0
     except (Interrupted, KeyboardInterrupt) as error:
         stop = error if isinstance(error, Interrupted) else Interrupted("interrupted")
-        _say(str(stop) if stop.remedy else f"{stop}; continue with `{_again()}`")
+        _print_line(str(stop) if stop.remedy else f"{stop}; continue with `{_command_line()}`")
         return stop.exit_code
     except VerFedGNNError as error:
-        _say(str(error))
+        _print_line(str(error))
         return error.exit_code
     except typer.Abort:
-        _say("nothing was changed: the question was not answered; give --yes to leave it out")
+        _print_line("Aborted, nothing changed. Pass --yes to skip the prompt.")
         return Interrupted.exit_code
     except typer.TyperException as error:
-        return _misused(error)
+        return _report_usage_error(error)
 
 
-def _again() -> str:
-    """The same command, but for passwords."""
+def _command_line() -> str:
+    """Return the command line without passwords."""
     from verfedgnn.data.source_address import redact
 
     return shlex.join(["verfedgnn", *map(redact, sys.argv[1:])])
 
 
-def _misused(error: typer.TyperException) -> int:
-    """An unknown option, a missing argument and the like: one line that says where the help is."""
+def _report_usage_error(error: typer.TyperException) -> int:
+    """Print a usage error as one line that names the help, and return the exit code."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         typer.echo(context.get_help(), nl=False)
     else:
         path = context.command_path if context is not None else "verfedgnn"
         text = error.format_message().rstrip(".")
-        _say(f"{text}{'' if text.endswith('?') else ';'} see `{path} --help`")
+        _print_line(f"{text}{'' if text.endswith('?') else ';'} see `{path} --help`")
     return error.exit_code
 
 
-def _warned(
+def _show_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -152,17 +152,18 @@ def _warned(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Our own warnings are lines like errors; those of libraries stay as they are."""
+    """Print our own warnings as one line and those of libraries in their usual form."""
     if issubclass(category, PluginWarning):
-        _say(str(message), "[bold yellow]warning:[/]")
+        _print_line(str(message), "[bold yellow]warning:[/]")
     else:
         (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
-def _say(text: str, head: str = "[bold red]error:[/]") -> None:
+def _print_line(text: str, head: str = "[bold red]error:[/]") -> None:
+    """Print an error or warning on standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"{head} {_escape(text)}")
 
 
 def _escape(text: str) -> str:
-    """On one line, and nothing in it that a terminal or rich would take for an instruction; a peer may have written it."""
+    """Return `text` on one line without control characters or markup, because a peer may have written it."""
     return escape("".join(c if c.isprintable() else "?" for c in " ".join(text.split())))

@@ -1,4 +1,4 @@
-"""What a command says: its result on standard output, everything else on standard error, colours and bars on a terminal only."""
+"""Output of commands: results on standard output, the rest on standard error, colours and bars on terminals only."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _WIDTH = 160
-"""Columns of tables in a file or a pipe, so that no cell has to be cut."""
+"""Width of tables in a file or a pipe, wide enough that no cell is cut."""
 
 
 def error_console() -> Console:
-    """Where progress and remarks go."""
+    """Return the console for progress and remarks."""
     return Console(stderr=True, highlight=False)
 
 
 def drawable(console: Console) -> bool:
-    """Whether somebody sees a bar move: a terminal, and not one that can only print."""
+    """Return whether a progress bar can be drawn: on a terminal that can move its cursor."""
     return console.is_interactive and sys.stderr.isatty()
 
 
 def program() -> str:
-    """How the command was called, for lines that are to be copied."""
+    """Return how the command was called, for commands that the user may copy."""
     return "python -m verfedgnn" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
 
 
 class Output:
-    """The two streams of a command, as `--quiet` and `--json` ask for them."""
+    """The output of a command, which honours `--quiet` and `--json`."""
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
-        self.quiet, self.as_json = quiet, as_json
+        self.quiet = quiet
+        self.as_json = as_json
 
     def remark(self, text: str, *, style: str | None = None) -> None:
-        """Something worth knowing that is not the result."""
+        """Print a line on standard error, unless `--quiet` is given."""
         if not self.quiet:
             error_console().print(text, style=style, markup=False, soft_wrap=True)
 
-    def result(self, value: Any, *shown: RenderableType) -> None:
-        """What the command is for: `value` as a line of JSON, or else `shown`, tables and lines of text."""
+    def result(self, value: Any, *parts: RenderableType) -> None:
+        """Print the result: `value` as one line of JSON with `--json`, otherwise the tables and texts in `parts`."""
         if self.as_json:
             print(json.dumps(value, allow_nan=False, default=str), flush=True)
             return
         console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
-        for part in shown:
+        for part in parts:
             if isinstance(part, str):
                 console.print(part, markup=False, soft_wrap=True)
             else:
@@ -55,7 +56,7 @@ class Output:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """While something takes a moment that cannot be measured: on a terminal, what it is and for how long it lasts."""
+        """Show a spinner on a terminal while something runs whose duration is unknown."""
         console = error_console()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(

@@ -1,4 +1,4 @@
-"""Options that several commands have, each defined and explained once."""
+"""Options that several commands share, each defined and explained once."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from typing import Annotated
 
 import typer
 
-from verfedgnn.cli.completion import PRESETS, among, data_sets, run_folders
+from verfedgnn.cli.completion import PRESETS, among, complete_setting, data_sets, run_folders
 from verfedgnn.plugins import GNNS
 
-DATA, TRAINING, RUN, OUTPUT = "Data", "Training", "Run", "Output"
+DATA = "Data"
+TRAINING = "Training"
+RUN = "Run"
+OUTPUT = "Output"
 """Panels of the help."""
 
 Quiet = Annotated[
     bool,
     typer.Option(
-        "--quiet", help="No progress and no remarks; warnings and errors are shown.", rich_help_panel=OUTPUT
+        "--quiet",
+        help="Print no progress and no remarks, only the result, warnings and errors.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="The result as one line of JSON, the only line on standard output.",
+        help="Print the result as one line of JSON, the only line on standard output.",
         rich_help_panel=OUTPUT,
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="The run folder.", autocompletion=run_folders)]
+RunFolder = Annotated[Path, typer.Argument(help="Run folder.", autocompletion=run_folders)]
 WholeRun = Annotated[
     Path,
     typer.Argument(
-        help="A run folder that holds all parties, as `train --out` writes it.", autocompletion=run_folders
+        help="Run folder that holds all parties, as `train --out` writes it.", autocompletion=run_folders
     ),
 ]
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        help="A file, a folder, postgresql://... or a name (ml-1m, ...); several times, NAME=FILE: one per party. "
-        "Unset: synthetic.",
+        help="Ratings: a file, a folder, postgresql://... or a data set such as ml-1m. Repeat as NAME=FILE for one "
+        "file per party. Default: synthetic.",
         rich_help_panel=DATA,
         autocompletion=data_sets,
     ),
@@ -46,7 +51,7 @@ Data = Annotated[
 Parties = Annotated[
     int | None,
     typer.Option(
-        help="Cut one data set's items at random into so many parties; unset: 10.",
+        help="Number of parties among which the items of one data set are divided at random. Default: 10.",
         min=1,
         rich_help_panel=DATA,
     ),
@@ -54,7 +59,8 @@ Parties = Annotated[
 By = Annotated[
     str | None,
     typer.Option(
-        help="Cut by an item column, such as genre; with --parties N: its largest values and the rest.",
+        help="Divide items by a column, such as genre. With --parties N, the N - 1 most frequent values get a party "
+        "each and the rest share one.",
         rich_help_panel=DATA,
     ),
 ]
@@ -69,37 +75,46 @@ Users = Annotated[
 Preset = Annotated[
     str | None,
     typer.Option(
-        help=f"Where to start from: {', '.join(PRESETS)}; or a preset file. Unset: paper; for tune best.",
+        help=f"Preset to start from: {', '.join(PRESETS)}, or a TOML file. Default: paper, or best for tune.",
         rich_help_panel=TRAINING,
         autocompletion=among(PRESETS),
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="gcn, gat, ggnn or a plug-in's.", rich_help_panel=TRAINING, autocompletion=among(GNNS)),
+    typer.Option(
+        help="GNN: gcn, gat, ggnn or a plug-in.", rich_help_panel=TRAINING, autocompletion=among(GNNS)
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="One setting, key=value; `verfedgnn train --help` lists them.", rich_help_panel=TRAINING
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change a setting. Repeatable. `verfedgnn settings` explains all of them.",
+        rich_help_panel=TRAINING,
+        autocompletion=complete_setting,
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=among(("cpu", "cuda")))
+    str,
+    typer.Option(
+        help="Device: cpu, cuda or cuda:N.", rich_help_panel=RUN, autocompletion=among(("cpu", "cuda"))
+    ),
 ]
-Threads = Annotated[
-    int, typer.Option(help="Processor threads; 0: all. On a busy machine, 1.", min=0, rich_help_panel=RUN)
-]
+Threads = Annotated[int, typer.Option(help="Number of CPU threads; 0: all.", min=0, rich_help_panel=RUN)]
 Jobs = Annotated[
     int,
     typer.Option(
-        help="Trainings at a time; 0: as many as cores or GPU memory allow.", min=0, rich_help_panel=RUN
+        help="Trainings that run at the same time; 0: as many as CPU cores or GPU memory allow.",
+        min=0,
+        rich_help_panel=RUN,
     ),
 ]
 
 
 def use_threads(count: int) -> None:
-    """Let torch compute with so many threads; 0 leaves it all."""
+    """Limit torch to `count` threads; 0 sets no limit."""
     if count:
         import torch
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for a stop at a good moment, the second stops at once."""
+"""Handling of Ctrl-C and SIGTERM: the first signal requests a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from contextlib import suppress
 
 
 class Halt:
-    """While it is entered, the first signal makes `asked()` true and the second one interrupts."""
+    """A context in which the first signal makes `asked()` true and the second raises KeyboardInterrupt."""
 
     def __init__(self, *, quiet: bool = False, after: str = "this round") -> None:
         self._asked = False
-        self._told = b"" if quiet else f"\nstopping after {after}; once more stops at once\n".encode()
+        self._notice = (
+            b"" if quiet else f"\nstopping after {after}; press Ctrl-C again to stop at once\n".encode()
+        )
 
     def __enter__(self) -> Halt:
         self._before = {
@@ -29,13 +31,13 @@ class Halt:
             raise KeyboardInterrupt
         self._asked = True
         with suppress(OSError):
-            os.write(2, self._told)  # a signal may come in the middle of a print
+            os.write(2, self._notice)  # not print, which a signal may interrupt
 
     def asked(self) -> bool:
-        """Whether a stop was asked for."""
+        """Return whether a stop was requested."""
         return self._asked
 
 
 def interrupt(*_: object) -> None:
-    """A handler that makes SIGTERM what Ctrl-C is."""
+    """Raise KeyboardInterrupt, so that SIGTERM acts like Ctrl-C."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The options that say how ratings are read, the same for every command that reads some."""
+"""Options for reading ratings, the same for every command that reads them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,46 @@ from verfedgnn.cli.shared_options import DATA
 
 OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "query": (
-        "DuckDB, SQLite, PostgreSQL: the select that gives the table. NAME:SELECT for one of several sources.",
+        "SELECT statement that returns the ratings, for DuckDB, SQLite and PostgreSQL. NAME:SELECT for one of several sources.",
         (),
     ),
     "columns": (
-        "Names in your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources.",
+        "Column names of your table: user=...,item=...,rating=...,time=... NAME:user=... for one of several sources.",
         (),
     ),
     "events": (
-        "Rows are events without ratings: what each kind is worth (5: one is a like), as view=1,purchase=5; or a number.",
+        "Read rows as events without ratings. Gives the weight of each kind (5: one event is a like), as view=1,purchase=5, or one number.",
         (),
     ),
     "duplicates": (
-        "Repeated (user, item) pairs: error, first, last or mean.",
+        "How to treat repeated (user, item) pairs: error, first, last or mean.",
         ("error", "first", "last", "mean"),
     ),
     "missing": (
-        "Rows without a user, an item or a rating: error, or drop to leave them out.",
+        "How to treat rows without a user, an item or a rating: error or drop.",
         ("error", "drop"),
     ),
-    "encoding": ("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several.", ()),
+    "encoding": ("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several sources.", ()),
     "delimiter": ("Column separator of the table.", ()),
-    "scale": ("Lowest and highest rating, as 1,5; unset: as found.", ()),
+    "scale": ("Lowest and highest rating, as 1,5. Default: as found in the data.", ()),
 }
-"""The fields of `ReadOptions`: a sentence for the help, and what a shell completes."""
+"""Help text and completions of each field of `ReadOptions`."""
 
 
-def reads_ratings(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with a parameter `reading`, a `ReadOptions`, that takes the options of `OPTIONS` in its place."""
+Command = Callable[..., None]
 
+
+def reads_ratings(command: Command) -> Command:
+    """Replace the parameter `reading` of a command by the options of `OPTIONS`."""
+    return reads_ratings_hiding()(command)
+
+
+def reads_ratings_hiding(*hidden: str) -> Callable[[Command], Command]:
+    """Return `reads_ratings` with some options left out of the help."""
+    return lambda command: _with_options(command, hidden)
+
+
+def _with_options(command: Command, hidden: tuple[str, ...]) -> Command:
     @wraps(command)
     def wrapped(**given: Any) -> None:
         from verfedgnn.data.read_options import ReadOptions
@@ -54,7 +65,7 @@ def reads_ratings(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name == "reading":
-            parameters += [_parameter(name) for name in OPTIONS]
+            parameters += [_parameter(name, hidden=name in hidden) for name in OPTIONS]
         else:
             parameters.append(
                 parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
@@ -64,8 +75,10 @@ def reads_ratings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _parameter(name: str) -> inspect.Parameter:
+def _parameter(name: str, *, hidden: bool) -> inspect.Parameter:
     text, known = OPTIONS[name]
-    option = typer.Option(help=text, rich_help_panel=DATA, autocompletion=among(known) if known else None)
+    option = typer.Option(
+        help=text, rich_help_panel=DATA, autocompletion=among(known) if known else None, hidden=hidden
+    )
     annotation = Annotated[list[str] | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

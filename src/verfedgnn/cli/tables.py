@@ -1,4 +1,4 @@
-"""Progress and tables on the terminal. Progress goes to standard error, results to standard output."""
+"""Progress bars and result tables for the terminal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 class RoundProgress:
-    """A bar with the round, the validation RMSE (last and best), the bytes so far and the time left; in a file, ten lines."""
+    """A progress bar of a training: round, validation error, bytes and time left. In a file it prints ten lines."""
 
     def __init__(self, *, hidden: bool, unit: str = "rounds") -> None:
-        self.console, self.unit, self.hidden = error_console(), unit, hidden
+        self.console = error_console()
+        self.unit = unit
+        self.hidden = hidden
         seen = not hidden and drawable(self.console)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -34,7 +36,9 @@ class RoundProgress:
         )
         self.plain = not hidden and not seen
         self.tasks: dict[str, TaskID] = {}
-        self.printed, self.began, self.first = 0, 0.0, 0.0
+        self.printed = 0
+        self.began = 0.0
+        self.first = 0.0
         self.valid = ""
 
     def __enter__(self) -> RoundProgress:
@@ -47,7 +51,7 @@ class RoundProgress:
         self.bar.stop()
 
     def _close(self) -> None:
-        """A training that ended before its last round has stopped early: its bar is full."""
+        """Fill the bar of a training that stopped before its last round."""
         for task in self.bar.tasks:
             if not task.finished:
                 self.bar.update(
@@ -55,25 +59,27 @@ class RoundProgress:
                 )
 
     def line(self, text: str) -> None:
-        """A remark that stays, above the bar."""
+        """Print a line above the bar."""
         if not self.hidden:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def round(self, event: RoundEvent) -> None:
-        """After a round of the federation."""
+        """Show a finished round of a training."""
         if event.label not in self.tasks:
-            self.valid = ""  # what was found is another training's
+            self.valid = ""  # the last value belongs to another training
         for name, value in (event.valid or {}).items():
             self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
         sent = format_size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
         self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
 
     def step(self, label: str, done: float, total: int, note: str = "") -> None:
-        """After a round of any training, or a part of another work."""
+        """Show that `done` of `total` steps of the task `label` are finished."""
         if label not in self.tasks:
             self._close()
             self.tasks[label] = self.bar.add_task(escape(label), total=total, note=note)
-            self.printed, self.began, self.first = 0, time.monotonic(), done
+            self.printed = 0
+            self.began = time.monotonic()
+            self.first = done
         self.bar.update(self.tasks[label], completed=done, note=note)
         tenth = int(10 * done // total)
         if self.plain and (tenth > self.printed or done == total):
@@ -89,7 +95,7 @@ class RoundProgress:
 
 
 class CellProgress:
-    """A bar with the finished trainings of an experiment, the last one and the time left."""
+    """A progress bar of an experiment: finished trainings, the last one and the time left."""
 
     def __init__(self, *, hidden: bool) -> None:
         self.console = error_console()
@@ -114,7 +120,7 @@ class CellProgress:
         self.bar.stop()
 
     def report(self, report: QueueProgress) -> None:
-        """How far it is."""
+        """Show the state of the experiment."""
         left = "" if report.seconds_left is None else f"about {format_duration(report.seconds_left)} left"
         if self.task is None:
             self.task = self.bar.add_task("", total=report.total, left=left, note="")
@@ -127,7 +133,7 @@ class CellProgress:
 
 
 def run_table(metrics: dict[str, Any]) -> Table:
-    """What a run reached, cost and protects."""
+    """Return a table of a run's accuracy, cost and protection."""
     privacy, cost = metrics["privacy"], metrics["bytes"]
     table = Table(title="Federation", show_header=False, title_justify="left")
     table.add_column(style="bold")
@@ -139,12 +145,12 @@ def run_table(metrics: dict[str, Any]) -> Table:
         "test RMSE",
         f"{format_metric(test['rmse'])}   MAE {format_metric(test['mae'])}   (valid RMSE {valid})",
     )
-    table.add_row("ranking", f"{ranking}   (among a party's items)")
-    rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; the model of round {metrics['best_round']:,} was kept"
+    table.add_row("ranking", f"{ranking}   (ranked among each party's items)")
+    rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; best round: {metrics['best_round']:,}"
     table.add_row("rounds", rounds)
     table.add_row(
         "bytes",
-        f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; {format_size(cost['per_party_per_round'])} a party and round",
+        f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; {format_size(cost['per_party_per_round'])} per party and round",
     )
     table.add_row("gradients", _guarantee(privacy["gradients"]))
     table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
@@ -156,9 +162,9 @@ def _guarantee(part: dict[str, Any]) -> str:
 
 
 def party_table(metrics: dict[str, Any]) -> Table:
-    """The figures of each party."""
+    """Return a table of the metrics of each party."""
     names = list(metrics["test"])
-    table = Table("party", "items", "ratings", *names, title="Test part", title_justify="left")
+    table = Table("party", "items", "ratings", *names, title="Test ratings", title_justify="left")
     for party in metrics["parties"]:
         figures = [format_metric(party["test"][name]) for name in names]
         table.add_row(escape(party["name"]), f"{party['items']:,}", f"{party['ratings']:,}", *figures)
@@ -168,12 +174,12 @@ def party_table(metrics: dict[str, Any]) -> Table:
 
 
 def lift_table(lift: dict[str, Any]) -> Table:
-    """What joining is worth: test RMSE with biases, alone, federated, pooled; whether it pays."""
+    """Return a table of the test RMSE with biases, alone, federated and pooled, and whether joining pays."""
     table = _lift_table("party", "Lift (test RMSE, lower is better)")
     table.caption = (
-        "biases: user and item means alone. alone, pooled: the same model without protection, on own and on all data.\n"
-        "gain: by how much federated is below the better of biases and alone (chosen on validation, for each party), with a "
-        "95 % interval. cannot tell: it holds 0, or there are too few users."
+        "biases: user and item means. alone, pooled: the same model, unprotected, on a party's own data and on all data.\n"
+        "gain: reduction of RMSE compared with the better of biases and alone (chosen on validation, per party), with a 95 % "
+        "interval.\ncannot tell: the interval includes 0, or there are too few users."
     )
     for row in lift["parties"]:
         table.add_row(*_lift_row(escape(row["name"]), row))
@@ -183,7 +189,7 @@ def lift_table(lift: dict[str, Any]) -> Table:
 
 
 def activity_table(lift: dict[str, Any]) -> Table:
-    """The same by how many ratings a user has at the party that is judged."""
+    """Return the lift by the number of training ratings that a user has at the party."""
     from verfedgnn.evaluation.lift_plots import band
 
     table = _lift_table("ratings", "Lift by number of a user's training ratings at the party")
@@ -209,5 +215,5 @@ def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def _reach(gain: dict[str, float]) -> float:
-    """The longer side of a gain's interval, which is hardly ever much longer than the other."""
+    """Return the larger distance between a gain and the ends of its interval."""
     return max(gain["rmse"] - gain["low"], gain["high"] - gain["rmse"])

@@ -1,4 +1,4 @@
-"""`verfedgnn train`: a federation on one machine."""
+"""`verfedgnn train`: train a federation on one machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from verfedgnn.cli.completion import run_folders
 from verfedgnn.cli.output import Output, program
@@ -24,12 +23,13 @@ from verfedgnn.cli.shared_options import (
     Parties,
     Preset,
     Quiet,
+    Settings,
     Threads,
     Users,
     use_threads,
 )
 from verfedgnn.cli.signals import Halt
-from verfedgnn.cli.source_options import reads_ratings
+from verfedgnn.cli.source_options import reads_ratings_hiding
 from verfedgnn.cli.tables import RoundProgress, activity_table, lift_table, run_table
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
@@ -40,31 +40,7 @@ if TYPE_CHECKING:
     from verfedgnn.runs.run import Run
 
 
-class WithSettings(TyperCommand):
-    """A command whose help ends with every setting; the list is made when somebody reads it."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """See `TyperCommand`."""
-        self.epilog = settings_help()
-        super().format_help(ctx, formatter)
-
-
-def settings_help() -> str:
-    """Every setting with its value in preset paper and its sentence."""
-    from verfedgnn.config import build_config, settings
-
-    lines = [
-        "**Settings** with their values in preset paper (`--set name=value`, the last word of a name is enough; or the same tree "
-        "in a TOML file):",
-        "",
-    ]
-    paper = build_config(preset="paper").values()
-    for path, setting in settings().items():
-        lines.append(f"- `{path}` = {paper.get(path, 'unset')}: {setting.explanation}")
-    return "\n".join(lines)
-
-
-@reads_ratings
+@reads_ratings_hiding("encoding", "delimiter", "scale")
 def train(
     *,
     data: Data = None,
@@ -73,51 +49,53 @@ def train(
     parties: Parties = None,
     by: By = None,
     users: Users = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder to write.", rich_help_panel=RUN)] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="One setting, key=value; see the list below.", rich_help_panel=TRAINING),
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.", rich_help_panel=TRAINING)] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write.", rich_help_panel=RUN)] = None,
+    set_: Settings = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Choose the noise for this budget of differential privacy of single ratings; with --preset private.",
+            help="Privacy budget of single ratings; chooses the noise. Needs --preset private.",
             rich_help_panel=TRAINING,
         ),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="The budget's delta; unset: 1e-6.", rich_help_panel=TRAINING)
+        float | None,
+        typer.Option(
+            help="Delta of the privacy budget. Default: 1e-6.", rich_help_panel=TRAINING, hidden=True
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings.", rich_help_panel=TRAINING)
+        Path | None,
+        typer.Option(help="TOML file of settings, applied after the preset.", rich_help_panel=TRAINING),
     ] = None,
     lift: Annotated[
         bool,
         typer.Option(
             "--lift",
-            help="Also train each party alone and all data pooled, and compare.",
+            help="Also train each party alone and on pooled data, and show whether joining pays.",
             rich_help_panel=TRAINING,
         ),
     ] = False,
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Continue this interrupted run folder.", rich_help_panel=RUN, autocompletion=run_folders
+            help="Resume the interrupted training of this run folder.",
+            rich_help_panel=RUN,
+            autocompletion=run_folders,
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run folder if it exists.", rich_help_panel=RUN)
+        bool, typer.Option("--overwrite", help="Overwrite the run folder if it exists.", rich_help_panel=RUN)
     ] = False,
     device: Device = "cpu",
     one_by_one: Annotated[
         bool,
         typer.Option(
             "--one-by-one",
-            help="Compute parties one after the other, bit for bit as separate processes.",
+            help="Compute the parties one by one, with the same bits as separate processes.",
             rich_help_panel=RUN,
+            hidden=True,
         ),
     ] = False,
     threads: Threads = 0,
@@ -125,9 +103,10 @@ def train(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a federation on one machine and say what it gained, cost and protects.
+    """Train a federation on one machine and print its accuracy, the bytes sent and what is protected.
 
-    Ctrl-C leaves a run that `--resume` continues to the same result; `--json` prints the content of metrics.json.
+    After Ctrl-C, `--resume` continues to the same result. `--json` prints the content of metrics.json. `verfedgnn settings` explains
+    every setting, and `verfedgnn data check --help` lists more options for unusual files.
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
@@ -146,12 +125,12 @@ def train(
         of_data = [data, parties, by, users, reading or None]
         of_training = [preset, model, seed, out, set_, epsilon, delta, config]
         if any(value is not None for value in of_data + of_training) or overwrite:
-            raise ConfigError(
-                "--resume takes data and settings from the run; leave out all options that set them"
-            )
+            raise ConfigError("--resume takes data and settings from the run; leave out all options for them")
     else:
         if data is not None and len(data) > 1 and (parties is not None or by is not None):
-            raise ConfigError("--parties and --by cut one data set; leave them out with one file per party")
+            raise ConfigError(
+                "--parties and --by divide one data set; leave them out with one file per party"
+            )
         overrides: dict[str, Any] = parse_settings(set_ or [])
         if seed is not None:
             overrides["seed"] = seed
@@ -161,13 +140,13 @@ def train(
             preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides
         )
         if delta is not None and epsilon is None:
-            raise ConfigError("--delta belongs to a budget; give its --epsilon, too")
+            raise ConfigError("--delta needs --epsilon; add --epsilon")
         if epsilon is not None:
             chosen = fit_budget(
                 chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta
             )
         if lift and chosen.training.ranks:
-            raise ConfigError("--lift compares errors of ratings, and a ranking predicts none; leave it out")
+            raise ConfigError("--lift compares rating errors, which a ranking does not have; leave it out")
         if out is not None:
             holds_run(out, overwrite)
         with output.busy("reading the data"):
@@ -180,7 +159,7 @@ def train(
                 reading=reading,
             )
         _introduce(read, output)
-    with RoundProgress(hidden=quiet) as progress, _continued(folder, words), Halt(quiet=quiet) as halt:
+    with RoundProgress(hidden=quiet) as progress, _resumable(folder, words), Halt(quiet=quiet) as halt:
         watch: dict[str, Any] = {
             "watch": progress.round,
             "stop": halt.asked,
@@ -197,10 +176,10 @@ def train(
 
 
 @contextmanager
-def _continued(folder: Path | None, words: list[str]) -> Iterator[None]:
-    """Whatever stops a training, say with which command it goes on."""
+def _resumable(folder: Path | None, words: list[str]) -> Iterator[None]:
+    """Name the command that resumes the training when it is interrupted."""
     begun = folder is not None and (folder / "config.toml").is_file()
-    remedy = "nothing is kept: give --out RUN to be able to continue"
+    remedy = "nothing is kept; pass --out RUN to be able to resume"
     if folder is not None:
         remedy = f"continue with `{shlex.join(['verfedgnn', 'train', '--resume', str(folder), *words])}`"
     try:
@@ -211,7 +190,7 @@ def _continued(folder: Path | None, words: list[str]) -> Iterator[None]:
         if folder is not None and not begun and not (folder / "config.toml").is_file():
             raise
         raise Interrupted(
-            "stopped at once; the run goes on from its last checkpoint" if folder else "stopped", remedy
+            "stopped at once; the run resumes from its last checkpoint" if folder else "stopped", remedy
         ) from None
 
 
@@ -224,7 +203,7 @@ def _lift(run: Run, folder: Path | None, **options: Any) -> None:
     try:
         run.metrics["lift"] = compute_lift(run, **options)
     except Interrupted:
-        raise Interrupted("the federation is trained, its lift is not computed") from None
+        raise Interrupted("the federation is trained, but its lift is not computed") from None
     if folder is not None:
         with writing(folder):
             write_json(folder / "metrics.json", run.metrics)
@@ -243,7 +222,7 @@ def _report(run: Run, folder: Path | None, output: Output) -> None:
             f"next: {program()} recommend {shlex.quote(str(folder))} --user {shlex.quote(str(user))}"
         )
     else:
-        output.remark("not saved: give --out RUN to keep the run")
+        output.remark("not saved; pass --out RUN to keep the run")
 
 
 def _introduce(parties: list[PartyData], output: Output) -> None:
@@ -258,12 +237,12 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
     output.remark(", ".join([*parts, format_count(items, "item"), format_count(ratings, "rating")]))
     if len({p.ratings.scale for p in parties}) > 1:
         output.remark(
-            "  rating scales differ between parties: errors are in each party's own stars", style="dim"
+            "  rating scales differ between parties; errors are on each party's own scale", style="dim"
         )
     for note in dict.fromkeys(f"{p.name}: {note}" for p in parties for note in p.ratings.notes):
         output.remark(f"  {note}", style="dim")
 
 
 def parse_gnn(name: str | None) -> str | None:
-    """The name of a model, if there is one of that name."""
+    """Return the name of an installed GNN, or None if none is given; raise ConfigError for an unknown one."""
     return None if name is None else check_gnn(name)

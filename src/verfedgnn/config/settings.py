@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from verfedgnn.config.sections import Section
-from verfedgnn.config.variants import CHOICES
+from verfedgnn.config.variants import CHOICES, either
 from verfedgnn.core.errors import ConfigError
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -41,7 +41,7 @@ class Setting:
         if not self.variants:
             return ""
         choice = CHOICES[self.path.split(".")[0]]
-        return f"{choice.path} = {' or '.join(self.variants)}"
+        return f"{choice.path} = {either(self.variants)}"
 
 
 @cache
@@ -93,7 +93,7 @@ def _setting(path: str, fields: list[FieldInfo], variants: tuple[str, ...]) -> S
         path=path,
         explanation=" ".join(explanations),
         choices=choices,
-        range=_either(choices) if choices and len(ranges) > 1 else " or ".join(ranges),
+        range=either(choices) if choices and len(ranges) > 1 else " or ".join(ranges),
         default=None if first.is_required() else first.default,
         required=first.is_required(),
         variants=variants,
@@ -124,17 +124,12 @@ def _name(annotation: Any) -> str:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if _choices(annotation):
-        return _either(_choices(annotation))
+        return either(_choices(annotation))
     if origin is Annotated:
         return _name(arguments[0])
     if origin in (Union, UnionType):
-        return _either(_name(kind) for kind in arguments)
+        return either([_name(kind) for kind in arguments])
     if origin is tuple:
         one = _name(arguments[0])
         return f"list of {one}" if arguments[-1] is Ellipsis else f"{len(arguments)} x {one}"
     return {int: "integer", float: "number", str: "text", NoneType: "unset"}[annotation]
-
-
-def _either(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -74,6 +74,11 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def either(words: Sequence[str]) -> str:
+    """Join words as "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree with the tag of every section; raise ValueError for an unknown tag or a field of another variant."""
     checked = dict(tree)
@@ -83,13 +88,13 @@ def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
             continue
         tag = section.get(choice.tag, choice.default)
         if tag not in choice.variants:
-            *most, last = (f"'{known}'" for known in choice.variants)
-            raise ValueError(f"{choice.path}: Input should be {', '.join(most)} or {last} (it is {tag!r})")
+            known = either([f"'{known}'" for known in choice.variants])
+            raise ValueError(f"{choice.path}: Input should be {known} (it is {tag!r})")
         for field in section:
             having = choice.having(field)
             if having and tag not in having:
                 raise ValueError(
-                    f"{name}.{field} belongs to {choice.path} = {' or '.join(having)}, and here it is {tag}; "
+                    f"{name}.{field} belongs to {choice.path} = {either(having)}, and here it is {tag}; "
                     f"leave it out or add --set {choice.path}={having[0]}"
                 )
         checked[name] = {choice.tag: tag, **section}

@@ -1,0 +1,54 @@
+"""`verfedgnn settings`: explain the settings of a training."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from verfedgnn.cli.completion import complete_setting_names
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet
+
+if TYPE_CHECKING:
+    from verfedgnn.config.reference import SettingEntry
+
+
+def settings(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A setting, such as exchange.bits or lr, or a part of names, such as exchange. Unset: all settings.",
+            autocompletion=complete_setting_names,
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain settings: what each does, its range, its default and its value in each preset.
+
+    Change a setting with `--set NAME=VALUE` or in a TOML file for `--config`. The last word of a name is enough.
+    """
+    from verfedgnn.config.reference import find_settings
+
+    output = Output(quiet=quiet, as_json=as_json)
+    entries = find_settings(name)
+    output.result([entry.to_dict() for entry in entries], "\n\n".join(map(describe_entry, entries)))
+
+
+def describe_entry(entry: SettingEntry) -> str:
+    """Return a setting as lines of text."""
+    from verfedgnn.config.reference import format_value
+
+    setting = entry.setting
+    default = "must be given" if setting.required else f"default {format_value(setting.default)}"
+    lines = [f"{setting.path}: {setting.range}; {default}"]
+    if setting.belongs_to:
+        lines.append(f"only with {setting.belongs_to}")
+    lines += textwrap.wrap(setting.explanation, 94)
+    lines.append(
+        "   ".join(f"{preset} {format_value(value)}" for preset, value in entry.presets.items())
+        or "in no preset"
+    )
+    return "\n    ".join(lines)
