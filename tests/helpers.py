@@ -30,7 +30,7 @@ def same(a: vf.Run, b: vf.Run) -> None:
 
 
 def federation(
-    parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True, terms: Policy = LOCAL
+    parties: list[vf.PartyData], chosen: vf.Config, *, stack: bool = True, policy: Policy = LOCAL
 ) -> LocalRuntime:
     prepared = prepare(parties, chosen, torch.device("cpu"))
-    return local_federation([p.input for p in prepared], chosen, stack=stack, policy=terms)
+    return local_federation([p.input for p in prepared], chosen, stack=stack, policy=policy)

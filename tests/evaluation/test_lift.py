@@ -19,7 +19,7 @@ from verfedgnn.evaluation.bootstrap import gain
 from verfedgnn.evaluation.lift import lift
 from verfedgnn.evaluation.lift_plots import draw_lift, draw_study
 from verfedgnn.gnn.model import Propagation
-from verfedgnn.protocol.round.forward_backward import Work
+from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.loss import Batch, _ranking_loss
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run_evaluation import evaluate
@@ -116,7 +116,7 @@ def test_softmax_by_hand() -> None:
     users, items = torch.tensor([[[1.0], [0.0]]]), torch.tensor([[[0.0], [2.0]]])
     out = Propagation(users, items, [])
     pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 0]), torch.zeros(2))
-    work = Work({}, None, Batch(pairs, 2, 2))
+    work = PassInputs({}, None, Batch(pairs, 2, 2))
     expected = np.log(1 + np.e**2) - 2 + np.log(2)
     assert _ranking_loss(out, [work.batch]).item() == pytest.approx(expected, rel=1e-6)
 

@@ -133,7 +133,7 @@ def test_noise_is_a_partys_own_unless_agreed_otherwise(
     federated.run()
     assert not federated.errors
     first = federated.services[small_parties[0].name]
-    assert first.party.secret != party_secret(0, 0)
+    assert first.candidate.setup.randomness.secret != party_secret(0, 0)
     assert not torch.equal(federated.public(small_parties[0].name), local(small_parties).public)
     assert "never leaves it" in federated.runs[small_parties[0].name].metrics["privacy"]["randomness"]
 

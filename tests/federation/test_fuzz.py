@@ -23,9 +23,18 @@ from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.aggregation import fixed_type
-from verfedgnn.protocol.wire.messages import Hello, Message, RoundReply, RoundStart, Welcome, decode, encode
+from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.round.aggregation import neighbourhood_type
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Hello,
+    Message,
+    RoundReply,
+    RoundStart,
+    Welcome,
+    decode,
+    encode,
+)
 from verfedgnn.runs.prepared_data import prepare
 
 EXAMPLES = 4000
@@ -74,14 +83,16 @@ def changed(draw: st.DrawFn, messages: list[Message]) -> bytes:
             return encode(message)
 
 
-def federation_at_work(parties: list[vf.PartyData], folder: Path) -> tuple[CoordinatorService, list[Party]]:
+def federation_at_work(
+    parties: list[vf.PartyData], folder: Path
+) -> tuple[CoordinatorService, list[Candidate]]:
     """Return a coordinator service before its first round, and its parties."""
     setting = trial(folder, parties, config(masking=False, epochs=400), min_parties=2)
     service = CoordinatorService(
         setting.agreement, Wire(setting.hub, SERVER), folder / "run", StatusPublisher(folder / "run")
     )
     prepared = prepare(parties, setting.agreement.config, parties_device())
-    members = [Party(p.input, setting.agreement.config, i) for i, p in enumerate(prepared)]
+    members = [Candidate(p.input, setting.agreement.config, i) for i, p in enumerate(prepared)]
     return service, members
 
 
@@ -91,9 +102,9 @@ def parties_device() -> Any:
     return torch.device("cpu")
 
 
-def join(service: CoordinatorService, party: Party) -> None:
+def join(service: CoordinatorService, party: Candidate) -> None:
     hello = party.hello().model_copy(update={"agreement": service.coordinator.agreement, "alignment": "a"})
-    service._handle(TransportEvent("message", party.data.name, encode(hello)))
+    service._handle(TransportEvent("message", party.name, encode(hello)))
 
 
 def test_the_coordinator_survives_anything(
@@ -104,13 +115,13 @@ def test_the_coordinator_survives_anything(
     for party in members:
         join(service, party)
     service._step()
-    coordinator, bad = service.coordinator, members[0].data.name
-    others = {party.data.name for party in members[1:]}
+    coordinator, bad = service.coordinator, members[0].name
+    others = {party.name for party in members[1:]}
     reply = RoundReply(
         round=1,
         trip=0,
-        gradient=np.zeros(coordinator.part.model.size, coordinator.gradient_type),
-        neighbourhoods=np.zeros(coordinator.neighbourhood_shape, fixed_type(coordinator.config)),
+        gradient=np.zeros(coordinator.block.model.size, coordinator.gradient_type),
+        neighbourhoods=np.zeros(coordinator.neighbourhood_shape, neighbourhood_type(coordinator.config)),
     )
     refused = 0
 
@@ -141,35 +152,37 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
     """Every message is handled or raises an error; the private parameters stay finite."""
     chosen = config(masking=True, epochs=400)
     prepared = prepare(small_parties, chosen, parties_device())
-    members = [Party(p.input, chosen, i) for i, p in enumerate(prepared)]
-    coordinator = Coordinator(chosen, [p.data.name for p in members])
+    members = [Candidate(p.input, chosen, i) for i, p in enumerate(prepared)]
+    coordinator = Coordinator(chosen, [p.name for p in members])
     for party in members:
         coordinator.hello(party.hello())
-    welcomes = [coordinator.welcome(party.data.name) for party in members]
-    for party, welcome in zip(members, welcomes, strict=True):
-        party.welcome(welcome)
+    welcomes = [coordinator.welcome(party.name) for party in members]
+    parties = {party.name: party.welcome(welcome) for party, welcome in zip(members, welcomes, strict=True)}
     for _ in range(2):
         for name, start in coordinator.open().items():
-            party = next(p for p in members if p.data.name == name)
-            answer = party.handle(decode(encode(start)))
+            answer = parties[name].handle(decode(encode(start)))
             assert isinstance(answer, RoundReply)
             coordinator.receive(name, answer)
         coordinator.close()
-    start = decode(encode(coordinator.open()[members[0].data.name]))
-    victim, good = members[0], 0
-    before = victim.state(), victim.models()
+    start = decode(encode(coordinator.open()[members[0].name]))
+    best = coordinator.best
+    finish = Finish(round=2, best_round=best.round, parameters=best.parameters.numpy())
+    victim, good = parties[members[0].name], 0
+    before = victim.progress.checkpoint(), victim.progress.models()
 
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-    @given(data=changed([start, start, start, welcomes[0], coordinator.finish()]))
+    @given(data=changed([start, start, start, welcomes[0], finish]))
     def attack(data: bytes) -> None:
         nonlocal good
-        victim.restore(*before)
-        victim._last, victim._before, victim._welcomed = (0, 0, 0), [], None
+        victim.progress.restore(*before)
+        victim._last_trip = (0, 0, 0)
+        victim.progress.snapshots = []
+        members[0].stay = welcomes[0].stay
         victim.replica.load(*(a.copy() for a in public), None, 2)
         try:
             message = decode(data)
             if isinstance(message, Welcome):
-                victim.welcome(message)
+                members[0].welcome(message)
             elif isinstance(message, Hello):
                 return
             else:
@@ -177,8 +190,7 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
             good += 1
         except vf.VerFedGNNError:
             pass
-        victim.all_items, victim.index = welcomes[0].items, 0
-        assert bool(victim.private.parameters["items"].isfinite().all())
+        assert bool(victim.progress.private.parameters["items"].isfinite().all())
 
     public = (coordinator.replica.parameters.numpy().copy(), coordinator.replica.accumulator.numpy().copy())
     attack()

@@ -15,9 +15,10 @@ from verfedgnn.core.graph import build_graph
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.targets import Targets
-from verfedgnn.protocol.round.forward_backward import Work, compute
+from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.protocol.round.loss import Batch, penalty
 from verfedgnn.training.local_runtime import LocalRuntime
 
@@ -71,24 +72,25 @@ def open_config(gnn: str, **values: object) -> Config:
 
 
 def federation(config: Config) -> tuple[LocalRuntime, list[Party]]:
-    parties = [Party(data, config, secret=i) for i, data in enumerate(parts(config))]
+    candidates = [Candidate(data, config, secret=i) for i, data in enumerate(parts(config))]
     rng = np.random.default_rng(1)
-    for party in parties:
-        party.private.parameters["messages"].copy_(
+    for candidate in candidates:
+        candidate.progress.private.parameters["messages"].copy_(
             torch.from_numpy(rng.normal(0, 0.5, (ITEMS, 3)).astype(np.float32))
         )
-    return LocalRuntime(Coordinator(config, [p.data.name for p in parties]), parties), parties
+    runtime = LocalRuntime(Coordinator(config, [each.name for each in candidates]), candidates)
+    return runtime, list(runtime.parties.values())
 
 
 def pooled(parties: list[Party]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """All items side by side: private parameters, adjacency, targets."""
     private = {
-        name: torch.cat([p.private.parameters[name] for p in parties]).requires_grad_()
+        name: torch.cat([p.progress.private.parameters[name] for p in parties]).requires_grad_()
         for name in ("items", "messages", "item_bias")
     }
     a, target = torch.zeros(USERS, PARTIES * ITEMS), torch.full((USERS, PARTIES * ITEMS), torch.nan)
     for p, party in enumerate(parties):
-        train = party.targets.train
+        train = party.setup.targets.train
         a[train.user, train.item + p * ITEMS] = 1
         target[train.user, train.item + p * ITEMS] = train.rating
     return private, a, target
@@ -108,10 +110,10 @@ def test_the_federation_predicts_what_the_pooled_model_does(gnn: str) -> None:
     expected = dense.predict_messages(gnn, public, private, a)
     runtime.round()
     for p, party in enumerate(parties):
-        assert party.candidate is not None
-        model = party.candidate[1]
+        assert party.progress.evaluated is not None
+        model = party.progress.evaluated[1]
         found = model["users"] @ model["items"].T
-        centre = party.targets.centre
+        centre = party.setup.targets.centre
         assert centre == pytest.approx(float(party.data.train.rating.mean()))
         own = expected[:, p * ITEMS : (p + 1) * ITEMS]
         torch.testing.assert_close(found, (own + centre).detach(), atol=1e-4, rtol=1e-4)
@@ -122,13 +124,13 @@ def test_a_backward_exchange_trains_messages_on_everybodys_loss(backward: bool) 
     """GCN: the messages' step is along the pooled gradient; without the exchange only along the own part."""
     runtime, parties = federation(open_config("gcn", backward=backward))
     runtime.round()
-    before = torch.cat([p.private.parameters["messages"].clone() for p in parties])
+    before = torch.cat([p.progress.private.parameters["messages"].clone() for p in parties])
     public = {n: v.clone() for n, v in parties[0].model.views(parties[0].replica.parameters).items()}
     private, a, target = pooled(parties)
     error = (dense.predict_messages("gcn", public, private, a) - target)[~target.isnan()].square()
     (whole,) = torch.autograd.grad(error.sum(), [private["messages"]])
     runtime.round()
-    step = (before - torch.cat([p.private.parameters["messages"] for p in parties])) / 1e-6
+    step = (before - torch.cat([p.progress.private.parameters["messages"] for p in parties])) / 1e-6
     close = (step - whole).norm() / whole.norm()
     assert close < 0.05 if backward else close > 0.3
 
@@ -149,9 +151,9 @@ def test_products_along_edges_are_those_of_pairs(seed: int, gnn: str) -> None:
     )
     training = Config.preset("best").training
     one, other = (
-        compute(model, graph, public, None, [Work(private, None, Batch(pairs, 6, 5, edges=edges))], training)[
-            0
-        ]
+        compute(
+            model, graph, public, None, [PassInputs(private, None, Batch(pairs, 6, 5, edges=edges))], training
+        )[0]
         for edges in (True, False)
     )
     assert one.public_gradient is not None
@@ -165,7 +167,7 @@ def test_products_along_edges_are_those_of_pairs(seed: int, gnn: str) -> None:
 def test_regularisers_by_hand() -> None:
     """Two users, one item, three ratings: every weight where docs/model.md has it."""
     pairs = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]), torch.zeros(3))
-    work = Work({}, None, Batch(pairs, 2, 1, share=0.5))
+    work = PassInputs({}, None, Batch(pairs, 2, 1, share=0.5))
     graph = build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1)
     leaves = {
         "users": torch.tensor([[[1.0], [2.0]]]),
@@ -186,9 +188,9 @@ def test_targets_are_in_quarters_of_the_scale_around_the_mean() -> None:
     data = PartyInput("p", 2, 1, (1.0, 10.0), pairs, pairs)
     targets = Targets.of(data, Config.preset("best"))
     assert targets.train.rating.tolist() == pytest.approx([-4 / 2.25, 4 / 2.25])  # in the order of users
-    users, items = targets.served(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0]]))
+    users, items = targets.to_rating_scale(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0]]))
     assert (users @ items.T).flatten().tolist() == pytest.approx([6.0, 6.0 + 2 * 2.25])
-    error, count = targets.judge(users, items)
+    error, count = targets.validate(users, items)
     assert (error, count) == (pytest.approx((10.5 - 10) ** 2 + (6 - 2) ** 2), 2)
 
 

@@ -177,7 +177,7 @@ def test_drawn_parties_are_uniform() -> None:
     rounds = 20_000
     counts = np.zeros(10)
     for round in range(1, rounds + 1):
-        active = coordinator.active(round, range(10))
+        active = coordinator.draw_active(round, range(10))
         assert len(active) == 3
         counts[active] += 1
     assert (np.abs(counts / rounds - 0.3) < SIGMAS * math.sqrt(0.3 * 0.7 / rounds)).all()

@@ -74,7 +74,7 @@ def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[v
     """Same seed with and without masks: what arrives differs in every party's message, and only the sums agree."""
     plain, masked = (
         federation(small_parties, config()),
-        federation(small_parties, config(masking=True), terms=Policy()),
+        federation(small_parties, config(masking=True), policy=Policy()),
     )
     for _ in range(3):
         plain.round()
@@ -105,7 +105,7 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
 
 
 def test_a_missing_or_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
-    runtime = federation(small_parties, config(masking=True), terms=Policy())
+    runtime = federation(small_parties, config(masking=True), policy=Policy())
     coordinator = runtime.coordinator
     starts = coordinator.open()
     for name in list(starts)[:2]:

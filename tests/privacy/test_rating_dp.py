@@ -27,9 +27,9 @@ from verfedgnn.privacy.rating_dp import (
     unit,
 )
 from verfedgnn.privacy.release_events import Release, compose_epsilon, gaussian
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL
-from verfedgnn.protocol.round.forward_backward import Work, compute
+from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.wire.messages import Hello, RoundReply
 
@@ -44,18 +44,18 @@ def gradients(pairs: Pairs, config: vf.Config, seed: int) -> tuple[torch.Tensor,
     """Public and private gradient of one party at a state that a training could be in: embeddings within their bound."""
     assert config.model.bound is not None
     data = PartyInput("p", USERS, ITEMS, (1.0, 5.0), pairs, pairs)
-    party = Party(data, config, secret=1)
+    setup = PartySetup.of(data, config, 1, "cpu", LOCAL)
     state = torch.Generator().manual_seed(seed)
-    public = torch.randn(party.model.size, generator=state)
-    users = party.model.views(public)["users"]
+    public = torch.randn(setup.model.size, generator=state)
+    users = setup.model.views(public)["users"]
     users.mul_(config.model.bound / users.norm(dim=-1, keepdim=True).clamp(min=config.model.bound))
     items = torch.randn(ITEMS, config.model.dim, generator=state)
     items *= config.model.bound / items.norm(dim=1, keepdim=True).clamp(min=config.model.bound)
     own = {"items": items, "item_bias": torch.randn(ITEMS, 1, generator=state)}
-    train = party.targets.train
+    train = setup.targets.train
     graph = build_graph(train.user.numpy(), train.item.numpy(), users=USERS, items=ITEMS)
-    work = Work(private=own, others=None, batch=Batch(train, USERS, ITEMS, edges=True))
-    (outcome,) = compute(party.model, graph, public, None, [work], config.training)
+    work = PassInputs(private=own, others=None, batch=Batch(train, USERS, ITEMS, edges=True))
+    (outcome,) = compute(setup.model, graph, public, None, [work], config.training)
     assert outcome.public_gradient is not None
     assert outcome.private_gradients is not None
     return outcome.public_gradient, outcome.private_gradients
@@ -213,7 +213,7 @@ def test_an_attack_on_a_canary_stays_below_the_guarantee() -> None:
 
 def test_a_private_training_tells_no_counts_and_sends_integers(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, private(epochs=3))
-    hellos = [party.hello() for party in runtime.parties.values()]
+    hellos = [candidate.hello() for candidate in runtime.candidates.values()]
     assert {hello.ratings for hello in hellos if isinstance(hello, Hello)} == {0}
     runtime = federation(small_parties, private(epochs=3))
     seen: list[RoundReply] = []
@@ -238,7 +238,7 @@ def test_embeddings_stay_within_their_bound(small_parties: list[vf.PartyData]) -
 def test_masks_change_nothing(small_parties: list[vf.PartyData]) -> None:
     """Integers modulo 2^32: masked and unmasked sums are the same, and so are the public parameters."""
     plain = federation(small_parties, private(epochs=3))
-    masked = federation(small_parties, private(epochs=3), terms=replace(LOCAL, masks=True))
+    masked = federation(small_parties, private(epochs=3), policy=replace(LOCAL, masks=True))
     for _ in range(3):
         plain.round()
         masked.round()

@@ -51,7 +51,7 @@ def test_whoever_fits_joins() -> None:
         ({"mask_key": None}, "key for masks"),
         ({"scale": (5.0, 1.0)}, "upside down"),
         ({"users": 99}, "99 common users, book has 100"),
-        ({"alignment": "other"}, "aligned otherwise than those of book"),
+        ({"alignment": "other"}, "aligned differently from those of book"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:

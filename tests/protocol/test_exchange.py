@@ -16,12 +16,14 @@ from helpers import federation, same
 from verfedgnn import split_items
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.data import pool_parties
+from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.release_events import Release, compose_epsilon
 from verfedgnn.privacy.skellam_noise import draw_skellam, noised_sum_event
+from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods
+from verfedgnn.protocol.party.incoming import read_neighbourhoods
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.neighbourhood_exchange import Received, Sent
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.fixed_point import from_fixed, sum_bits, to_fixed, wrapped
+from verfedgnn.protocol.wire.fixed_point import from_fixed, sum_bits, to_fixed, wrap_signed
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 
 SIGMAS = 5
@@ -43,12 +45,15 @@ def test_masked_sums_are_exact_sums(small_parties: list[vf.PartyData]) -> None:
 
 def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
     """With masks on, what a party sends has nothing of its neighbourhoods; the coordinator's sum is that of the bare ones."""
-    bare, hidden = federation(small_parties, best()), federation(small_parties, best(), terms=Policy())
+    bare, hidden = federation(small_parties, best()), federation(small_parties, best(), policy=Policy())
     for _ in range(7):
         bare.round()
         hidden.round()
     for name in bare.parties:
-        own, sent = bare.parties[name].memory.sent[0], hidden.parties[name].memory.sent[0]
+        own, sent = (
+            bare.parties[name].progress.exchange.sent[0],
+            hidden.parties[name].progress.exchange.sent[0],
+        )
         np.testing.assert_array_equal(own.values, sent.values)
     assert torch.equal(bare.coordinator.replica.parameters, hidden.coordinator.replica.parameters)
     np.testing.assert_array_equal(
@@ -172,13 +177,16 @@ def test_noise_on_a_sum_is_what_was_asked_for(small_parties: list[vf.PartyData])
     )
     for runtime in (loud, quiet):
         for party in runtime.parties.values():
-            party.private.parameters["messages"].copy_(
-                torch.linspace(-1, 1, party.private.parameters["messages"].numel()).view(-1, 4)
+            party.progress.private.parameters["messages"].copy_(
+                torch.linspace(-1, 1, party.progress.private.parameters["messages"].numel()).view(-1, 4)
             )
         runtime.round()
         runtime.round()
     for name in loud.parties:
-        a, b = loud.parties[name].memory.received[0], quiet.parties[name].memory.received[0]
+        a, b = (
+            loud.parties[name].progress.exchange.received[0],
+            quiet.parties[name].progress.exchange.received[0],
+        )
         assert a.others is not None
         assert b.others is not None
         difference = (a.others - b.others).double()
@@ -228,7 +236,7 @@ def test_masks_do_not_cancel_for_parties_that_were_told_other_totals(
     small_parties: list[vf.PartyData],
 ) -> None:
     """A coordinator that makes the others' gradients vanish by a false number of ratings is left with noise."""
-    runtime = federation(small_parties, best(), terms=Policy())
+    runtime = federation(small_parties, best(), policy=Policy())
     parties = list(runtime.parties.values())
     for party in parties[1:]:
         honest = party.replica
@@ -249,7 +257,7 @@ def test_masks_do_not_cancel_for_parties_that_were_told_other_totals(
         if isinstance(reply := party.handle(starts[party.data.name]), RoundReply)
         and reply.gradient is not None
     )
-    left = wrapped(np.asarray(total).astype(np.int8), sum_bits(3))
+    left = wrap_signed(np.asarray(total).astype(np.int8), sum_bits(3))
     assert (left == 0).mean() < 0.3, "uniform over 8 residues; most of a gradient's values are 0"
 
 
@@ -299,9 +307,9 @@ def test_sixteen_bits_are_subtracted_modulo() -> None:
         neighbourhood_parties=[0, 1],
         neighbourhood_trip=(1, 0),
     )
-    read = Received.read(
-        start, 0, Sent((1, 0), np.array([[[32700]]], np.int16)), 1.0, best(bits=16), torch.device("cpu"), None
-    )
-    assert read is not None
+    config = best(bits=16)
+    replica = Replica.initial(config, Model(config.model, 1), [1, 1], 1, 3.0, torch.device("cpu"))
+    own = SentNeighbourhoods((1, 0), np.array([[[32700]]], np.int16))
+    read = read_neighbourhoods(start, 0, replica, own=own, last=None)
     assert read.others is not None
     assert read.others.item() == pytest.approx(200 / 1024)

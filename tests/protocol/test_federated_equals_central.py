@@ -15,11 +15,10 @@ from verfedgnn.core.graph import build_graph
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.operator import inverse_sqrt
-from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.optimizer import step
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.training.local_runtime import LocalRuntime, party_secret
+from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 
 
 def open_config(gnn: str, layers: int = 2) -> Config:
@@ -45,8 +44,8 @@ def open_config(gnn: str, layers: int = 2) -> Config:
 def federation(config: Config, count: int) -> tuple[LocalRuntime, list[Party]]:
     table = synthetic_ratings(users=40, items=30, ratings=500, seed=2)
     prepared = prepare(split_items(table, parties=count, seed=1), config, torch.device("cpu"))
-    parties = [Party(p.input, config, party_secret(3, i)) for i, p in enumerate(prepared)]
-    return LocalRuntime(Coordinator(config, [p.data.name for p in parties]), parties), parties
+    runtime = local_federation([p.input for p in prepared], config)
+    return runtime, list(runtime.parties.values())
 
 
 @pytest.mark.parametrize("gnn", ["gcn", "gat", "ggnn"])
@@ -56,9 +55,9 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
     runtime, parties = federation(config, count)
     model = parties[0].model
     public = runtime.coordinator.replica.parameters.clone()
-    items = torch.cat([party.private.parameters["items"].clone() for party in parties])
+    items = torch.cat([party.progress.private.parameters["items"].clone() for party in parties])
     owner = torch.cat(
-        [torch.full((len(party.private.parameters["items"]),), p) for p, party in enumerate(parties)]
+        [torch.full((len(party.progress.private.parameters["items"]),), p) for p, party in enumerate(parties)]
     )
     adjacency, rating = torch.zeros(40, len(items)), torch.full((40, len(items)), torch.nan)
     start = 0
@@ -66,8 +65,8 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
         pairs = party.data.train
         user, item = pairs.user.long(), pairs.item.long() + start
         rating[user, item] = pairs.rating
-        adjacency[user, item] = (pairs.rating >= party.threshold).float()
-        start += len(party.private.parameters["items"])
+        adjacency[user, item] = (pairs.rating >= party.setup.threshold).float()
+        start += len(party.progress.private.parameters["items"])
 
     runtime.round()
 
@@ -76,8 +75,8 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
         own = owner == p
         flat, rows = public.clone().requires_grad_(), items.clone().requires_grad_()
         ratings = dense.predict(gnn, 2, model.views(flat), rows, adjacency, own)
-        assert party.candidate is not None
-        h = party.candidate[1]
+        assert party.progress.evaluated is not None
+        h = party.progress.evaluated[1]
         torch.testing.assert_close(h["users"] @ h["items"].T, ratings[:, own].detach(), atol=1e-5, rtol=1e-5)
         known = ~rating.isnan() & own
         loss = (ratings - rating)[known].square().sum()
@@ -91,7 +90,10 @@ def test_predictions_and_one_step(gnn: str, count: int) -> None:
     assert public_gradient.abs().max() > 1
     torch.testing.assert_close(runtime.coordinator.replica.parameters, public, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
-        torch.cat([party.private.parameters["items"] for party in parties]), items, atol=1e-5, rtol=1e-5
+        torch.cat([party.progress.private.parameters["items"] for party in parties]),
+        items,
+        atol=1e-5,
+        rtol=1e-5,
     )
 
 
@@ -103,14 +105,14 @@ def test_more_layers_and_more_rounds() -> None:
         runtime.round()
     public, items = (
         runtime.coordinator.replica.parameters.clone(),
-        torch.cat([party.private.parameters["items"] for party in parties]),
+        torch.cat([party.progress.private.parameters["items"] for party in parties]),
     )
     adjacency = torch.zeros(40, len(items))
     start = 0
     for party in parties:
-        liked = party.data.train.rating >= party.threshold
+        liked = party.data.train.rating >= party.setup.threshold
         adjacency[party.data.train.user[liked].long(), party.data.train.item[liked].long() + start] = 1
-        start += len(party.private.parameters["items"])
+        start += len(party.progress.private.parameters["items"])
     predicted = dense.predict(
         "gcn", 3, parties[0].model.views(public), items, adjacency, torch.ones(len(items), dtype=torch.bool)
     )
@@ -118,15 +120,15 @@ def test_more_layers_and_more_rounds() -> None:
     runtime.round()
     start = 0
     for party in parties:
-        assert party.candidate is not None
-        h = party.candidate[1]
+        assert party.progress.evaluated is not None
+        h = party.progress.evaluated[1]
         torch.testing.assert_close(
             h["users"] @ h["items"].T,
-            predicted[:, start : start + len(party.private.parameters["items"])],
+            predicted[:, start : start + len(party.progress.private.parameters["items"])],
             atol=1e-5,
             rtol=1e-5,
         )
-        start += len(party.private.parameters["items"])
+        start += len(party.progress.private.parameters["items"])
 
 
 def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:
@@ -138,9 +140,11 @@ def test_the_lagged_exchange_settles_on_the_synchronous_one() -> None:
     for _ in range(3):
         lagged.round()
     for a, b in zip(exact, late, strict=True):
-        assert a.candidate is not None
-        assert b.candidate is not None
-        torch.testing.assert_close(a.candidate[1]["users"], b.candidate[1]["users"], atol=1e-6, rtol=1e-6)
+        assert a.progress.evaluated is not None
+        assert b.progress.evaluated is not None
+        torch.testing.assert_close(
+            a.progress.evaluated[1]["users"], b.progress.evaluated[1]["users"], atol=1e-6, rtol=1e-6
+        )
 
 
 def test_estimators_are_exact_when_every_party_has_its_share() -> None:

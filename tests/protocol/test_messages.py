@@ -19,7 +19,7 @@ from message_samples import ALL
 from verfedgnn import ProtocolError
 from verfedgnn.core.errors import DivergedError
 from verfedgnn.protocol.wire import alignment_messages as align
-from verfedgnn.protocol.wire.fixed_point import from_fixed, residues, to_fixed, wrapped
+from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed, to_residues, wrap_signed
 from verfedgnn.protocol.wire.framing import HEADER, KINDS, MAGIC, VERSION
 from verfedgnn.protocol.wire.integer_packing import TYPES, grow, shrink
 from verfedgnn.protocol.wire.messages import (
@@ -174,7 +174,7 @@ def test_packed_integers_take_what_they_need() -> None:
     signs = np.where(rng.random(100_000) < 0.01, rng.choice([-1, 1], 100_000), 0).astype(np.int8)
     entropy = -(0.99 * np.log2(0.99) + 0.01 * np.log2(0.005))
     assert len(shrink(signs)) < 2 * entropy * 100_000 / 8
-    masked = residues(np.zeros(100_000, np.int8) - (rng.random(100_000) < 0.01), 5)
+    masked = to_residues(np.zeros(100_000, np.int8) - (rng.random(100_000) < 0.01), 5)
     assert masked.dtype == np.uint8
     assert len(shrink(masked)) < 5 / 8 * 100_000 + 50
     assert len(shrink(rng.integers(-2048, 2048, 100_000).astype(np.int16))) < 12 / 8 * 100_000 + 50
@@ -220,7 +220,7 @@ def test_a_small_message_cannot_grow_beyond_what_is_allowed() -> None:
 
 @given(st.lists(st.integers(-40, 40), min_size=1, max_size=20), st.integers(3, 8))
 def test_residues_are_those_nearest_to_zero(values: list[int], bits: int) -> None:
-    found = wrapped(np.array(values, np.int8), bits).tolist()
+    found = wrap_signed(np.array(values, np.int8), bits).tolist()
     assert all(
         -(2 ** (bits - 1)) <= r < 2 ** (bits - 1) and (r - v) % 2**bits == 0
         for r, v in zip(found, values, strict=True)

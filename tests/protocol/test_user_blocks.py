@@ -19,7 +19,7 @@ from verfedgnn.core.graph import build_graph, restrict_graph
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.user_blocks import Rotation
+from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.training.train import resume
 
 
@@ -29,37 +29,37 @@ def best(**values: Any) -> vf.Config:
     )
 
 
-def rotation(config: vf.Config, users: int) -> Rotation:
-    return Rotation(config, Model(config.model, users))
+def make_blocks(config: vf.Config, users: int) -> UserBlocks:
+    return UserBlocks(config, Model(config.model, users))
 
 
 @given(st.integers(1, 7), st.integers(7, 60), st.integers(1, 40), st.integers(0, 9))
-def test_every_part_has_its_turn_once_a_pass(count: int, users: int, round: int, seed: int) -> None:
-    turns = rotation(best(user_blocks=count, seed=seed), users)
-    rows = np.concatenate([np.arange(p.users.start, p.users.stop) for p in turns.parts])
+def test_every_block_has_its_turn_once_a_pass(count: int, users: int, round: int, seed: int) -> None:
+    turns = make_blocks(best(user_blocks=count, seed=seed), users)
+    rows = np.concatenate([np.arange(p.users.start, p.users.stop) for p in turns.blocks])
     np.testing.assert_array_equal(rows, np.arange(users))
     start = (round - 1) // count * count
-    assert sorted(turns.of(r).index for r in range(start + 1, start + count + 1)) == list(range(count))
-    before = turns.before(round)
+    assert sorted(turns.in_round(r).index for r in range(start + 1, start + count + 1)) == list(range(count))
+    before = turns.previous_turn(round)
     if before > 0:
-        assert turns.of(before) is turns.of(round)
-        assert all(turns.of(r) is not turns.of(round) for r in range(before + 1, round))
+        assert turns.in_round(before) is turns.in_round(round)
+        assert all(turns.in_round(r) is not turns.in_round(round) for r in range(before + 1, round))
     else:
         assert round <= count
 
 
-def test_parts_are_whole_blocks_of_the_projection() -> None:
+def test_blocks_of_users_are_whole_blocks_of_the_projection() -> None:
     config = paper(user_blocks=3, **{"exchange.block": 10})
-    turns = rotation(config, 75)
+    turns = make_blocks(config, 75)
     projection = Projection(75, ratio=5, block=10, reconstruction="scaled")
     x = torch.randn(75, 2, generator=torch.Generator().manual_seed(1))
     y = projection.project(x)
-    for part in turns.parts:
-        alone = projection.part(part.users, part.rows)
-        torch.testing.assert_close(alone.project(x[part.users]), y[part.rows])
-        torch.testing.assert_close(alone.reconstruct(y[part.rows]), projection.reconstruct(y)[part.users])
-    with pytest.raises(vf.ConfigError, match="more parts than there are blocks of the projection"):
-        _ = rotation(paper(user_blocks=3), 75).parts
+    for block in turns.blocks:
+        alone = projection.part(block.users, block.rows)
+        torch.testing.assert_close(alone.project(x[block.users]), y[block.rows])
+        torch.testing.assert_close(alone.reconstruct(y[block.rows]), projection.reconstruct(y)[block.users])
+    with pytest.raises(vf.ConfigError, match=r"more than the 1 block\(s\) that the projection makes"):
+        _ = make_blocks(paper(user_blocks=3), 75).blocks
 
 
 @given(st.integers(0, 999))
@@ -67,11 +67,11 @@ def test_the_graph_of_some_users_has_their_edges(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = rng.random((9, 5)) < 0.4
     graph = build_graph(*np.nonzero(table), users=9, items=5, ratio=2.0)
-    part = restrict_graph(graph, slice(3, 7))
+    block = restrict_graph(graph, slice(3, 7))
     items = torch.from_numpy(rng.normal(size=(1, 5, 2)).astype(np.float32))
-    torch.testing.assert_close(part.sum_items(items), graph.sum_items(items)[:, 3:7])
-    torch.testing.assert_close(part.user_degree, graph.user_degree[:, 3:7])
-    torch.testing.assert_close(part.item_degree, graph.item_degree)
+    torch.testing.assert_close(block.sum_items(items), graph.sum_items(items)[:, 3:7])
+    torch.testing.assert_close(block.user_degree, graph.user_degree[:, 3:7])
+    torch.testing.assert_close(block.item_degree, graph.item_degree)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_round_moves_its_users_and_nobody_else(
     for _ in range(9):
         before = replica.parameters.clone()
         runtime.round()
-        part = replica.rotation.of(replica.round)
+        block = replica.blocks.in_round(replica.round)
         now, then = (replica.model.views(flat)["users"] for flat in (replica.parameters, before))
         moved = (now != then).any(1)
-        assert moved[part.users].any()
-        moved[part.users] = False
+        assert moved[block.users].any()
+        moved[block.users] = False
         assert not moved.any()
     for party in runtime.parties.values():
-        assert set(party.memory.sent) == {p.index for p in replica.rotation.parts}
+        assert set(party.progress.exchange.sent) == {p.index for p in replica.blocks.blocks}
 
 
 def test_messages_of_a_part_are_that_much_smaller(small_parties: list[vf.PartyData]) -> None:
@@ -112,7 +112,7 @@ def test_masks_cancel_and_parties_by_themselves_agree(
     small_parties: list[vf.PartyData], settings: vf.Config, stack: bool
 ) -> None:
     """Masked and bare, the public parameters are the same to the bit; stacked and one by one, to rounding."""
-    bare, masked = federation(small_parties, settings), federation(small_parties, settings, terms=Policy())
+    bare, masked = federation(small_parties, settings), federation(small_parties, settings, policy=Policy())
     bare.stack = masked.stack = stack
     for _ in range(10):
         bare.round()

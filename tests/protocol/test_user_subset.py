@@ -13,8 +13,8 @@ from helpers import config, federation
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import LOCAL, Policy
-from verfedgnn.protocol.round import user_subset as scope
-from verfedgnn.protocol.round.user_blocks import by_parts
+from verfedgnn.protocol.round import user_subset
+from verfedgnn.protocol.round.user_blocks import computes_single_blocks
 from verfedgnn.training.local_runtime import LocalRuntime
 
 
@@ -31,11 +31,9 @@ def messages(**values: Any) -> vf.Config:
 
 
 def few(party: Party) -> bool:
-    rotation = party.replica.rotation
-    return (
-        party.scope(rotation.parts[0] if by_parts(party.config) else rotation.everybody, True).rows
-        is not None
-    )
+    blocks = party.replica.blocks
+    block = blocks.blocks[0] if computes_single_blocks(party.config) else blocks.all_users
+    return party.subset(block, True).rows is not None
 
 
 def rounds(runtime: LocalRuntime, count: int = 8) -> LocalRuntime:
@@ -66,7 +64,7 @@ def test_computing_few_users_is_computing_all(
 ) -> None:
     """Unquantized and with plain steps, so that a difference in rounding stays one."""
     some = rounds(federation(sparse_parties, chosen, stack=False))
-    monkeypatch.setattr(scope, "FEW", 0.0)
+    monkeypatch.setattr(user_subset, "FEW", 0.0)
     everybody = rounds(federation(sparse_parties, chosen, stack=False))
     assert all(few(party) for party in some.parties.values())
     assert not any(few(party) for party in everybody.parties.values())
@@ -74,15 +72,15 @@ def test_computing_few_users_is_computing_all(
         some.coordinator.replica.parameters, everybody.coordinator.replica.parameters, atol=1e-5, rtol=1e-4
     )
     for mine, theirs in zip(some.parties.values(), everybody.parties.values(), strict=True):
-        for name, value in mine.private.parameters.items():
-            torch.testing.assert_close(value, theirs.private.parameters[name], atol=1e-5, rtol=1e-4)
-        for part, sent in mine.memory.sent.items():
-            np.testing.assert_allclose(sent.values, theirs.memory.sent[part].values, atol=20)
-        assert mine.candidate is not None
-        assert theirs.candidate is not None
-        assert len(mine.candidate[1]["users"]) == 300
+        for name, value in mine.progress.private.parameters.items():
+            torch.testing.assert_close(value, theirs.progress.private.parameters[name], atol=1e-5, rtol=1e-4)
+        for part, sent in mine.progress.exchange.sent.items():
+            np.testing.assert_allclose(sent.values, theirs.progress.exchange.sent[part].values, atol=20)
+        assert mine.progress.evaluated is not None
+        assert theirs.progress.evaluated is not None
+        assert len(mine.progress.evaluated[1]["users"]) == 300
         torch.testing.assert_close(
-            mine.candidate[1]["users"], theirs.candidate[1]["users"], atol=1e-4, rtol=1e-4
+            mine.progress.evaluated[1]["users"], theirs.progress.evaluated[1]["users"], atol=1e-4, rtol=1e-4
         )
 
 
@@ -104,7 +102,7 @@ def test_only_users_with_ratings_have_a_gradient(
 
 def test_masks_cancel(sparse_parties: list[vf.PartyData]) -> None:
     bare, masked = (
-        rounds(federation(sparse_parties, messages(), stack=False, terms=t)) for t in (LOCAL, Policy())
+        rounds(federation(sparse_parties, messages(), stack=False, policy=t)) for t in (LOCAL, Policy())
     )
     assert all(few(party) for party in masked.parties.values())
     assert torch.equal(bare.coordinator.replica.parameters, masked.coordinator.replica.parameters)
@@ -113,7 +111,9 @@ def test_masks_cancel(sparse_parties: list[vf.PartyData]) -> None:
 def test_a_part_without_anybodys_ratings(sparse_parties: list[vf.PartyData]) -> None:
     """Nobody to compute for: as if there were no choice."""
     runtime = rounds(federation(sparse_parties, messages(user_blocks=50), stack=False), 60)
-    counts = [len(s.rows) for p in runtime.parties.values() for s in p._scopes.values() if s.rows is not None]
+    counts = [
+        len(s.rows) for p in runtime.parties.values() for s in p._subsets.values() if s.rows is not None
+    ]
     assert min(counts) == 1
     assert len(counts) < 10 * 50
 
@@ -123,9 +123,9 @@ def test_a_round_about_nobody_a_party_has_ratings_of() -> None:
     parties = vf.split_items(synthetic_ratings(users=300, items=90, ratings=120), parties=10)
     runtime = rounds(federation(parties, config(block=5, user_blocks=50), stack=False), 50)
     turns = [
-        len(p.scope(p.replica.rotation.everybody, True).turn(part)[1].rows)
+        len(p.subset(p.replica.blocks.all_users, True).within(block)[1].rows)
         for p in runtime.parties.values()
-        for part in p.replica.rotation.parts
+        for block in p.replica.blocks.blocks
     ]
     assert min(turns) == 0
     assert bool(runtime.coordinator.replica.parameters.isfinite().all())
@@ -182,5 +182,5 @@ def test_what_a_party_is_told_is_no_larger_than_it_unpacks(
             runtime.coordinator.receive(name, reply)
         runtime.coordinator.close()
     assert len(told) > 20
-    for party in runtime.parties.values():
-        assert max(told) <= party.largest_array <= 8 * 4 * party.model.size
+    for candidate in runtime.candidates.values():
+        assert max(told) <= candidate.largest_array <= 8 * 4 * candidate.setup.model.size

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.privacy.projection import Projection
-from verfedgnn.protocol.wire.fixed_point import from_fixed, wrapped
+from verfedgnn.protocol.wire.fixed_point import from_fixed, wrap_signed
 from verfedgnn.research.attacks.count_sketch import CountSketch, expected_share
 from verfedgnn.research.attacks.projection_inverse import dense_projection, least_norm
 from verfedgnn.research.attacks.recording import TOGETHER, RecordedFederation, Trip
@@ -138,7 +138,7 @@ def sent_neighbourhoods(federation: RecordedFederation, trip: Trip) -> dict[str,
     }
     if federation.config.masking and arrays:  # masks cancel
         first = next(iter(arrays.values()))
-        arrays = {TOGETHER: wrapped(np.add.reduce(list(arrays.values()), dtype=first.dtype), bits)}
+        arrays = {TOGETHER: wrap_signed(np.add.reduce(list(arrays.values()), dtype=first.dtype), bits)}
     return {name: from_fixed(torch.from_numpy(values), bits) for name, values in arrays.items()}
 
 

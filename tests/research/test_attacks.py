@@ -19,7 +19,7 @@ import verfedgnn as vf
 from helpers import config
 from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.data import TRAIN, check_parties
-from verfedgnn.protocol.round.forward_backward import Work, compute
+from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.research.attacks import attack_cell as cells
 from verfedgnn.research.attacks import subset_search as subset
 from verfedgnn.research.attacks.adversaries import Planted, plant
@@ -285,7 +285,7 @@ def test_a_settled_exchange_is_what_a_synchronous_training_ends_with(
     run = vf.train(small_parties, chosen)
     inside = RunInternals.of(run)
     for p, others in enumerate(inside.others):
-        work = Work(private=inside.private(p), others=others, evaluate=True)
+        work = PassInputs(private=inside.private(p), others=others, evaluate=True)
         (outcome,) = compute(
             inside.model, inside.graphs[p], run.public, inside.projection, [work], chosen.training
         )

@@ -12,7 +12,7 @@ import verfedgnn as vf
 from helpers import federation
 from verfedgnn.core.graph import build_graph
 from verfedgnn.data import PartyData, pool_parties
-from verfedgnn.gnn.neighbourhood_generator import Generator
+from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.protocol.wire.messages import RoundReply
 from verfedgnn.research.baselines import METHODS, Where, in_all, method
 from verfedgnn.research.baselines.central_gnn import cut, pooled
@@ -20,6 +20,7 @@ from verfedgnn.research.baselines.fedpergnn import PseudoParty, like
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.alone import solo_config
+from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.user_item_means import bias_errors
 
 CPU = torch.device("cpu")
@@ -149,7 +150,7 @@ def test_fedsage_of_one_party_is_central(small_parties: list[vf.PartyData]) -> N
 
 def test_a_generated_neighbourhood_by_hand() -> None:
     """Without inner weights the generator is its bias times how often the own share is missing; L is the squared distance."""
-    generator = Generator(2, 1)
+    generator = NeighbourhoodGenerator(2, 1)
     graph = build_graph(np.array([0, 1]), np.array([0, 0]), users=2, items=1, ratio=4.0)
     weights = {name: torch.zeros(1, *shape) for name, shape in generator.weights().items()}
     weights["imagine_bias"][:] = torch.tensor([1.0, -2.0])
@@ -167,11 +168,10 @@ def test_the_generator_learns_what_the_others_have(small_parties: list[vf.PartyD
     for _ in range(60):
         runtime.round()
     party = next(iter(runtime.parties.values()))
-    assert party.memory.received[0].others is not None
-    assert party.graph is not None
+    assert party.progress.exchange.received[0].others is not None
     views = {name: value.unsqueeze(0) for name, value in party.model.views(party.replica.parameters).items()}
-    items = {name: value.unsqueeze(0) for name, value in party.private.parameters.items()}
-    others = party.memory.received[0].others.unsqueeze(1)
+    items = {name: value.unsqueeze(0) for name, value in party.progress.private.parameters.items()}
+    others = party.progress.exchange.received[0].others.unsqueeze(1)
     distance = party.model.propagate(views, items, party.graph, list(others)).penalty
     assert distance is not None
     assert distance < 0.6 * others.square().sum()
@@ -206,24 +206,22 @@ def test_pseudo_interactions_change_rows_of_others_only(
     small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = configured("fedpergnn")
-    runtime = federation(small_parties, chosen)
+    inputs = [p.input for p in prepare(small_parties, chosen, torch.device("cpu"))]
+    runtime = local_federation(inputs, chosen, party=PseudoParty)
     starts = runtime.coordinator.open()
-    plain = next(iter(runtime.parties.values()))
-    party = PseudoParty(plain.data, chosen, 7)
-    party.replica = plain.replica
-    party.model = plain.model
+    party = next(iter(runtime.parties.values()))
     seen: list[torch.Tensor] = []
 
-    def noisy(self: object, gradient: torch.Tensor, message: object, scope: object) -> np.ndarray:
+    def noisy(self: object, gradient: torch.Tensor, message: object, subset: object) -> np.ndarray:
         seen.append(gradient)
         return gradient.numpy() + 100
 
-    monkeypatch.setattr("verfedgnn.protocol.party.party.Party.protected", noisy)
+    monkeypatch.setattr("verfedgnn.protocol.party.party.Party.release_gradient", noisy)
     gradient = torch.randn(party.model.size)
     size = party.model.user_size
     before = gradient.clone()
-    released = party.protected(
-        gradient, starts[plain.data.name], plain.scope(plain.replica.rotation.everybody, rated=True)
+    released = party.release_gradient(
+        gradient, starts[party.name], party.subset(party.replica.blocks.all_users, True)
     )
     assert torch.equal(gradient, before)
     real = torch.zeros(party.data.users, dtype=torch.bool)

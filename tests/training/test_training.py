@@ -41,9 +41,9 @@ def test_shared_replica_is_as_good_as_one_each(small_parties: list[vf.PartyData]
         federation(small_parties, chosen, stack=False),
         federation(small_parties, chosen, stack=False),
     )
-    for name, party in apart.parties.items():
-        apart.coordinator.hello(party.hello())
-        party.welcome(apart.coordinator.welcome(name))
+    for name, candidate in apart.candidates.items():
+        apart.coordinator.hello(candidate.hello())
+        apart.parties[name] = candidate.welcome(apart.coordinator.welcome(name))
     assert len({id(p.replica) for p in apart.parties.values()}) == 3
     for _ in range(12):
         shared.round()
@@ -54,9 +54,9 @@ def test_shared_replica_is_as_good_as_one_each(small_parties: list[vf.PartyData]
 def test_a_party_that_sat_out_long_gets_a_full_copy(small_parties: list[vf.PartyData]) -> None:
     chosen = config(participation=0.34, epochs=40, evaluate_every=1000)
     runtime = federation(small_parties, chosen, stack=False)
-    for name, party in runtime.parties.items():
-        runtime.coordinator.hello(party.hello())
-        party.welcome(runtime.coordinator.welcome(name))
+    for name, candidate in runtime.candidates.items():
+        runtime.coordinator.hello(candidate.hello())
+        runtime.parties[name] = candidate.welcome(runtime.coordinator.welcome(name))
     copies = 0
     for _ in range(60):
         starts = runtime.coordinator.open()
@@ -118,12 +118,12 @@ def test_nothing_private_is_reachable_from_the_coordinator(small_parties: list[v
     for _ in range(3):
         runtime.round()
     held = addresses(reachable(runtime.coordinator))
-    secrets = {party.secret for party in runtime.parties.values()}
+    secrets = {party.setup.randomness.secret for party in runtime.parties.values()}
     for party in runtime.parties.values():
         train, graph = party.data.train, party.graph
         private = [
-            *party.private.parameters.values(),
-            *party.private.accumulators.values(),
+            *party.progress.private.parameters.values(),
+            *party.progress.private.accumulators.values(),
             train.user,
             train.item,
             train.rating,
@@ -198,7 +198,7 @@ def test_a_reply_out_of_place_is_refused(small_parties: list[vf.PartyData]) -> N
 
 def test_joining_needs_the_same_configuration_and_users(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config())
-    hello = runtime.parties["party-0"].hello()
+    hello = runtime.candidates["party-0"].hello()
     fresh = Coordinator(config(), ["party-0", "party-1"])
     with pytest.raises(vf.ProtocolError, match="not among"):
         fresh.hello(hello.model_copy(update={"party": "stranger"}))

@@ -23,7 +23,8 @@ from verfedgnn.federation.mask_faults import MaskFaultSearch
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
-from verfedgnn.protocol.coordinator.coordinator import Closed, Coordinator
+from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment
@@ -154,6 +155,8 @@ class CoordinatorService:
         kind = kind_of(data)
         if kind is RoundReply and name not in self.greeted:
             return  # it answers a round from before the connection was lost
+        if kind is not None:
+            COORDINATOR_STATES.after(self.coordinator.state, kind, name)
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
         largest = self.coordinator.largest_array if kind is RoundReply else 64 * len(data)
         message = decode(data, self.agreement.max_message, largest)
@@ -172,13 +175,11 @@ class CoordinatorService:
         elif isinstance(message, Refused):
             log_warning("party refused to continue", party=name, reason=message.reason)
             self._lose(name)
-        else:
-            raise ProtocolError(f"{name}: unexpected {type(message).__name__} message at the coordinator")
 
     def _lose(self, name: str) -> None:
         """Go on without a party until it joins again."""
         self.greeted.discard(name)
-        self.coordinator.lost(name)
+        self.coordinator.lose(name)
         if self.host is not None:
             self.host.left(name)
 
@@ -255,10 +256,6 @@ class CoordinatorService:
 
     def _start_alignment(self, name: str, message: AlignHello) -> None:
         assert self.host is not None
-        if self.coordinator.began:
-            raise ProtocolError(
-                f"{name}: training has begun; use the previous --out folder of this party, or start a new training"
-            )
         others = {hello.seal_key for other, hello in self.host.hellos.items() if other != name}
         self._check_key(name, "seal", message.seal_key, message.seal_signature, others)
         log_event("party is ready to align", party=name)
@@ -330,7 +327,7 @@ class CoordinatorService:
                 round=self.coordinator.round,
                 seconds=self.agreement.timeouts.reply,
             )
-            self.coordinator.lost(name, slow=True)
+            self.coordinator.lose(name, slow=True)
 
     def _open_trip(self) -> None:
         """Open the next trip, or restart the open one among the parties that are left."""
@@ -384,7 +381,7 @@ class CoordinatorService:
             log_warning("party excluded: the sums add up only without it", party=found, round=round)
             self._lose(found)
 
-    def _close_round(self, closed: Closed) -> None:
+    def _close_round(self, closed: ClosedRound) -> None:
         coordinator = self.coordinator
         record = self.record
         record.seconds += time.monotonic() - self._round_began
@@ -420,8 +417,6 @@ class CoordinatorService:
             self._send(name, message, data)
 
     def _take_finished(self, name: str, message: Finished) -> None:
-        if self._finish_deadline is None:
-            raise ProtocolError(f"{name}: unexpected Finished message before the end of training")
         if message.digest != parameters_digest(self.coordinator.best.parameters):
             raise ProtocolError(f"{name}: its public parameters differ from the coordinator's")
         self.record.finished.add(name)

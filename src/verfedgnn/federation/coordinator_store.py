@@ -76,7 +76,7 @@ class CoordinatorStore:
     def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
         """Write the state of the protocol and the record."""
         values = {"ledger": record.ledger.to_dict(), "seconds": record.seconds, "repeats": record.repeats}
-        states = {"_coordinator": coordinator.state()}
+        states = {"_coordinator": coordinator.checkpoint()}
         write_checkpoint(self.folder / "checkpoint", coordinator.round, states, values)
 
     def write_history(self, record: TrainingRecord) -> None:

@@ -19,11 +19,12 @@ from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error
-from verfedgnn.protocol.coordinator.coordinator import Closed, active_count
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.coordinator.coordinator import ClosedRound, active_count
+from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.party.party import FinishedTraining, Party
+from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
+from verfedgnn.protocol.wire.alignment_messages import AlignStart
 from verfedgnn.protocol.wire.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
@@ -59,15 +60,17 @@ class PartyService:
         self.config = self.identity.agreement.config
         self.prepared, alignment = store.load(self.device)
         policy = self._make_policy(alignment)
-        self.party = Party(self.prepared.input, self.config, store.read_secret(), self.device, policy)
-        link.largest = self.party.largest_array
+        self.candidate = Candidate(self.prepared.input, self.config, store.read_secret(), self.device, policy)
+        self.progress = self.candidate.progress
+        self.party: Party | None = None
+        """The party of the present stay; None until it has joined."""
+        self.state = PartyState.GREETING
+        link.largest = self.candidate.largest_array
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.round = 0
         self.repeats = 0
         self.releases = ReleaseCounts()
-        self.welcomed = False
-        self.waiting = False
         self._rounds: int | None = None
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
@@ -91,12 +94,12 @@ class PartyService:
             "party ready",
             party=self.identity.name,
             round=self.round,
-            users=self.party.data.users,
-            items=self.party.data.items,
+            users=self.prepared.input.users,
+            items=self.prepared.input.items,
         )
         self.link.greet()
         while True:
-            message = self.link.receive(self._hello, lambda: not self.welcomed and not self.waiting)
+            message = self.link.receive(self._hello, lambda: self.state is PartyState.GREETING)
             try:
                 run = self._handle(message)
             except ProtocolError as error:
@@ -109,41 +112,35 @@ class PartyService:
     # -- messages ----------------------------------------------------------------------------------------
 
     def _hello(self) -> Message:
-        self.welcomed = False
-        self.waiting = False
-        return self.party.hello()
+        self.state = PARTY_STATES.after(self.state, PartyEvent.SAY_HELLO)
+        return self.candidate.hello()
 
     def _handle(self, message: Message) -> Run | None:
         """Act on a message; return the run once the coordinator has finished the training."""
-        if isinstance(message, Welcome):
-            self._join(message)
-        elif isinstance(message, AlignStart) or (isinstance(message, Waiting) and message.align):
-            self._realign()
-        elif isinstance(message, Waiting):
-            self.waiting = True
-        elif isinstance(message, RoundStart) and self.welcomed:
-            self._answer_round(message)
-        elif isinstance(message, Finish) and self.welcomed:
-            return self._finish(message)
-        elif not isinstance(message, RoundStart | Finish | Sealed | UserRows):
-            # Those four may belong to an earlier connection or alignment, and are ignored.
-            raise ProtocolError(f"unexpected {type(message).__name__} message while training")
-        return None
-
-    def _join(self, message: Welcome) -> None:
-        if message.stay != self.party.stay or self.welcomed:
-            return  # it answers an earlier Hello, or is the second answer to this one
-        self.party.welcome(message)
-        self.welcomed = True
-        self._rounds = self.party.replica.rounds
-        log_event("taking part", round=message.round, public=message.digest)
-
-    def _realign(self) -> None:
-        if self.party.training is not None:
+        realign = isinstance(message, Waiting) and message.align
+        event = AlignStart if realign else type(message)
+        if event is AlignStart and self.progress.training is not None:
             raise ProtocolError(
                 "the coordinator asked to align users again during a training; the training here is kept"
             )
-        raise Realign
+        late = isinstance(message, Welcome) and message.stay != self.candidate.stay
+        if late or PARTY_STATES.ignores(self.state, event):
+            return None
+        self.state = PARTY_STATES.after(self.state, event)
+        if self.state is PartyState.REALIGNING:
+            raise Realign
+        if isinstance(message, Welcome):
+            self._join(message)
+        elif isinstance(message, RoundStart):
+            self._answer_round(message)
+        elif isinstance(message, Finish):
+            return self._finish(message)
+        return None
+
+    def _join(self, message: Welcome) -> None:
+        self.party = self.candidate.welcome(message)
+        self._rounds = self.party.replica.rounds
+        log_event("taking part", round=message.round, public=message.digest)
 
     def _answer_round(self, message: RoundStart) -> None:
         began = time.monotonic()
@@ -152,6 +149,7 @@ class PartyService:
             log_event(
                 "round restarted", round=message.round, attempt=message.attempt, parties=len(message.active)
             )
+        assert self.party is not None
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
         self.round = message.round
@@ -161,7 +159,7 @@ class PartyService:
         self.link.send(reply)
         self.seconds += time.monotonic() - began
         error = self._record_validation(reply)
-        self.publisher.close_round(Closed(message.round, error), self._status)
+        self.publisher.close_round(ClosedRound(message.round, error), self._status)
 
     def _record_validation(self, reply: RoundReply) -> float | None:
         """Add this party's validation error to its history and return it; None if the round had no validation."""
@@ -179,23 +177,24 @@ class PartyService:
 
     def _finish(self, message: Finish) -> Run:
         """Store the model and report it, then choose the gate, which takes long and for which nobody has to wait."""
+        assert self.party is not None
         finished = self.party.finish(message)
-        run = self._write_result(message)
-        self.link.send(finished)
+        run = self._write_result(message, self.party, finished)
+        self.link.send(finished.reply)
         if self.config.training.gate:
             run = choose_gate(self.store.folder)
         self.publisher.update(lambda: self._status() | {"state": "finished"}, now=True)
         log_event(
-            "training finished", rounds=message.round, best_round=message.best_round, public=finished.digest
+            "training finished",
+            rounds=message.round,
+            best_round=message.best_round,
+            public=finished.reply.digest,
         )
         return run
 
-    def _write_result(self, message: Finish) -> Run:
+    def _write_result(self, message: Finish, party: Party, finished: FinishedTraining) -> Run:
         """Write the run folder with the best model and return the run."""
-        party = self.party
-        assert party.best is not None
-        assert party.public is not None
-        model = PartyModel(**party.best[1])
+        model = PartyModel(**finished.model)
         metrics = build_metrics(
             [self.prepared],
             [model],
@@ -204,8 +203,8 @@ class PartyService:
             rounds=message.round,
             best_round=message.best_round,
             seconds=self.seconds,
-            privacy=self._report_privacy(),
-            digest=parameters_digest(party.public),
+            privacy=self._report_privacy(party),
+            digest=finished.reply.digest,
         )
         metrics["all_ratings"] = party.replica.ratings
         run = Run(
@@ -216,18 +215,18 @@ class PartyService:
             metrics,
             self.history,
             self.link.ledger,
-            party.public,
+            finished.public,
         )
         run.complete_folder(self.store.folder)
         return run
 
-    def _report_privacy(self) -> dict[str, Any]:
-        projection = self.party.projection
+    def _report_privacy(self, party: Party) -> dict[str, Any]:
+        projection = party.projection
         return privacy_report(
             self.config,
             releases=self.releases.gradients,
             exchanges=self.releases.neighbourhoods,
-            users=self.party.data.users,
+            users=party.data.users,
             rows=projection.rows if projection is not None else 0,
             protected=projection.protected if projection is not None else True,
             validations=len(self.history),
@@ -243,11 +242,11 @@ class PartyService:
             "releases": self.releases.to_dict(),
         }
         folder = self.store.folder / "checkpoint"
-        newest = self.party.candidate[0] if self.party.candidate is not None else 0
+        newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
         if newest != self._saved_models:
-            write_checkpoint(folder / "models", newest, {"models": self.party.models()}, {})
+            write_checkpoint(folder / "models", newest, {"models": self.progress.models()}, {})
             self._saved_models = newest
-        write_checkpoint(folder / "party", self.round, {"party": self.party.state()}, values)
+        write_checkpoint(folder / "party", self.round, {"party": self.progress.checkpoint()}, values)
 
     def _restore(self) -> None:
         folder = self.store.folder / "checkpoint"
@@ -256,7 +255,7 @@ class PartyService:
         if found is None or models is None:
             return
         states, values = found
-        self.party.restore(states["party"], models[0]["models"])
+        self.progress.restore(states["party"], models[0]["models"])
         self.round = values["round"]
         self._saved_models = models[1]["round"]
         self.link.ledger = Ledger.from_dict(values["ledger"])
@@ -268,11 +267,12 @@ class PartyService:
         name = self.identity.name
         sizes = {"up": self.link.ledger.total("up"), "down": self.link.ledger.total("down")}
         errors = [self.config.training.error_of(entry) for entry in self.history]
+        joined = self.state in (PartyState.JOINED, PartyState.FINISHED)
         return {
             "role": f"party {name}",
             "federation": self.identity.agreement.name,
-            "training": self.party.training,
-            "state": "training" if self.welcomed else "joining",
+            "training": self.progress.training,
+            "state": "training" if joined else "joining",
             "round": self.round,
             "rounds": self._rounds,
             "valid_error": errors[-1] if errors else None,
@@ -280,7 +280,7 @@ class PartyService:
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
             "bytes": sizes,
-            "parties": {name: {"here": self.welcomed, **sizes}},
+            "parties": {name: {"here": joined, **sizes}},
         }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.status_text import FACTS, format_value, presence
-from verfedgnn.protocol.coordinator.coordinator import Closed
+from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.runs.run import write_json
 
 FRESH_SECONDS = 0.05
@@ -54,7 +54,7 @@ class StatusPublisher:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_json(self.folder / "status.json", self.status)
 
-    def close_round(self, closed: Closed, make: Callable[[], dict[str, Any]]) -> None:
+    def close_round(self, closed: ClosedRound, make: Callable[[], dict[str, Any]]) -> None:
         """Record the duration of a round, and its validation for TensorBoard."""
         now = time.monotonic()
         if self._last_round:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,38 +13,39 @@ from torch import Tensor
 from verfedgnn import plugins
 from verfedgnn.config.model_forms import ModelConfig
 from verfedgnn.core.graph import Graph
+from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.gnn.gat import GAT
 from verfedgnn.gnn.gcn import GCN
 from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.message_operators import MessageGAT, MessageGCN, MessageGGNN
-from verfedgnn.gnn.neighbourhood_generator import Generator
+from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.gnn.operator import Operator, Others
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
     "messages": {cls.name: cls for cls in (MessageGCN, MessageGAT, MessageGGNN)},
 }
-"""The built-in ones by form and GNN; factors have none, and never call theirs."""
+"""Built-in operators by model form and GNN. Form `factors` has none of its own and never calls one."""
 
 
 @dataclass(frozen=True)
 class Propagation:
-    """What one forward pass gives."""
+    """Result of one forward pass."""
 
     users: Tensor
-    """h_u (S, N, D); with biases (h_u, b_u, 1), so that a prediction is always a product."""
+    """h_u (S, N, D). With biases (h_u, b_u, 1), so that a prediction is always a product."""
     items: Tensor
-    """h_v (S, M, D); with biases (h_v, 1, b_v)."""
+    """h_v (S, M, D). With biases (h_v, 1, b_v)."""
     neighbourhoods: list[Tensor]
     """X^k for k < K, each (S, N, C)."""
     penalty: Tensor | None = None
-    """How far generated neighbourhoods are from the others', to be added to the loss."""
+    """Squared distance of generated neighbourhoods from the others' true ones, to be added to the loss."""
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
-        """h_u . h_v for rows of the flattened users and items (eq. 4)."""
-        # index_select, not []: its backward adds up in a fixed order on the CPU, so that the same seed gives the same bits.
+        """Return h_u . h_v for rows of the flattened users and items (eq. 4)."""
+        # The backward of index_select adds in a fixed order on the CPU, that of [] does not.
         return (
             self.users.flatten(0, 1).index_select(0, user) * self.items.flatten(0, 1).index_select(0, item)
         ).sum(-1)
@@ -65,11 +66,12 @@ def plugin_operator(gnn: str, form: str) -> type[Operator]:
 
 
 class Model:
-    """Shapes and arithmetic of one configuration for N users; it holds no parameters."""
+    """Shapes and arithmetic of one configuration for N users. It holds no parameters."""
 
     def __init__(self, config: ModelConfig, users: int) -> None:
-        self.config, self.users = config, users
-        self.generator = Generator(config.dim, config.layers) if config.generator else None
+        self.config = config
+        self.users = users
+        self.generator = NeighbourhoodGenerator(config.dim, config.layers) if config.generator else None
         built_in = OPERATORS.get(config.form, OPERATORS["propagation"]).get(config.gnn)
         self.operator: Operator = (built_in or plugin_operator(config.gnn, config.form))(
             dim=config.dim,
@@ -79,12 +81,13 @@ class Model:
             hears_itself=config.own_messages,
         )
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
+        """Shapes of the public parameters by name."""
         if config.biases:
             self.shapes["user_bias"] = (users, 1)
         self.per_user = tuple(self.shapes)
-        """Names of the public parameters that belong to users."""
+        """Names of the public parameters that have a row per user."""
         self.user_size = sum(math.prod(shape) for shape in self.shapes.values())
-        """How many public parameters belong to users; they come first."""
+        """Number of public parameters that belong to users. They come first."""
         if config.form == "propagation":
             self.shapes["mix"] = (config.layers + 1,)
         if config.form != "factors":
@@ -93,21 +96,40 @@ class Model:
             self.shapes |= self.generator.weights()
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
         """Number of public parameters."""
+        self.private_per_item: dict[str, int] = {"items": config.dim}
+        """Columns of each private parameter that has a row per item of the party."""
+        if config.form == "messages":
+            self.private_per_item["messages"] = config.dim
+        if config.biases:
+            self.private_per_item["item_bias"] = 1
+        self.private_per_user: dict[str, int] = {}
+        """Columns of each private parameter that has a row per user."""
+        if config.residual:
+            self.private_per_user["own_users"] = config.dim
+            if config.biases:
+                self.private_per_user["own_user_bias"] = 1
 
     def private_shapes(self, items: int) -> dict[str, tuple[int, int]]:
-        """Private parameters of a party with so many items: of items first, then of users."""
-        config, dim = self.config, self.config.dim
-        wanted = {
-            "items": ((items, dim), True),
-            "messages": ((items, dim), config.form == "messages"),
-            "item_bias": ((items, 1), config.biases),
-            "own_users": ((self.users, dim), config.residual),
-            "own_user_bias": ((self.users, 1), config.residual and config.biases),
+        """Return the shapes of the private parameters of a party with `items` items: per item, then per user."""
+        per_item = {name: (items, columns) for name, columns in self.private_per_item.items()}
+        return per_item | {name: (self.users, columns) for name, columns in self.private_per_user.items()}
+
+    def map_private_users(
+        self, private: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """Apply `change` to the private parameters (or gradients) that have a row per user; leave the others as they are."""
+        return {
+            name: change(value) if name in self.private_per_user else value for name, value in private.items()
         }
-        return {name: shape for name, (shape, present) in wanted.items() if present}
+
+    def map_public_users(self, flat: Tensor, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Split flat public parameters by name and apply `change` to those that have a row per user."""
+        return {
+            name: change(view) if name in self.per_user else view for name, view in self.views(flat).items()
+        }
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The public parameters by name, as views of one flat vector (..., size)."""
+        """Return the public parameters by name, as views of one flat vector (..., size)."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = torch.split(flat, sizes, -1)
         lead = flat.shape[:-1]
@@ -117,12 +139,12 @@ class Model:
         }
 
     def flat(self, views: Mapping[str, Tensor]) -> Tensor:
-        """One flat vector (size,) of public parameters by name."""
+        """Concatenate public parameters by name into one flat vector (size,)."""
         return torch.cat([views[name].reshape(-1) for name in self.shapes])
 
     def initial_public(self, seed: int, typical: float) -> Tensor:
-        """Public parameters before the first round, from a seed; `typical` (see `typical_rating`) is public."""
-        rng = np.random.default_rng([seed, 1])
+        """Draw the public parameters before the first round; `typical` (see `typical_rating`) is public."""
+        rng = shared_generator(seed, SharedStream.PUBLIC_PARAMETERS)
         flat = torch.zeros(self.size)
         for name, view in self.views(flat).items():
             if name == "users":
@@ -136,12 +158,12 @@ class Model:
         return flat
 
     def initial_private(self, rng: np.random.Generator, items: int, typical: float) -> dict[str, Tensor]:
-        """Private parameters before the first round: random item embeddings, the rest 0."""
+        """Draw the private parameters before the first round: random item embeddings, the rest 0."""
         private = {name: torch.zeros(shape) for name, shape in self.private_shapes(items).items()}
         return private | {"items": self.initial_embeddings(rng, items, typical)}
 
     def initial_embeddings(self, rng: np.random.Generator, rows: int, typical: float) -> Tensor:
-        """User or item embeddings before the first round; plain factors start where they predict the typical rating."""
+        """Draw user or item embeddings. Factors without biases start where they predict the typical rating."""
         plain = self.config.form == "factors" and not self.config.biases
         mean = math.sqrt(typical / self.config.dim) if plain else 0.0
         values = torch.from_numpy(
@@ -156,9 +178,11 @@ class Model:
         graph: Graph,
         others: Sequence[Tensor] | None,
     ) -> Propagation:
-        """h_u and h_v: K layers and their mixture, h = sum_k a_k e^k (eq. 1-3), one layer of messages, or e_u and e_v.
+        """Compute h_u and h_v.
 
-        `public` and `private` with a leading S; `others` the other parties' X^k, k < K, each (S, N, C), constants.
+        Propagation mixes K layers, h = sum_k a_k e^k (eq. 1-3). Messages have one layer. Factors are e_u and e_v themselves.
+        `public` and `private` have a leading dimension S. `others` are the other parties' X^k for k < K, each (S, N, C); no
+        gradient flows into them.
         """
         if self.config.form == "factors":
             return self._with_own(public, private, public["users"], private["items"], [])
@@ -173,10 +197,10 @@ class Model:
         neighbourhoods: list[Tensor] = []
         penalties: list[Tensor] = []
         for k in range(self.config.layers):
-            told: Others = others[k] if others else None
+            received: Others = others[k] if others else None
             if self.generator is not None:
-                told = self.generator.bind(k, public, users, graph, told, penalties)
-            own, users, items = self.operator.layer(k, public, users, items, graph, told)
+                received = self.generator.bind(k, public, users, graph, received, penalties)
+            own, users, items = self.operator.layer(k, public, users, items, graph, received)
             neighbourhoods.append(own.own)
             h_users = h_users + share[k + 1] * users
             h_items = h_items + share[k + 1] * items
@@ -191,7 +215,7 @@ class Model:
         items: Tensor,
         neighbourhoods: list[Tensor],
     ) -> Propagation:
-        """Add a party's own user embeddings, and the biases as columns."""
+        """Add the party's private user embeddings, and the biases as columns."""
         if self.config.residual:
             users = users + private["own_users"]
         if self.config.biases:

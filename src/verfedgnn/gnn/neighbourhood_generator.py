@@ -10,7 +10,7 @@ from torch import Tensor
 from verfedgnn.core.graph import Graph
 
 
-class Generator:
+class NeighbourhoodGenerator:
     r"""What a party imagines the others' neighbourhoods to be, from what it knows of a user.
 
     .. math::

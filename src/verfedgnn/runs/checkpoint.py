@@ -14,14 +14,14 @@ import safetensors.numpy
 
 from verfedgnn.core import files
 from verfedgnn.core.errors import RunError
-from verfedgnn.protocol.checkpoint_state import State
+from verfedgnn.protocol.checkpoint_state import CheckpointState
 
 _NAME = re.compile(r"round-(\d{8})~?")
 """A checkpoint; with ~ one that is being replaced by another of the same round."""
 
 
 def write_checkpoint(
-    folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]
+    folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
 ) -> None:
     """All states of `round` as `folder`/round-N, then remove the older ones."""
     with files.writing(folder):
@@ -29,7 +29,7 @@ def write_checkpoint(
 
 
 def _write_checkpoint(
-    folder: Path, round: int, states: Mapping[str, State], values: Mapping[str, Any]
+    folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     final, part = folder / f"round-{round:08d}", folder / f".round-{round:08d}.part"
@@ -51,7 +51,7 @@ def _write_checkpoint(
             shutil.rmtree(old, ignore_errors=True)
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | None:
+def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str, Any]] | None:
     """The newest complete checkpoint and its plain values, or None if there is none."""
     found = (
         sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name))
@@ -65,7 +65,9 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, State], dict[str, Any]] | N
     try:
         plain = json.loads((newest / "state.json").read_text("utf-8"))
         states = {
-            name: State(safetensors.numpy.load((newest / f"{name}.safetensors").read_bytes()), values)
+            name: CheckpointState(
+                safetensors.numpy.load((newest / f"{name}.safetensors").read_bytes()), values
+            )
             for name, values in plain.pop("states").items()
         }
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:

@@ -17,7 +17,7 @@ from verfedgnn.gnn.model import OPERATORS, Model
 from verfedgnn.gnn.operator import Operator
 from verfedgnn.plugins import register
 from verfedgnn.privacy.projection import IdentityProjection
-from verfedgnn.protocol.round.forward_backward import Work, compute
+from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.testing.random_inputs import (
     ITEMS,
@@ -148,7 +148,7 @@ class GNNContract:
                 out = model.propagate(lead, lead, graph, list(others.unsqueeze(1)))
                 return float((out.predict(pairs.user, pairs.item) - pairs.rating).square().sum())
 
-            work = Work(own, others, Batch(pairs, USERS, ITEMS))
+            work = PassInputs(own, others, Batch(pairs, USERS, ITEMS))
             (found,) = compute(model, graph, public, identity, [work], training)
             assert found.public_gradient is not None
             assert found.private_gradients is not None
@@ -221,7 +221,7 @@ class GNNContract:
         runtime = federation(parties(40, 30, 500), config)
         members = list(runtime.parties.values())
         for party in members:
-            for value in party.private.parameters.values():
+            for value in party.progress.private.parameters.values():
                 value.add_(
                     0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(value)))
                 )
@@ -230,13 +230,14 @@ class GNNContract:
         model = members[0].model
         public = runtime.coordinator.replica.parameters.clone()
         private = {
-            n: torch.cat([p.private.parameters[n] for p in members]) for n in members[0].private.parameters
+            n: torch.cat([p.progress.private.parameters[n] for p in members])
+            for n in members[0].progress.private.parameters
         }
         user = []
         item = []
         start = 0
         for party in members:
-            liked = party.data.train.take(party.data.train.rating >= party.threshold)
+            liked = party.data.train.take(party.data.train.rating >= party.setup.threshold)
             user.append(liked.user.numpy())
             item.append(liked.item.numpy() + start)
             start += party.data.items
@@ -246,9 +247,9 @@ class GNNContract:
         runtime.round()
         start = 0
         for party in members:
-            assert party.candidate is not None
-            found = party.candidate[1]
-            users, items = party.targets.served(
+            assert party.progress.evaluated is not None
+            found = party.progress.evaluated[1]
+            users, items = party.setup.targets.to_rating_scale(
                 pooled.users[0], pooled.items[0, start : start + party.data.items]
             )
             assert_close(found["users"] @ found["items"].T, users @ items.T, atol=1e-4, rtol=1e-4)

@@ -15,7 +15,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import writing
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry
@@ -97,8 +97,7 @@ class TrainingLoop:
                 raise Interrupted(
                     f"stopped after round {closed.round} of {coordinator.rounds}", resume_hint(self.folder)
                 )
-        self.runtime.finish()
-        return self._trained()
+        return self._trained(self.runtime.finish())
 
     def _progress(self, round: int, error: float | None) -> Progress:
         judged = self.config.training.judged
@@ -117,10 +116,10 @@ class TrainingLoop:
             with writing(self.folder):
                 write_history(self.folder, self.history)
 
-    def _trained(self) -> Trained:
+    def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
         return Trained(
-            models=[PartyModel(**party.kept_model) for party in self.runtime.parties.values()],
+            models=[PartyModel(**each.model) for each in finished],
             public=best.parameters,
             rounds=self.coordinator.round,
             best_round=best.round,
@@ -135,10 +134,10 @@ class TrainingLoop:
 
     def _write_checkpoint(self) -> None:
         assert self.folder is not None
-        states = {"_coordinator": self.coordinator.state()}
+        states = {"_coordinator": self.coordinator.checkpoint()}
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
-            states[name] = party.state()
-            states[f"{name}_models"] = party.models()
+            states[name] = party.progress.checkpoint()
+            states[f"{name}_models"] = party.progress.models()
         values = {
             "ledger": self.runtime.ledger.to_dict(),
             "seconds": self.seconds,
@@ -156,7 +155,7 @@ class TrainingLoop:
         self.coordinator.restore(states["_coordinator"])
         replica = self.coordinator.replica
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
-            party.restore(states[name], states[f"{name}_models"])
+            party.progress.restore(states[name], states[f"{name}_models"])
             party.replica.load(**replica.arrays(), round=replica.round)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.seconds = values["seconds"]

@@ -1,4 +1,4 @@
-"""How well the federation does on everybody's validation parts, and which public parameters were the best so far."""
+"""The validation error over all parties, and the public parameters of the best validation so far."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config.sections import TrainingConfig
-from verfedgnn.protocol.checkpoint_state import State, tensor
+from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
 from verfedgnn.protocol.wire.messages import RoundReply
 
 
-class Best:
-    """The best validation so far, its public parameters, and what every validation said."""
+class BestValidation:
+    """The best validation so far, its public parameters, and the last result of every party."""
 
     def __init__(self, training: TrainingConfig) -> None:
         self.training = training
         self.errors: dict[str, tuple[float, int]] = {}
-        """Each party's last validation: squared error and count."""
+        """Squared error and count of each party's last validation."""
         self.digests: dict[int, str] = {}
-        """Hash of the public parameters at each validation."""
-        self.error, self.round, self.since = math.inf, 0, 0
-        """Its error and round, and how many validations there have been since."""
+        """Hash of the public parameters at each validation, by round."""
+        self.error = math.inf
+        self.round = 0
+        self.since = 0
+        """Number of validations since the best one."""
         self.parameters: Tensor
 
     def judge(
@@ -34,7 +36,7 @@ class Best:
         parameters: Tensor,
         digest: str,
     ) -> float:
-        """The error over everybody's validation part; whoever is away counts as at its last validation."""
+        """Return the error over all parties; an absent party counts with its last validation."""
         for name, reply in replies.items():
             self.errors[name] = (reply.error or 0.0, reply.count or 0)
         known = [self.errors[name] for name in names if name in self.errors]
@@ -42,17 +44,19 @@ class Best:
         self.digests[round] = digest
         self.since += 1
         if error < self.error:
-            self.error, self.round, self.since = error, round, 0
+            self.error = error
+            self.round = round
+            self.since = 0
             self.parameters.copy_(parameters)
         return error
 
     @property
-    def long_ago(self) -> bool:
-        """Whether there has been no better one for longer than patience lasts."""
+    def patience_is_over(self) -> bool:
+        """Whether `patience` validations have passed without a better one."""
         return 0 < self.training.patience <= self.since
 
-    def put(self, state: State) -> None:
-        """Into a checkpoint."""
+    def put(self, state: CheckpointState) -> None:
+        """Store the best validation in a checkpoint."""
         state.arrays["best"] = self.parameters.cpu().numpy()
         state.values |= {
             "errors": self.errors,
@@ -60,10 +64,10 @@ class Best:
             "best": [self.error if self.round else None, self.round, self.since],
         }
 
-    def restore(self, state: State, device: torch.device) -> None:
-        """What `put` put."""
+    def restore(self, state: CheckpointState, device: torch.device) -> None:
+        """Read what `put` stored."""
         values = state.values
-        self.parameters = tensor(state.arrays["best"], device)
+        self.parameters = to_tensor(state.arrays["best"], device)
         self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         self.digests = dict(values["digests"])
         error, self.round, self.since = values["best"]
@@ -71,6 +75,6 @@ class Best:
 
 
 def mean_error(error: float, count: int, training: TrainingConfig) -> float:
-    """RMSE from squared errors and their number; for a ranking the mean of 1 - NDCG@20 over users."""
+    """Return the RMSE from summed squared errors; for a ranking, the mean of 1 - NDCG@20 over users."""
     mean = error / max(1, count)
     return mean if training.ranks else math.sqrt(mean)

@@ -1,4 +1,4 @@
-"""Who belongs to a training, who is there now, and whose mask keys each party knows."""
+"""The parties of a training: which are present, and which mask keys each of them knows."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ from verfedgnn.protocol.wire.messages import Hello
 
 
 class Membership:
-    """The parties in the order that fixes every sum. `quorum` of them must be there for a round."""
+    """The parties of a training, in the order that fixes every sum. A round needs `quorum` of them."""
 
     def __init__(self, names: Sequence[str], quorum: int) -> None:
-        self.names, self.quorum = list(names), quorum
+        self.names = list(names)
+        self.quorum = quorum
         self.hellos: dict[str, Hello] = {}
-        """The last Hello of everybody who ever joined."""
+        """The last Hello of every party that ever joined."""
         self.present: set[str] = set()
-        """Parties that have been welcomed and not been lost since."""
+        """Parties that were welcomed and not lost since."""
         self.slow: set[str] = set()
-        """Parties that are there but let a trip pass; their late reply brings them back."""
-        self._changes, self._told = 0, dict.fromkeys(self.names, 0)
+        """Connected parties that missed a trip; their late reply brings them back."""
+        self._changes = 0
+        """Number of accepted Hellos, each of which may change a mask key."""
+        self._known_changes = dict.fromkeys(self.names, 0)
+        """How many of these changes each party knows."""
 
     @property
     def complete(self) -> bool:
-        """Whether everybody has joined at least once."""
+        """Whether every party has joined at least once."""
         return len(self.hellos) == len(self.names)
 
     @property
     def enough(self) -> bool:
-        """Whether there are enough for a round."""
+        """Whether enough parties are present for a round."""
         return self.complete and len(self.present) >= self.quorum
 
     @property
     def here(self) -> list[int]:
-        """Who is there, by index."""
+        """Indices of the parties that are present."""
         return [i for i, name in enumerate(self.names) if name in self.present]
 
     @property
     def missing(self) -> list[str]:
-        """Who is not there."""
+        """Names of the parties that are not present."""
         return [name for name in self.names if name not in self.present]
 
     def join(self, hello: Hello) -> None:
-        """Take an accepted Hello; the party is there once it has been welcomed."""
+        """Remember an accepted Hello; the party is present once it is welcomed."""
         self.hellos[hello.party] = hello
         self._changes += 1
 
     def lose(self, name: str, *, slow: bool) -> None:
-        """A party is gone, or merely slow."""
+        """Mark a party as gone, or as slow."""
         self.present.discard(name)
         self.slow.discard(name)
         if slow:
             self.slow.add(name)
 
-    def back(self, name: str) -> bool:
-        """A slow party was heard of; whether it was one."""
+    def bring_back(self, name: str) -> bool:
+        """Mark a slow party as present; return whether it was slow."""
         if name not in self.slow:
             return False
         self.slow.discard(name)
         self.present.add(name)
         return True
 
-    def knowledge(self, name: str) -> int:
-        """A number that parties share if they know the same mask keys."""
-        return self._told[name]
+    def known_keys(self, name: str) -> int:
+        """Return a number that is the same for parties that know the same mask keys."""
+        return self._known_changes[name]
 
-    def news(self, name: str) -> dict[str, Any]:
-        """Everybody's mask keys for a message to `name`, unless it knows them already."""
-        if self._told[name] == self._changes:
+    def new_mask_keys(self, name: str) -> dict[str, Any]:
+        """Return the mask key fields of a message to `name`; empty if it knows all keys already."""
+        if self._known_changes[name] == self._changes:
             return {}
-        self._told[name] = self._changes
+        self._known_changes[name] = self._changes
         hellos = [self.hellos.get(name) for name in self.names]
         return {
             "mask_keys": [(hello and hello.mask_key) or "" for hello in hellos],

@@ -1,96 +1,129 @@
-"""What a party remembers between trips, by part of the users: what it sent, and what it was told."""
+"""What a party keeps of the exchange between trips, for each block of users: what it sent and what it received."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from verfedgnn.protocol.checkpoint_state import State
-from verfedgnn.protocol.party.private_parameters import Private
-from verfedgnn.protocol.round.backward_exchange import Released
-from verfedgnn.protocol.round.neighbourhood_exchange import Received, Sent
-
-Kept = TypeVar("Kept", Sent, Received, Released)
-
-
-@dataclass
-class Memory:
-    """By index of the part."""
-
-    sent: dict[int, Sent] = field(default_factory=dict)
-    """Own neighbourhoods as last sent."""
-    received: dict[int, Received] = field(default_factory=dict)
-    """The last sum of everybody's."""
-    released: dict[int, Released] = field(default_factory=dict)
-    """Own protected gradient of users as last sent, with a backward exchange."""
-    pulls: dict[int, Released] = field(default_factory=dict)
-    """What the others' part of the last update says about neighbourhoods, with a backward exchange."""
-
-    def others(self, part: int) -> Tensor | None:
-        """Estimated sum of the others' neighbourhoods (K, q, C) of a part; None if nothing is known."""
-        found = self.received.get(part)
-        return None if found is None else found.others
-
-    def put(self, state: State) -> None:
-        """Into a checkpoint."""
-        put(
-            state,
-            {"sent": self.sent, "received": self.received, "released": self.released, "pulls": self.pulls},
-        )
-
-    @classmethod
-    def get(cls, state: State, parts: int, device: torch.device) -> Memory:
-        """What `put` put."""
-        return cls(
-            sent=got(state, "sent", Sent, parts, device),
-            received=got(state, "received", Received, parts, device),
-            released=got(state, "released", Released, parts, device),
-            pulls=got(state, "pulls", Released, parts, device),
-        )
+from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
 
 
 @dataclass(frozen=True)
-class Before:
-    """A party before a trip, to which a trip begun anew goes back."""
+class SentNeighbourhoods:
+    """A party's own neighbourhoods as it sent them, before masks."""
+
+    trip: tuple[int, int]
+    """Round and trip in which they were sent."""
+    values: NDArray[np.integer[Any]]
+
+    def put(self, state: CheckpointState, name: str) -> None:
+        """Store this record in a checkpoint."""
+        state.values[name] = self.trip
+        state.arrays[name] = self.values
+
+    @classmethod
+    def get(cls, state: CheckpointState, name: str, device: torch.device) -> SentNeighbourhoods | None:
+        """Return the record that `put` stored, or None."""
+        trip = state.values.get(name)
+        return None if trip is None else cls((trip[0], trip[1]), state.arrays[name])
+
+
+@dataclass(frozen=True)
+class ReceivedNeighbourhoods:
+    """The last sum of all parties' neighbourhoods that a party received."""
+
+    digest: str
+    """Hash of the sum; all parties that received the same sum have the same hash."""
+    others: Tensor | None
+    """Estimated sum of the other parties' neighbourhoods (K, q, C); None if the party's own share is no longer known."""
+
+    def put(self, state: CheckpointState, name: str) -> None:
+        """Store this record in a checkpoint."""
+        state.values[name] = self.digest
+        if self.others is not None:
+            state.arrays[name] = self.others.cpu().numpy()
+
+    @classmethod
+    def get(cls, state: CheckpointState, name: str, device: torch.device) -> ReceivedNeighbourhoods | None:
+        """Return the record that `put` stored, or None."""
+        digest = state.values.get(name)
+        others = state.arrays.get(name)
+        return None if digest is None else cls(digest, None if others is None else to_tensor(others, device))
+
+
+@dataclass(frozen=True)
+class UserGradient:
+    """A gradient of user parameters of one round, for the backward exchange."""
 
     round: int
-    trip: int
-    private: Private
-    sent: dict[int, Sent]
-    released: dict[int, Released]
+    values: Tensor
+
+    def put(self, state: CheckpointState, name: str) -> None:
+        """Store this record in a checkpoint."""
+        state.values[name] = self.round
+        state.arrays[name] = self.values.cpu().numpy()
 
     @classmethod
-    def of(cls, round: int, trip: int, private: Private, memory: Memory) -> Before:
-        """A copy that later steps leave alone."""
-        return cls(round, trip, private.clone(), dict(memory.sent), dict(memory.released))
+    def get(cls, state: CheckpointState, name: str, device: torch.device) -> UserGradient | None:
+        """Return the record that `put` stored, or None."""
+        round = state.values.get(name)
+        return None if round is None else cls(round, to_tensor(state.arrays[name], device))
 
-    def put(self, state: State, name: str) -> None:
-        """Into a checkpoint, but for round and trip."""
-        self.private.put(state, name)
-        put(state, {f"{name}.sent": self.sent, f"{name}.released": self.released})
+
+Record = TypeVar("Record", SentNeighbourhoods, ReceivedNeighbourhoods, UserGradient)
+
+
+@dataclass
+class ExchangeState:
+    """The last records of the exchange, each by index of the block of users."""
+
+    sent: dict[int, SentNeighbourhoods] = field(default_factory=dict)
+    """The party's own neighbourhoods as last sent."""
+    received: dict[int, ReceivedNeighbourhoods] = field(default_factory=dict)
+    """The last sum of all parties' neighbourhoods."""
+    released: dict[int, UserGradient] = field(default_factory=dict)
+    """The party's own protected gradient as last sent; only kept with a backward exchange."""
+    pulls: dict[int, UserGradient] = field(default_factory=dict)
+    """The others' gradient with respect to neighbourhoods, from the last update; only kept with a backward exchange."""
+
+    def others(self, block: int) -> Tensor | None:
+        """Return the estimated sum of the others' neighbourhoods (K, q, C) of a block; None if it is not known."""
+        found = self.received.get(block)
+        return None if found is None else found.others
+
+    def put(self, state: CheckpointState) -> None:
+        """Store all records in a checkpoint."""
+        put_records(state, "sent", self.sent)
+        put_records(state, "received", self.received)
+        put_records(state, "released", self.released)
+        put_records(state, "pulls", self.pulls)
 
     @classmethod
-    def get(
-        cls, state: State, name: str, at: tuple[int, int], like: Private, parts: int, device: torch.device
-    ) -> Before:
-        """What `put` put, with the shapes of `like`; `at` is its round and trip."""
-        sent = got(state, f"{name}.sent", Sent, parts, device)
-        released = got(state, f"{name}.released", Released, parts, device)
-        return cls(*at, like.get(state, name), sent, released)
+    def get(cls, state: CheckpointState, blocks: int, device: torch.device) -> ExchangeState:
+        """Return what `put` stored, for a training with that many blocks of users."""
+        return cls(
+            sent=get_records(state, "sent", SentNeighbourhoods, blocks, device),
+            received=get_records(state, "received", ReceivedNeighbourhoods, blocks, device),
+            released=get_records(state, "released", UserGradient, blocks, device),
+            pulls=get_records(state, "pulls", UserGradient, blocks, device),
+        )
 
 
-def put(state: State, memories: Mapping[str, Mapping[int, Sent | Received | Released]]) -> None:
-    """Into a checkpoint, by name and part."""
-    for name, by_part in memories.items():
-        for part, memory in by_part.items():
-            memory.put(state, f"{name}.{part}")
+def put_records(state: CheckpointState, name: str, records: Mapping[int, Record]) -> None:
+    """Store records of one kind in a checkpoint, by block."""
+    for block, record in records.items():
+        record.put(state, f"{name}.{block}")
 
 
-def got(state: State, name: str, kind: type[Kept], parts: int, device: torch.device) -> dict[int, Kept]:
-    """What `put` put under a name."""
-    found = {part: kind.get(state, f"{name}.{part}", device) for part in range(parts)}
-    return {part: memory for part, memory in found.items() if memory is not None}
+def get_records(
+    state: CheckpointState, name: str, kind: type[Record], blocks: int, device: torch.device
+) -> dict[int, Record]:
+    """Return what `put_records` stored."""
+    found = {block: kind.get(state, f"{name}.{block}", device) for block in range(blocks)}
+    return {block: record for block, record in found.items() if record is not None}

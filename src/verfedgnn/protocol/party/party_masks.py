@@ -1,7 +1,8 @@
-"""A party's masks over its stay in a federation: its key, and the others' keys once it is sure whose they are."""
+"""A party's masks during one stay in a federation: its own key, and the other parties' verified keys."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,48 +10,77 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.privacy.masking import Masker
+from verfedgnn.protocol.party.exchange_state import ExchangeState
+from verfedgnn.protocol.party.incoming import split_updates
 from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.wire.messages import RoundStart, Welcome
 
-Trip = tuple[int, int, int]
-"""Round, trip and attempt."""
 
+class PartyMasks:
+    """Masks of one party. Every stay has a new key."""
 
-class Masks:
-    """Of a party called `name`, whose configuration has masks."""
+    def __init__(self, name: str, policy: Policy) -> None:
+        self.name = name
+        self.policy = policy
+        self._masker = Masker()
+        self._context: tuple[tuple[int, int, int], bytes] | None = None
+        """Round, trip and attempt of the last masked message, and the context of its masks."""
 
-    def __init__(self, name: str, terms: Policy) -> None:
-        self.name, self.terms = name, terms
-        self._masker: Masker | None = None
-        self._told: tuple[Trip, bytes] | None = None
-        """Hash of what was told before the last trip."""
+    @property
+    def key(self) -> str:
+        """The party's public key of this stay."""
+        return self._masker.public
 
-    def new_key(self) -> tuple[str, str | None]:
-        """A key for a new stay, and the party's signature under it, where somebody vouches."""
-        self._masker, self._told, vouching = Masker(), None, self.terms.vouching
-        return self._masker.public, None if vouching is None else vouching.sign("mask", self._masker.public)
+    @property
+    def signature(self) -> str | None:
+        """The party's signature of its key; None where nobody vouches for keys."""
+        vouching = self.policy.vouching
+        return None if vouching is None else vouching.sign("mask", self.key)
 
-    def meet(self, message: Welcome | RoundStart, index: int, parties: int) -> None:
-        """Take the others' keys, if there are new ones, once it is sure whose they are."""
-        if self._masker is None or message.mask_keys is None:
+    def take_keys(self, message: Welcome | RoundStart, index: int, parties: int) -> None:
+        """Verify and take the other parties' keys, if the message has any."""
+        if message.mask_keys is None:
             return
-        keys, signatures = message.mask_keys, message.mask_signatures or []
+        keys = message.mask_keys
+        signatures = message.mask_signatures or []
         if len(keys) != parties or (signatures and len(signatures) != len(keys)):
-            raise ProtocolError(f"{self.name}: {len(keys)} mask keys for {parties} parties")
-        if self.terms.vouching is not None:
+            raise ProtocolError(f"{self.name}: received {len(keys)} mask keys for {parties} parties")
+        if self.policy.vouching is not None:
             for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
                 if key:
-                    self.terms.vouching.check("mask", party, key, signature)
+                    self.policy.vouching.check("mask", party, key, signature)
         self._masker.derive_secrets(index, keys)
 
-    def on(
+    def apply(
         self, values: NDArray[Any], message: RoundStart, use: int, context: Callable[[], bytes]
     ) -> NDArray[Any]:
-        """Values with this party's masks of a trip; `context` hashes what all active parties have been told before it."""
-        if self._masker is None or not self.terms.masks:
+        """Add this party's masks of a trip to `values`. `context` is called once a trip (`mask_context`)."""
+        if not self.policy.masks:
             return values
         trip = (message.round, message.trip, message.attempt)
-        if self._told is None or self._told[0] != trip:
-            self._told = (trip, context())
-        about = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
-        return self._masker.mask(values, message.active, use=use, context=self._told[1], **about)
+        if self._context is None or self._context[0] != trip:
+            self._context = (trip, context())
+        return self._masker.mask(
+            values,
+            message.active,
+            use=use,
+            context=self._context[1],
+            round=message.round,
+            trip=message.trip,
+            attempt=message.attempt,
+        )
+
+
+def mask_context(message: RoundStart, replica: Replica, exchange: ExchangeState) -> bytes:
+    """Hash everything that the coordinator must have told all active parties alike.
+
+    Masks depend on it: between parties that were told different things they do not cancel.
+    """
+    facts = (message.active, replica.items, replica.ratings, replica.digest())
+    found = hashlib.sha256(repr(facts).encode())
+    if replica.config.exchange.backward and message.updates is not None:
+        found.update(split_updates(message, replica.blocks)[-1].total.tobytes())
+    last = exchange.received.get(replica.blocks.in_round(message.round).index)
+    found.update(repr((message.train, message.exchange, "" if last is None else last.digest)).encode())
+    return found.digest()

@@ -1,4 +1,4 @@
-"""A party's private parameters and the state of their optimiser: all that is per item, and what a party keeps per user."""
+"""A party's private parameters and the state of their optimiser: everything per item, and what it keeps per user."""
 
 from __future__ import annotations
 
@@ -11,61 +11,66 @@ from torch import Tensor
 from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.vectors import clip_rows
-from verfedgnn.protocol.checkpoint_state import State, tensor
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
 from verfedgnn.protocol.round.optimizer import average, step
 
 
 @dataclass(frozen=True)
-class Private:
-    """Parameters by name (`Model.private_shapes`), Adagrad's sums of squares, running averages."""
+class PrivateParameters:
+    """Private parameters by name (`Model.private_shapes`), with Adagrad's sums of squares and running averages."""
 
+    model: Model
     parameters: dict[str, Tensor]
     accumulators: dict[str, Tensor]
     averages: dict[str, Tensor]
-    """Running averages of the parameters; the parameters themselves where none are kept."""
+    """Running averages of the parameters; the parameters themselves if the configuration keeps no averages."""
 
     @classmethod
-    def initial(cls, parameters: Mapping[str, Tensor], device: torch.device, averaged: bool) -> Private:
-        """Before the first round."""
+    def initial(
+        cls, model: Model, parameters: Mapping[str, Tensor], device: torch.device, averaged: bool
+    ) -> PrivateParameters:
+        """Return the state before the first round."""
         moved = {name: value.to(device) for name, value in parameters.items()}
         zero = {name: torch.zeros_like(value) for name, value in moved.items()}
-        return cls(moved, zero, {name: value.clone() for name, value in moved.items()} if averaged else moved)
+        averages = {name: value.clone() for name, value in moved.items()} if averaged else moved
+        return cls(model, moved, zero, averages)
 
     @property
     def averaged(self) -> bool:
-        """Whether averages are kept."""
+        """Whether running averages are kept."""
         return self.averages is not self.parameters
 
-    def clone(self) -> Private:
-        """A copy that later steps leave alone."""
+    def clone(self) -> PrivateParameters:
+        """Return a copy that later steps do not change."""
         parameters, accumulators, averages = (
-            {name: value.clone() for name, value in part.items()}
-            for part in (self.parameters, self.accumulators, self.averages)
+            {name: value.clone() for name, value in values.items()}
+            for values in (self.parameters, self.accumulators, self.averages)
         )
-        return Private(parameters, accumulators, averages if self.averaged else parameters)
+        return PrivateParameters(
+            self.model, parameters, accumulators, averages if self.averaged else parameters
+        )
 
-    def of_users(self, users: slice | None) -> dict[str, Tensor]:
-        """The parameters, what is kept per user for some users only."""
-        if users is None:
-            return self.parameters
-        return {
-            name: value[users] if name.startswith("own_") else value
-            for name, value in self.parameters.items()
-        }
+    def of_users(self, users: slice) -> dict[str, Tensor]:
+        """Return the parameters with the rows of some users only."""
+        return self.model.map_private_users(self.parameters, lambda value: value[users])
 
-    def all_users(self, gradients: Mapping[str, Tensor], users: slice) -> dict[str, Tensor]:
-        """Gradients of `of_users(users)` as gradients of all users: 0 for the others."""
-        found = dict(gradients)
-        for name, value in gradients.items():
-            if name.startswith("own_") and value.shape != self.parameters[name].shape:
-                found[name] = torch.zeros_like(self.parameters[name])
-                found[name][users] = value
-        return found
+    def expand_gradients(self, gradients: Mapping[str, Tensor], users: slice) -> dict[str, Tensor]:
+        """Expand gradients of `of_users(users)` to all users, with 0 for the others."""
+
+        def expand(value: Tensor) -> Tensor:
+            if len(value) == self.model.users:
+                return value
+            found = value.new_zeros(self.model.users, value.shape[1])
+            found[users] = value
+            return found
+
+        return self.model.map_private_users(gradients, expand)
 
     def step(
         self, gradients: Mapping[str, Tensor], config: TrainingConfig, round: int, bound: float | None = None
     ) -> None:
-        """One step, in place; with a `bound`, item embeddings stay within it."""
+        """Take one step in place; with a `bound`, clip item embeddings to it."""
         for name, gradient in gradients.items():
             lr = config.lr * (config.lr_messages if name == "messages" else config.lr_private)
             step(self.parameters[name], self.accumulators[name], gradient, config.optimizer, lr)
@@ -74,16 +79,16 @@ class Private:
             if self.averaged:
                 average(self.averages[name], self.parameters[name], config.average, round)
 
-    def put(self, state: State, prefix: str) -> None:
-        """Into a checkpoint."""
+    def put(self, state: CheckpointState, prefix: str) -> None:
+        """Store the parameters and their optimiser's state in a checkpoint."""
         for name, value in self.parameters.items():
             state.arrays[f"{prefix}.{name}"] = value.cpu().numpy()
             state.arrays[f"{prefix}.{name}.accumulator"] = self.accumulators[name].cpu().numpy()
             if self.averaged:
                 state.arrays[f"{prefix}.{name}.average"] = self.averages[name].cpu().numpy()
 
-    def get(self, state: State, prefix: str) -> Private:
-        """What `put` put, if it has the shapes of this one."""
+    def get(self, state: CheckpointState, prefix: str) -> PrivateParameters:
+        """Return what `put` stored; raise `RunError` if its shapes differ from these."""
         for name, value in self.parameters.items():
             shape = state.arrays[f"{prefix}.{name}"].shape
             if shape != value.shape:
@@ -94,8 +99,9 @@ class Private:
 
         def read(suffix: str) -> dict[str, Tensor]:
             return {
-                name: tensor(state.arrays[f"{prefix}.{name}{suffix}"], device) for name in self.parameters
+                name: to_tensor(state.arrays[f"{prefix}.{name}{suffix}"], device) for name in self.parameters
             }
 
         parameters = read("")
-        return Private(parameters, read(".accumulator"), read(".average") if self.averaged else parameters)
+        averages = read(".average") if self.averaged else parameters
+        return PrivateParameters(self.model, parameters, read(".accumulator"), averages)

@@ -1,80 +1,91 @@
-"""One trip of parties that are computed together, or of one by itself: begin, compute, end."""
+"""One trip of a stack of parties: begin, compute, end. A party in its own process is a stack of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.forward_backward import Outcome, Work, compute
-from verfedgnn.protocol.round.user_blocks import Part, by_parts
-from verfedgnn.protocol.round.user_subset import Scope
+from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult, compute
+from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_blocks
+from verfedgnn.protocol.round.user_subset import SubsetLookup, UserSubset
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 
 if TYPE_CHECKING:
     from verfedgnn.protocol.party.party import Party
 
 
-def replies(
-    parties: Sequence[Party], messages: Sequence[RoundStart], scope: Callable[[Part, bool], Scope]
+def answer_trip(
+    parties: Sequence[Party], messages: Sequence[RoundStart], lookup: SubsetLookup
 ) -> list[RoundReply]:
-    """One trip of parties that are computed together; `scope` gives theirs, stacked, as `Party.scope` gives that of one.
-
-    A party by itself is a stack of one.
-    """
+    """Answer one trip of parties that are computed together; `lookup` returns the stack's subset of a block."""
     first = parties[0]
-    works = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
-    replica, rotation = first.replica, first.replica.rotation
-    part = rotation.of(messages[0].round)
-    here = scope(part if by_parts(first.config) else rotation.everybody, True)
-    outcomes = judged = run(first, replica.parameters, works, here)
-    if (first.private.averaged or not here.everybody) and any(message.evaluate for message in messages):
-        judged = judge(parties, replica.served, scope)
-    if part.index != here.part.index:
-        place, inside = here.turn(part)
-        outcomes, here = [_of_part(outcome, place, here.model) for outcome in outcomes], inside
+    replica = first.replica
+    # 1. Each party takes in its message and gathers its inputs.
+    inputs = [party.begin(message) for party, message in zip(parties, messages, strict=True)]
+    # 2. One forward and backward pass computes the whole stack.
+    block = replica.blocks.in_round(messages[0].round)
+    single = computes_single_blocks(first.config)
+    subset = lookup(block if single else replica.blocks.all_users, True)
+    results = run_pass(first, replica.parameters, inputs, subset)
+    # 3. A validation needs a pass of its own if it judges averages, or if the first pass left users out.
+    validated = results
+    if (first.progress.private.averaged or not subset.covers_all) and any(m.evaluate for m in messages):
+        validated = evaluate_all_users(parties, replica.served, lookup)
+    # 4. Only the users of the round leave the party.
+    if block.index != subset.block.index:
+        place, inside = subset.within(block)
+        results = [_select_block(result, place, subset.model) for result in results]
+        subset = inside
+    # 5. Each party steps its private parameters and protects its reply.
     return [
-        p.end(start, out, seen, here)
-        for p, start, out, seen in zip(parties, messages, outcomes, judged, strict=True)
+        party.end(message, result, valid, subset)
+        for party, message, result, valid in zip(parties, messages, results, validated, strict=True)
     ]
 
 
-def judge(parties: Sequence[Party], public: Tensor, scope: Callable[[Part, bool], Scope]) -> list[Outcome]:
-    """h_u and h_v of everybody; a party by itself comes to the users it has no ratings of last, some at a time."""
-    first, works = parties[0], [party.judged() for party in parties]
-    everybody = first.replica.rotation.everybody
-    every, some = scope(everybody, False), scope(everybody, True)
-    outcomes = run(first, public, works, some)
-    if some.rows is None:
-        return outcomes
-    (outcome,) = outcomes
-    assert outcome.users is not None
-    users = outcome.users.new_empty(every.model.users, outcome.users.shape[1]).index_copy_(
-        0, some.rows, outcome.users
-    )
-    for left in every.rest(some):
-        (found,) = run(first, public, works, left)
-        assert left.rows is not None
+def evaluate_all_users(parties: Sequence[Party], public: Tensor, lookup: SubsetLookup) -> list[PassResult]:
+    """Compute h_u of all users and h_v of all items; users without ratings come last, in groups."""
+    first = parties[0]
+    inputs = [party.validation_inputs() for party in parties]
+    block = first.replica.blocks.all_users
+    every = lookup(block, False)
+    rated = lookup(block, True)
+    results = run_pass(first, public, inputs, rated)
+    if rated.rows is None:
+        return results
+    (result,) = results
+    assert result.users is not None
+    users = result.users.new_empty(every.model.users, result.users.shape[1])
+    users.index_copy_(0, rated.rows, result.users)
+    for group in every.remainder(rated):
+        (found,) = run_pass(first, public, inputs, group)
+        assert group.rows is not None
         assert found.users is not None
-        users.index_copy_(0, left.rows, found.users)
-    return [replace(outcome, users=users)]
+        users.index_copy_(0, group.rows, found.users)
+    return [replace(result, users=users)]
 
 
-def run(party: Party, public: Tensor, works: Sequence[Work], here: Scope) -> list[Outcome]:
-    """The computation of a stack of parties, of which `party` is one, for the users of a scope."""
-    cut, narrow = here.cut(party.model, public), [here.narrow(work) for work in works]
-    return compute(here.model, here.graph, cut, here.projection, narrow, party.config.training)
+def run_pass(
+    party: Party, public: Tensor, inputs: Sequence[PassInputs], subset: UserSubset
+) -> list[PassResult]:
+    """Run the pass of a stack of parties for the users of a subset; `party` is any party of the stack."""
+    parameters = subset.select_parameters(party.model, public)
+    narrowed = [subset.narrow(each) for each in inputs]
+    return compute(subset.model, subset.graph, parameters, subset.projection, narrowed, party.config.training)
 
 
-def _of_part(outcome: Outcome, place: Part, model: Model) -> Outcome:
-    """What concerns the users of a round, where more were computed; `place` says where they are among these."""
-    gradient, own, sums = outcome.public_gradient, outcome.private_gradients, outcome.neighbourhoods
+def _select_block(result: PassResult, place: UserBlock, model: Model) -> PassResult:
+    """Select the users of the round from a result about more users; `place` says where they are among these."""
+    gradient = result.public_gradient
+    private = result.private_gradients
+    neighbourhoods = result.neighbourhoods
     return replace(
-        outcome,
-        public_gradient=None if gradient is None else place.cut(model, gradient),
-        private_gradients=own and {n: g[place.users] if n.startswith("own_") else g for n, g in own.items()},
-        neighbourhoods=None if sums is None else sums[:, place.rows],
+        result,
+        public_gradient=None if gradient is None else place.select_flat(model, gradient),
+        private_gradients=private and model.map_private_users(private, lambda value: value[place.users]),
+        neighbourhoods=None if neighbourhoods is None else neighbourhoods[:, place.rows],
     )

@@ -1,8 +1,7 @@
-"""What a party trains towards and is judged by, in its own units.
+"""A party's training targets and validation, in units of its own rating scale.
 
-With message embeddings, and with biases around factors, ratings are centred at the party's mean and measured in quarters of
-its scale, so that one set of hyper-parameters serves 1-5 and 1-10 stars, also side by side; predictions are turned back into
-stars.
+With message embeddings, and with factors that have biases, targets are ratings minus the party's mean, in quarters of its scale. So
+one set of hyper-parameters serves 1-5 and 1-10 stars, even in one federation. Predictions are converted back to stars.
 """
 
 from __future__ import annotations
@@ -21,52 +20,51 @@ from verfedgnn.core.rating_scale import upper_quarter
 
 @dataclass(frozen=True)
 class Targets:
-    """Training pairs as the loss wants them, and the way back."""
+    """Training pairs in the units of the loss, and the conversion of predictions to stars."""
 
     data: PartyInput
     train: Pairs
-    """Standardised where the model wants that; for a ranking, the liked ones only."""
+    """Training pairs: standardised if the model needs that; for a ranking, only the liked ones."""
     centre: float | None
-    """Mean training rating, where predictions are deviations from it."""
+    """Mean training rating, if predictions are deviations from it."""
     unit: float
-    """Stars of one unit."""
+    """Stars per unit of the targets."""
     ranks: bool
+    """Whether the objective is a ranking."""
 
     @classmethod
     def of(cls, data: PartyInput, config: Config) -> Targets:
-        """The targets of a configuration."""
+        """Derive the targets from a party's data and the configuration."""
         if config.training.ranks:
             liked = data.train.take(data.train.rating >= upper_quarter(data.scale))
             if not len(liked):
                 raise DataError(
-                    f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first; where ratings "
-                    "come from events, let one count as a like (--events 5), else use a preset that predicts ratings"
+                    f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first; if its "
+                    "ratings come from events, let one count as a like (--events 5), else use a preset that predicts ratings"
                 )
             return cls(data, liked, None, 1.0, True)
         if config.model.form == "propagation":
             return cls(data, data.train, None, 1.0, False)
-        order = torch.argsort(
-            data.train.user.long() * data.items + data.train.item.long()
-        )  # that of the graph's edges
-        train = data.train.take(order)
+        # The order of the graph's edges.
+        train = data.train.take(torch.argsort(data.train.user.long() * data.items + data.train.item.long()))
         if config.model.form == "factors" and not config.model.biases:
             return cls(data, train, None, 1.0, False)
         low, high = data.scale
-        # A mean is a release of its own, which differential privacy would have to pay for; biases find it as well.
+        # A mean would be one more release to account for. The biases learn it as well.
         private = config.gradients.mechanism == "skellam"
         centre = (low + high) / 2 if private else float(train.rating.double().mean())
         unit = (high - low) / 4 if high > low else 1.0
         return cls(data, Pairs(train.user, train.item, (train.rating - centre) / unit), centre, unit, False)
 
-    def served(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        """h_u and h_v whose product is in stars: the mean becomes a column of its own."""
+    def to_rating_scale(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h_u and h_v whose product is in stars; the mean becomes a column."""
         if self.centre is None:
             return users, items
         users = torch.cat([users, torch.ones_like(users[:, :1])], 1)
         return users, torch.cat([items * self.unit, torch.full_like(items[:, :1], self.centre)], 1)
 
-    def judge(self, users: Tensor, items: Tensor) -> tuple[float, int]:
-        """Validation error and count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
+    def validate(self, users: Tensor, items: Tensor) -> tuple[float, int]:
+        """Return the validation error and its count: squared error over ratings, or 1 - NDCG@20 over users with liked items."""
         valid = self.data.valid
         if not self.ranks:
             errors = measure_errors(users, items, valid)

@@ -1,4 +1,4 @@
-"""What travels up and how it adds up: the forms of protected gradients and neighbourhoods, and their sums."""
+"""Sums of what the parties send: the array types and shapes that travel, and how they add up."""
 
 from __future__ import annotations
 
@@ -11,69 +11,68 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.round.user_blocks import Part
-from verfedgnn.protocol.wire.fixed_point import sum_bits, whole, wrapped
+from verfedgnn.protocol.round.user_blocks import UserBlock
+from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, wrap_signed
 
 
 class SumError(ProtocolError):
-    """Masked values that do not cancel; nobody can tell from them whose are wrong."""
+    """Masked values that do not cancel. The sum does not tell whose values are wrong."""
 
 
 def gradient_type(config: Config, parties: int) -> np.dtype[Any]:
-    """The type of a protected gradient as it travels: residues if masked, signs, or real numbers."""
+    """Return the array type of a protected gradient on the wire: residues if masked, signs, or floats."""
     if config.masking:
         return np.dtype(f"u{update_type(config, parties).itemsize}")
     return np.dtype(np.int8) if config.gradients.mechanism == "ternary" else update_type(config, parties)
 
 
 def update_type(config: Config, parties: int) -> np.dtype[Any]:
-    """The type of a sum of protected gradients."""
-    return np.dtype(
-        {"ternary": whole(parties), "skellam": np.int32}.get(config.gradients.mechanism, np.float32)
-    )
+    """Return the array type of a sum of protected gradients."""
+    types = {"ternary": smallest_integer_type(parties), "skellam": np.int32}
+    return np.dtype(types.get(config.gradients.mechanism, np.float32))
 
 
-def fixed_type(config: Config) -> np.dtype[Any]:
-    """The type of neighbourhoods as they travel: residues if masked."""
+def neighbourhood_type(config: Config) -> np.dtype[Any]:
+    """Return the array type of neighbourhoods on the wire: fixed point, as residues if masked."""
     width = max(2, config.exchange.bits // 8)
     return np.dtype(f"{'u' if config.masking else 'i'}{width}")
 
 
-def neighbourhood_shape(config: Config, part: Part) -> tuple[int, int, int]:
-    """(K, q, C) of an exchanged neighbourhood of some users."""
-    return config.model.layers, part.rows.stop - part.rows.start, part.model.operator.columns
+def neighbourhood_shape(config: Config, block: UserBlock) -> tuple[int, int, int]:
+    """Return the shape (K, q, C) of exchanged neighbourhoods of a block of users."""
+    return config.model.layers, block.rows.stop - block.rows.start, block.model.operator.columns
 
 
-def largest_array(config: Config, everybody: Part, others: int) -> int:
-    """Bytes of the largest packed array of a round: neighbourhoods of everybody, or what `others` says of the other arrays."""
-    shape = neighbourhood_shape(config, everybody) if config.exchange.mode != "off" else (0,)
-    return max(others, math.prod(shape) * fixed_type(config).itemsize)
+def largest_array(config: Config, all_users: UserBlock, other_arrays: int) -> int:
+    """Return the bytes of the largest packed array of a round: all neighbourhoods, or `other_arrays` if that is more."""
+    shape = neighbourhood_shape(config, all_users) if config.exchange.mode != "off" else (0,)
+    return max(other_arrays, math.prod(shape) * neighbourhood_type(config).itemsize)
 
 
-def summed_neighbourhoods(shared: Sequence[NDArray[Any]], config: Config) -> NDArray[Any]:
-    """The sum of neighbourhoods (K, q, C), as plain integers."""
+def sum_neighbourhoods(shared: Sequence[NDArray[Any]], config: Config) -> NDArray[Any]:
+    """Add up neighbourhoods (K, q, C), modulo 2^bits; return signed integers."""
     total = np.zeros_like(shared[0])
     for values in shared:
-        total += values  # modulo 2^bits, as masks and noise are
-    return wrapped(total, config.exchange.bits)
+        total += values
+    return wrap_signed(total, config.exchange.bits)
 
 
-def summed(gradients: Sequence[NDArray[Any]], config: Config, parties: int) -> NDArray[Any]:
-    """The sum of protected gradients, in the order of the parties; of masked ones only this is ever known.
+def sum_gradients(gradients: Sequence[NDArray[Any]], config: Config, parties: int) -> NDArray[Any]:
+    """Add up protected gradients in the order of the parties; masks cancel in the sum.
 
-    `SumError` if masked ones add up to more than so many ternary values can.
+    Raise `SumError` if masked ternary values add up to more than that many ternary values can.
     """
-    total = np.zeros(
-        gradients[0].shape, gradient_type(config, parties) if config.masking else update_type(config, parties)
-    )
+    kind = gradient_type(config, parties) if config.masking else update_type(config, parties)
+    total = np.zeros(gradients[0].shape, kind)
     for values in gradients:
-        total += values  # masked ones modulo 2^bits
+        total += values  # masked values modulo 2^bits
+    mechanism = config.gradients.mechanism
     if config.masking:
-        total = wrapped(total, 32 if config.gradients.mechanism == "skellam" else sum_bits(parties))
-    if config.gradients.mechanism == "ternary" and max(
-        int(total.max(initial=0)), -int(total.min(initial=0))
-    ) > len(gradients):
-        raise SumError(
-            "the masked values of this trip do not add up to gradients: a party sent something else"
-        )
+        total = wrap_signed(total, 32 if mechanism == "skellam" else sum_bits(parties))
+    if mechanism == "ternary":
+        largest = max(int(total.max(initial=0)), -int(total.min(initial=0)))
+        if largest > len(gradients):
+            raise SumError(
+                "the masked values of this trip do not add up to gradients: a party sent other values"
+            )
     return total

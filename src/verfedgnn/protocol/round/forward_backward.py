@@ -1,7 +1,7 @@
-"""The arithmetic of one round at a party: reconstruct, propagate, loss, gradients, project (Algorithm 1, client side).
+"""The forward and backward pass of one round: reconstruct, propagate, loss, gradients, project (Algorithm 1, client side).
 
-It is written for a stack of parties. A party in its own process is a stack of one; on one machine all active parties go
-through together, which is the same mathematics with fewer and larger products.
+The code computes a stack of parties. A party in its own process is a stack of one. On one machine all active parties are computed
+together: the same mathematics with fewer and larger products.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from verfedgnn.protocol.round.loss import Batch, data_loss, penalty
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one party brings into the computation."""
+class PassInputs:
+    """One party's inputs to a forward and backward pass."""
 
     private: Mapping[str, Tensor]
-    """Its private parameters (`Model.private_shapes`)."""
+    """Private parameters by name (`Model.private_shapes`)."""
     others: Tensor | None
-    """Estimated sum of the others' projected neighbourhoods (K, q, C); none known: None."""
+    """Estimated sum of the other parties' projected neighbourhoods (K, q, C); None if none is known."""
     batch: Batch | None = None
-    """Training pairs, when gradients are wanted."""
+    """Training pairs; None if no gradients are needed."""
     evaluate: bool = False
-    """Whether h_u and h_v are wanted."""
+    """Whether to return h_u and h_v."""
     exchange: bool = False
-    """Whether neighbourhoods are wanted."""
+    """Whether to return neighbourhoods."""
     pull: Tensor | None = None
-    """Gradient of the others' losses with respect to neighbourhoods (N, C), for a backward exchange."""
+    """Gradient of the other parties' losses with respect to this party's neighbourhoods (N, C), for a backward exchange."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one party gets out of it."""
+class PassResult:
+    """One party's results of a forward and backward pass."""
 
     neighbourhoods: Tensor | None
-    """Own projected neighbourhoods (K, q, C)."""
+    """Projected neighbourhoods of the party's own items (K, q, C)."""
     public_gradient: Tensor | None
-    """Gradient of the party's loss for all public parameters, flat."""
+    """Flat gradient of the party's loss with respect to all public parameters."""
     finite: bool
-    """Whether that gradient is one: training that diverges ends in infinities."""
+    """Whether the public gradient is finite; it is not once training has diverged."""
     private_gradients: dict[str, Tensor] | None
-    """The same for its private ones; of messages, of the others' losses too if there is a pull."""
+    """Gradients of the party's loss with respect to its private parameters, plus those of the others' losses through a pull."""
     users: Tensor | None
-    """h_u (N, D), with an evaluation; with biases (N, D + 2)."""
+    """h_u (N, D) if evaluated; with biases (N, D + 2)."""
     items: Tensor | None
-    """h_v (M_p, D), with an evaluation; with biases (M_p, D + 2)."""
+    """h_v (M_p, D) if evaluated; with biases (M_p, D + 2)."""
 
 
 def compute(
@@ -60,49 +60,50 @@ def compute(
     graph: Graph,
     public: Tensor,
     projection: Projection | IdentityProjection | None,
-    works: Sequence[Work],
+    inputs: Sequence[PassInputs],
     training: TrainingConfig,
-) -> list[Outcome]:
-    """One forward and, where asked, backward pass of a stack of parties over the flat public parameters."""
-    train = [work.batch is not None for work in works]
-    parameters = {name: v.expand(len(works), *v.shape) for name, v in model.views(public).items()}
-    own = {name: _stack(name, works, graph) for name in works[0].private}
+) -> list[PassResult]:
+    """Run one forward and, if any party trains, backward pass of a stack of parties over the flat public parameters."""
+    train = [party.batch is not None for party in inputs]
+    parameters = {name: v.expand(len(inputs), *v.shape) for name, v in model.views(public).items()}
+    own = {name: _stack(name, inputs, graph, model) for name in inputs[0].private}
     leaves = {name: leaf.detach().requires_grad_(any(train)) for name, leaf in (parameters | own).items()}
-    others = _reconstruct(graph, projection, works)
+    others = _reconstruct(graph, projection, inputs)
 
     with torch.set_grad_enabled(any(train)):
         out = model.propagate(leaves, leaves, graph, others)
     gradients: dict[str, Tensor] = {}
-    finite = [True] * len(works)
+    finite = [True] * len(inputs)
     if any(train):
-        batches = [work.batch for work in works]
+        batches = [party.batch for party in inputs]
         loss = data_loss(out, batches, graph, training) + penalty(leaves, batches, graph, training)
         loss = loss if out.penalty is None else loss + out.penalty
-        pull = _pull(works)
+        pull = _stack_pulls(inputs)
         gradients = _gradients(loss, leaves, retain=pull is not None)
         if pull is not None:
-            told = _gradients((out.neighbourhoods[0] * pull).sum(), {name: leaves[name] for name in own})
-            gradients |= {name: gradients[name] + told[name] for name in own}
+            pulled = _gradients((out.neighbourhoods[0] * pull).sum(), {name: leaves[name] for name in own})
+            gradients |= {name: gradients[name] + pulled[name] for name in own}
         public_gradients = torch.cat([gradients[name].flatten(1) for name in parameters], 1)
         finite = public_gradients.sum(1).isfinite().tolist()
 
-    projected = _project(graph, projection, works, [x.detach() for x in out.neighbourhoods])
-    outcomes = []
-    for p, work in enumerate(works):
-        size = len(work.private["items"])
-        outcomes.append(
-            Outcome(
-                neighbourhoods=projected[p] if projected is not None and work.exchange else None,
+    projected = _project(projection, inputs, [x.detach() for x in out.neighbourhoods])
+    results = []
+    for p, party in enumerate(inputs):
+        items = len(party.private["items"])
+        private = (
+            {name: gradients[name][p, : len(v)] for name, v in party.private.items()} if train[p] else None
+        )
+        results.append(
+            PassResult(
+                neighbourhoods=projected[p] if projected is not None and party.exchange else None,
                 public_gradient=public_gradients[p] if train[p] else None,
                 finite=finite[p],
-                private_gradients={name: gradients[name][p, : len(v)] for name, v in work.private.items()}
-                if train[p]
-                else None,
-                users=out.users[p].detach() if work.evaluate else None,
-                items=out.items[p, :size].detach() if work.evaluate else None,
+                private_gradients=private,
+                users=out.users[p].detach() if party.evaluate else None,
+                items=out.items[p, :items].detach() if party.evaluate else None,
             )
         )
-    return outcomes
+    return results
 
 
 def _gradients(loss: Tensor, leaves: Mapping[str, Tensor], retain: bool = False) -> dict[str, Tensor]:
@@ -112,42 +113,43 @@ def _gradients(loss: Tensor, leaves: Mapping[str, Tensor], retain: bool = False)
     return dict(zip(leaves, found, strict=True))
 
 
-def _stack(name: str, works: Sequence[Work], graph: Graph) -> Tensor:
-    """A private parameter of all parties: users as they are, items padded."""
-    rows = [work.private[name] for work in works]
-    return torch.stack(rows) if name.startswith("own_") else pad_items(rows, graph.items)
+def _stack(name: str, inputs: Sequence[PassInputs], graph: Graph, model: Model) -> Tensor:
+    """Stack one private parameter of all parties; rows per item are padded to the same number."""
+    rows = [party.private[name] for party in inputs]
+    return torch.stack(rows) if name in model.private_per_user else pad_items(rows, graph.items)
 
 
-def _pull(works: Sequence[Work]) -> Tensor | None:
-    known = [work.pull for work in works if work.pull is not None]
+def _stack_pulls(inputs: Sequence[PassInputs]) -> Tensor | None:
+    known = [party.pull for party in inputs if party.pull is not None]
     if not known:
         return None
     zero = torch.zeros_like(known[0])
-    return torch.stack([zero if work.pull is None else work.pull for work in works])
+    return torch.stack([zero if party.pull is None else party.pull for party in inputs])
 
 
 def _reconstruct(
-    graph: Graph, projection: Projection | IdentityProjection | None, works: Sequence[Work]
+    graph: Graph, projection: Projection | IdentityProjection | None, inputs: Sequence[PassInputs]
 ) -> list[Tensor] | None:
-    """X^ = Phi^T Y of everybody's others as one product: K tensors (S, N, C)."""
-    known = [work.others for work in works if work.others is not None]
+    """Compute X^ = Phi^T Y of all parties' others as one product; return K tensors (S, N, C)."""
+    known = [party.others for party in inputs if party.others is not None]
     if projection is None or not known:
         return None
     zero = torch.zeros_like(known[0])
-    stacked = torch.stack([zero if work.others is None else work.others for work in works])  # (S, K, q, C)
+    stacked = torch.stack(
+        [zero if party.others is None else party.others for party in inputs]
+    )  # (S, K, q, C)
     parties, layers, rows, columns = stacked.shape
     x = projection.reconstruct(stacked.permute(2, 0, 1, 3).reshape(rows, -1))
     return list(x.view(graph.users, parties, layers, columns).permute(2, 1, 0, 3).unbind(0))
 
 
 def _project(
-    graph: Graph,
     projection: Projection | IdentityProjection | None,
-    works: Sequence[Work],
+    inputs: Sequence[PassInputs],
     neighbourhoods: Sequence[Tensor],
 ) -> Tensor | None:
-    """Y = Phi X of everybody's own as one product: (S, K, q, C)."""
-    if projection is None or not any(work.exchange for work in works):
+    """Compute Y = Phi X of all parties' own neighbourhoods as one product (S, K, q, C)."""
+    if projection is None or not any(party.exchange for party in inputs):
         return None
     x = torch.stack(list(neighbourhoods), 1)  # (S, K, N, C)
     parties, layers, users, columns = x.shape

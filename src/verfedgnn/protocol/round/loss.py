@@ -1,11 +1,11 @@
-r"""What a party minimises: the error of its batch (eq. 5) or a ranking loss, and the regularisers it knows the weights of.
+r"""The loss that a party minimises: the error of its batch (eq. 5) or a ranking loss, plus regularisers.
 
 .. math::
     L_p = \sum_{(u, v)} (h_u \cdot h_v - r_{uv})^2
         + \lambda (|e_u|^2 + |e_v|^2) + \lambda_y |y_v|^2 + \ldots
 
-A term "per rating" weighs a parameter by how many of the party's training ratings it serves, which only the party knows; it is
-therefore part of the gradient that is protected, not of the public step.
+A regulariser "per rating" weighs a parameter by the number of the party's training ratings that use it. Only the party knows that
+number, so the term is part of the protected gradient, not of the public step.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from verfedgnn.gnn.model import Propagation
 
 @dataclass(frozen=True)
 class Batch:
-    """Training pairs of one round."""
+    """Training pairs of one party in one round."""
 
     pairs: Pairs
     users: int
     items: int
     share: float = 1.0
-    """How large a part of the party's training pairs they are."""
+    """Share of the party's training pairs that the batch holds."""
     candidates: Tensor | None = None
-    """Rows of the items a ranking loss compares with; None: all."""
+    """Rows of the items that a ranking loss compares with; None for all items."""
     edges: bool = False
-    """Whether the pairs are the edges of the party's graph, in the order of users and then items."""
+    """Whether the pairs are exactly the edges of the party's graph, ordered by user and then item."""
 
     @cached_property
     def counts(self) -> tuple[Tensor, Tensor]:
-        """How many pairs each user (N, 1) and each item (M_p, 1) has."""
+        """Number of pairs of each user (N, 1) and of each item (M_p, 1)."""
         rows = ((self.pairs.user, self.users), (self.pairs.item, self.items))
         user, item = (
             torch.bincount(row, minlength=size).to(torch.float32).unsqueeze(1) for row, size in rows
@@ -51,7 +51,7 @@ class Batch:
 def data_loss(
     out: Propagation, batches: Sequence[Batch | None], graph: Graph, training: TrainingConfig
 ) -> Tensor:
-    """The errors of all batches of a stack; None for a party that does not train."""
+    """Return the summed error of a stack's batches; a batch is None for a party that does not train."""
     if training.ranks:
         return _ranking_loss(out, batches)
     if all(batch is not None and batch.edges for batch in batches):
@@ -62,16 +62,16 @@ def data_loss(
 
 
 def _squared(error: Tensor, clip: float | None) -> Tensor:
-    """Sum of squared errors, or, with a clip c, of 2 c |e| - c^2 beyond c: its slope is that of the clipped error."""
+    """Return the sum of squared errors; beyond a clip c, 2 c |e| - c^2, whose slope is that of the clipped error."""
     if clip is None:
         return error.square().sum()
     return 2 * torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="sum", delta=clip)
 
 
 def _ranking_loss(out: Propagation, batches: Sequence[Batch | None]) -> Tensor:
-    r"""Softmax over a party's catalogue, - sum log ( exp s_uv / sum_v' exp s_uv' ) over liked pairs.
+    """Return the softmax loss over a party's catalogue, - sum log ( exp s_uv / sum_v' exp s_uv' ) over liked pairs.
 
-    With a sample C of the M_p items the sum is estimated by (M_p / |C|) sum over C, plus the liked item itself.
+    With a sample C of the M_p items, (M_p / |C|) times the sum over C, plus the liked item, estimates the inner sum.
     """
     losses = []
     for p, batch in enumerate(batches):
@@ -91,40 +91,43 @@ def _ranking_loss(out: Propagation, batches: Sequence[Batch | None]) -> Tensor:
 def penalty(
     leaves: Mapping[str, Tensor], batches: Sequence[Batch | None], graph: Graph, training: TrainingConfig
 ) -> Tensor:
-    """Regularisers per rating, and per row of private parameters; those of public ones are in the public step."""
-    weights = {
+    """Return the regularisers per rating, and per row of private parameters.
+
+    Regularisers per row of public parameters are part of the public step.
+    """
+    total = leaves["users"].new_zeros(())
+    per_rating = {
         "users": training.l2_rating,
         "items": training.l2_rating,
         "messages": training.l2_messages,
         "own_users": training.l2_residual,
         "own_user_bias": training.l2_residual,
     }
-    total = leaves["users"].new_zeros(())
-    if any(weight and name in leaves for name, weight in weights.items()):
+    if any(weight and name in leaves for name, weight in per_rating.items()):
         none = leaves["users"].new_zeros((0, 1))
         by_user = pad_items([none if batch is None else batch.counts[0] for batch in batches], graph.users)
         by_item = pad_items([none if batch is None else batch.counts[1] for batch in batches], graph.items)
-        for name, weight in weights.items():
+        counts = {"items": by_item, "messages": by_item}
+        for name, weight in per_rating.items():
             if weight and name in leaves:
-                count = by_user if name in ("users", "own_users", "own_user_bias") else by_item
-                total = total + weight * (count * leaves[name].square()).sum()
-    share = (
-        leaves["users"]
-        .new_tensor([0.0 if batch is None else batch.share for batch in batches])
-        .view(-1, 1, 1)
-    )
-    rows = dict.fromkeys(("items", "messages", "own_users"), training.l2_row) | {
+                total = total + weight * (counts.get(name, by_user) * leaves[name].square()).sum()
+    shares = [0.0 if batch is None else batch.share for batch in batches]
+    share = leaves["users"].new_tensor(shares).view(-1, 1, 1)
+    per_row = {
+        "items": training.l2_row,
+        "messages": training.l2_row,
+        "own_users": training.l2_row,
         "item_bias": training.l2_item_bias,
         "own_user_bias": training.l2_user_bias,
     }
-    for name, weight in rows.items():
+    for name, weight in per_row.items():
         if weight and name in leaves:
             total = total + weight * (share * leaves[name].square()).sum()
     return total
 
 
 def _flatten(batches: Sequence[Batch | None], graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-    """All batches as rows of the stacked users and items."""
+    """Concatenate all batches, as rows of the stacked users and items."""
     present = [(p, batch.pairs) for p, batch in enumerate(batches) if batch is not None]
     return (
         torch.cat([pairs.user + p * graph.users for p, pairs in present]),

@@ -1,6 +1,6 @@
-"""The step that public and private parameters take, written so that every replica computes the same bits.
+"""The optimiser's step for public and private parameters, identical to the bit on every replica.
 
-Only additions, products, divisions and square roots are used, which IEEE 754 rounds the same way everywhere.
+It uses only additions, products, divisions and square roots, which IEEE 754 rounds the same way everywhere.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 EPS = 1e-10
-PIECE, PIECE_ON_GPU = 1 << 18, 1 << 24
-"""Values stepped at a time: what is in between stays in a processor's cache, and small."""
+PIECE = 1 << 18
+"""Values stepped at a time on the CPU, so that intermediate results stay in its cache."""
+PIECE_ON_GPU = 1 << 24
+"""Values stepped at a time on a GPU, so that intermediate results stay small."""
 
 
 def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: str, lr: float) -> None:
-    """In place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps); sgd: x -= lr g."""
+    """Step in place. Adagrad: G += g^2, x -= lr g / (sqrt(G) + eps). SGD: x -= lr g."""
     for x, total, g in pieces(parameters, accumulator, gradient):
         if optimizer == "sgd":
             x -= lr * g
@@ -26,14 +28,14 @@ def step(parameters: Tensor, accumulator: Tensor, gradient: Tensor, optimizer: s
 
 
 def average(mean: Tensor, value: Tensor, decay: float, round: int) -> None:
-    """In place: the running average after `round` rounds; the first rounds are forgotten faster."""
+    """Update the running average after `round` rounds in place; the first rounds are forgotten faster."""
     share = 1 - min(decay, round / (round + 10))
     for m, x in pieces(mean, value):
         m += share * (x - m)
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some rows of each at a time, as views."""
+    """Yield matching groups of rows of all tensors, as views."""
     first = tensors[0]
     most = PIECE_ON_GPU if first.is_cuda else PIECE
     if first.numel() <= most:

@@ -1,10 +1,10 @@
-"""A copy of the public parameters and of their optimiser's state; all copies stay bit-identical."""
+"""The public step, and the copy of the public parameters that everybody keeps; all copies stay bit-identical."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.gradient_protection import Rescale, invert_rescale
 from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.round.optimizer import average, pieces, step
-from verfedgnn.protocol.round.user_blocks import Rotation, passes
+from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
 
 FULL_COPY = 8
-"""Bytes per value of a full copy: parameters and accumulator."""
+"""Bytes per parameter of a full copy: the parameter and its accumulator."""
 
 
 class Replica:
-    """Public parameters after `round` updates."""
+    """Public parameters and their optimiser's state after the public step of `round`."""
 
     def __init__(
         self,
@@ -38,12 +38,18 @@ class Replica:
         accumulator: Tensor,
         round: int,
     ) -> None:
-        self.config, self.model, self.items = config, model, list(items)
-        self.parameters, self.accumulator, self.round = parameters, accumulator, round
-        self.average = parameters.clone() if config.training.average else None
-        """Running average of the parameters, where one is kept."""
+        self.config = config
+        self.model = model
+        self.items = list(items)
+        """Number of items of each party."""
         self.ratings = ratings
-        self.rotation = Rotation(config, model)
+        """Training ratings of all parties."""
+        self.parameters = parameters
+        self.accumulator = accumulator
+        self.round = round
+        self.average = parameters.clone() if config.training.average else None
+        """Running average of the parameters; None if the configuration keeps none."""
+        self.blocks = UserBlocks(config, model)
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.passes_per_epoch = self.rounds_per_epoch // config.training.user_blocks
         self.rescale = Rescale.of(config, model.users, len(items), ratings)
@@ -59,22 +65,22 @@ class Replica:
         typical: float,
         device: torch.device,
     ) -> Replica:
-        """Before the first round; `ratings` are all parties' training ratings."""
+        """Draw the replica before the first round; `ratings` counts the training ratings of all parties."""
         parameters = model.initial_public(config.seed, typical).to(device)
         return cls(config, model, items, ratings, parameters, torch.zeros_like(parameters), 0)
 
     @property
     def rounds(self) -> int:
-        """How many rounds the training has."""
+        """Number of rounds of the whole training."""
         return self.config.training.epochs * self.rounds_per_epoch
 
     @property
     def served(self) -> Tensor:
-        """The parameters that are validated and kept."""
+        """The parameters that are validated and kept: the average if there is one."""
         return self.parameters if self.average is None else self.average
 
     def arrays(self) -> dict[str, Any]:
-        """A full copy, as messages and checkpoints carry it."""
+        """Return a full copy, in the form of messages and checkpoints."""
         average = None if self.average is None else self.average.cpu().numpy()
         return {
             "parameters": self.parameters.cpu().numpy(),
@@ -94,49 +100,61 @@ class Replica:
             self.average.copy_(torch.from_numpy(average))
         self.parameters.copy_(torch.from_numpy(parameters))
         self.accumulator.copy_(torch.from_numpy(accumulator))
-        self.round, self._digest = round, None
+        self.round = round
+        self._digest = None
 
     def apply(self, total: Tensor, parties: Sequence[int], round: int) -> None:
-        """One public step: the summed protected gradients of `parties`, scaled to all (Sec. 4.6), plus the user regulariser.
+        """Take the public step of a round: the summed protected gradients of `parties`, scaled to all (Sec. 4.6).
 
-        An update that is already in (a shared replica, a repeated message) changes nothing.
+        The regulariser of user parameters is added here. An update that was applied before changes nothing.
         """
         if round <= self.round:
             return
         if round != self.round + 1:
             raise AssertionError(f"update of round {round} on a replica of round {self.round}")
-        part, training = self.rotation.of(round), self.config.training
-        scale = participation_scale(self.items, parties)
-        if self.config.gradients.mechanism == "skellam":
-            worths = Rescale(scale / unit(self.config), scale / unit(self.config))
-        else:
-            worths = invert_rescale(self.config.gradients, self.rescale, scale)
-        now, sums = part.of(self.model, self.parameters), part.of(self.model, self.accumulator)
-        pulled = {
+        block = self.blocks.in_round(round)
+        training = self.config.training
+        now = block.select(self.model, self.parameters)
+        sums = block.select(self.model, self.accumulator)
+        worths = self._worth_of_one(participation_scale(self.items, parties))
+        regularisers = {
             "users": 2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch),
             "user_bias": 2 * training.l2_user_bias / self.passes_per_epoch,
         }
-        for name, change in part.model.views(total).items():
-            own = name in self.model.per_user
-            factor, lr = (
-                (worths.users, training.lr) if own else (worths.weights, training.lr * training.lr_weights)
-            )
+        for name, change in block.model.views(total).items():
+            per_user = name in self.model.per_user
+            factor = worths.users if per_user else worths.weights
+            lr = training.lr if per_user else training.lr * training.lr_weights
             for values, accumulated, summed in pieces(now[name], sums[name], change):
                 gradient = summed.to(torch.float32) * factor
-                if name in pulled:
-                    gradient += pulled[name] * values
+                if name in regularisers:
+                    gradient += regularisers[name] * values
                 step(values, accumulated, gradient, training.optimizer, lr)
         if self.model.config.bound is not None:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
         if self.average is not None:
-            for name, mean in part.of(self.model, self.average).items():
-                own = name in self.model.per_user  # its turn comes once a pass
-                decay = training.average**training.user_blocks if own else training.average
-                average(mean, now[name], decay, passes(self.config, round) + 1 if own else round)
+            self._update_average(self.average, block, now, round)
         self.round = round
 
+    def _worth_of_one(self, scale: float) -> Rescale:
+        """Return the gradient that 1 in a sum of protected gradients is worth, times `scale`."""
+        if self.config.gradients.mechanism == "skellam":
+            return Rescale(scale / unit(self.config), scale / unit(self.config))
+        return invert_rescale(self.config.gradients, self.rescale, scale)
+
+    def _update_average(
+        self, averages: Tensor, block: UserBlock, now: Mapping[str, Tensor], round: int
+    ) -> None:
+        training = self.config.training
+        for name, mean in block.select(self.model, averages).items():
+            if name in self.model.per_user:  # a user's turn comes once a pass
+                decay = training.average**training.user_blocks
+                average(mean, now[name], decay, completed_passes(self.config, round) + 1)
+            else:
+                average(mean, now[name], training.average, round)
+
     def digest(self) -> str:
-        """Hash of the parameters and of their average, 16 hex digits; computed once a round."""
+        """Return the hash of the parameters and their average, 16 hex digits; computed once a round."""
         if self._digest is None or self._digest[0] != self.round:
             both = self.parameters if self.average is None else torch.cat([self.parameters, self.average])
             self._digest = (self.round, parameters_digest(both))
@@ -144,20 +162,20 @@ class Replica:
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
-    """How many rounds go once through so many training ratings: some passes over all parts of the users."""
+    """Return how many rounds one epoch over `ratings` training ratings takes."""
     share = ratings / training.user_blocks
     return training.user_blocks * (max(1, math.ceil(share / training.batch)) if training.batch else 1)
 
 
 def parameters_digest(parameters: Tensor) -> str:
-    """Hash of flat parameters, 16 hex digits."""
+    """Return the hash of flat parameters, 16 hex digits."""
     return hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
-    """sum of all M_i / sum of M_i over the active parties (Sec. 4.6); `without` leaves one party out of both sums.
+    """Return sum of all M_i / sum of M_i over the active parties (Sec. 4.6), 0 if no party is left to scale.
 
-    0 when nobody is left: there is nothing to scale.
+    `without` leaves one party out of both sums.
     """
     whole = sum(m for p, m in enumerate(items) if p != without)
     part = sum(items[p] for p in active if p != without)

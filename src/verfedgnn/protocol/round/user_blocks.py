@@ -1,8 +1,8 @@
-"""Which users a round is about: all of them, or one part after the other (the paper's future work, Sec. 7).
+"""Blocks of users that take turns, one block a round (the paper's future work, Sec. 7).
 
-Users are cut into `training.user_blocks` parts of consecutive rows, a part being whole blocks of the projection. A round trains
-on ratings of one part's users, and sends gradients and neighbourhoods of that part only; once all parts had their turn, in an
-order drawn anew, a pass is over. Who is where is public.
+Users are cut into `training.user_blocks` contiguous blocks, each made of whole blocks of the projection. A round trains on the
+ratings of one block's users and sends gradients and neighbourhoods of that block only. A pass is over when every block had its
+turn; each pass has its own random order. The order follows from the seed, so no message carries it.
 """
 
 from __future__ import annotations
@@ -16,53 +16,56 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import block_rows, cut_blocks
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some users."""
+class UserBlock:
+    """A contiguous block of users that one round works on."""
 
     index: int
     users: slice
-    """Their rows."""
+    """Rows of its users among all users."""
     rows: slice
-    """Rows of their projected neighbourhoods; of unprojected ones their own."""
+    """Rows of its projected neighbourhoods; without a projection, the same as `users`."""
     model: Model
-    """The model with these users only."""
-    whole: bool
-    """Whether they are all."""
+    """The model with the users of this block only."""
+    covers_all: bool
+    """Whether the block holds all users."""
 
-    def cut(self, model: Model, flat: Tensor) -> Tensor:
-        """Of flat public parameters (or gradients) of all users, those of this part and the shared weights."""
-        return flat if self.whole else self.model.flat(self.of(model, flat))
+    def select_flat(self, model: Model, flat: Tensor) -> Tensor:
+        """Return the block's users and the shared weights of flat public parameters (or gradients) of all users."""
+        return flat if self.covers_all else self.model.flat(self.select(model, flat))
 
-    def of(self, model: Model, flat: Tensor) -> dict[str, Tensor]:
-        """The same by name, as views."""
-        return {
-            name: view[self.users] if name in model.per_user else view
-            for name, view in model.views(flat).items()
-        }
+    def select(self, model: Model, flat: Tensor) -> dict[str, Tensor]:
+        """Return the block's users and the shared weights of flat public parameters, by name, as views."""
+        return model.map_public_users(flat, lambda view: view[self.users])
 
 
-class Rotation:
-    """The parts, and whose turn it is."""
+class UserBlocks:
+    """All blocks of users and the order in which they take turns."""
 
     def __init__(self, config: Config, model: Model) -> None:
-        self.config, self.count, self.model = config, config.training.user_blocks, model
+        self.config = config
+        self.model = model
+        self.count = config.training.user_blocks
 
     @cached_property
-    def everybody(self) -> Part:
-        """All users, whoever's turn it is."""
+    def all_users(self) -> UserBlock:
+        """One block with all users, independent of turns."""
         if self.count == 1:
-            return self.parts[0]
-        return Part(-1, slice(0, self.model.users), slice(0, self.parts[-1].rows.stop), self.model, True)
+            return self.blocks[0]
+        rows = slice(0, self.blocks[-1].rows.stop)
+        return UserBlock(-1, slice(0, self.model.users), rows, self.model, True)
 
     @cached_property
-    def parts(self) -> list[Part]:
-        """All parts, in the order of rows."""
-        users, exchange, count = self.model.users, self.config.exchange, self.count
+    def blocks(self) -> list[UserBlock]:
+        """All blocks, in the order of their rows."""
+        users = self.model.users
+        count = self.count
+        exchange = self.config.exchange
         if exchange.mode == "projected":
             bounds = cut_blocks(users, exchange.block)
             sizes = [block_rows(stop - start, exchange.ratio) for start, stop in bounds]
@@ -71,31 +74,34 @@ class Rotation:
             sizes = [stop - start for start, stop in bounds]
         if count > min(users, len(bounds)):
             raise ConfigError(
-                f"training.user_blocks = {count} cuts {users:,} users into more parts than there are blocks of the projection "
-                f"({len(bounds)}); lower it, or set exchange.block to at most {max(2, users // count)}"
+                f"training.user_blocks = {count} is more than the {len(bounds)} block(s) that the projection makes of "
+                f"{users:,} users; lower it, or set exchange.block to at most {max(2, users // count)}"
             )
         edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         found = []
         for i in range(count):
-            first, last = len(bounds) * i // count, len(bounds) * (i + 1) // count
+            first = len(bounds) * i // count
+            last = len(bounds) * (i + 1) // count
             members = slice(bounds[first][0], bounds[last - 1][1])
             model = self.model if count == 1 else Model(self.config.model, members.stop - members.start)
-            found.append(Part(i, members, slice(edges[first], edges[last]), model, count == 1))
+            found.append(UserBlock(i, members, slice(edges[first], edges[last]), model, count == 1))
         return found
 
-    def of(self, round: int) -> Part:
-        """Whose turn it is in a round."""
+    def in_round(self, round: int) -> UserBlock:
+        """Return the block whose turn it is in a round."""
         if self.count == 1:
-            return self.parts[0]
+            return self.blocks[0]
         done, turn = divmod(round - 1, self.count)
-        return self.parts[int(self._order(done)[turn])]
+        return self.blocks[int(self._order(done)[turn])]
 
-    def before(self, round: int) -> int:
-        """The round in which it was the same part's turn before; 0 or less: none."""
+    def previous_turn(self, round: int) -> int:
+        """Return the last round before `round` with the same block; 0 or less if there is none."""
         if self.count == 1:
             return round - 1
         done = (round - 1) // self.count
-        place = int(np.flatnonzero(self._order(done - 1) == self.of(round).index)[0]) if done else -self.count
+        if done == 0:
+            return 0
+        place = int(np.flatnonzero(self._order(done - 1) == self.in_round(round).index)[0])
         return (done - 1) * self.count + place + 1
 
     def _order(self, done: int) -> NDArray[np.int64]:
@@ -104,15 +110,15 @@ class Rotation:
 
 @lru_cache(maxsize=16)
 def _order(seed: int, done: int, count: int) -> NDArray[np.int64]:
-    """The order of the parts in a pass; it is asked for many times a round."""
-    return np.random.default_rng([seed, 10, done]).permutation(count)
+    """Draw the order of the blocks in the pass that follows `done` passes; cached, since every round asks several times."""
+    return shared_generator(seed, SharedStream.BLOCK_ORDER, done).permutation(count)
 
 
-def passes(config: Config, round: int) -> int:
-    """How many passes over all parts were over before a round."""
+def completed_passes(config: Config, round: int) -> int:
+    """Return how many passes over all blocks were complete before a round."""
     return (round - 1) // config.training.user_blocks
 
 
-def by_parts(config: Config) -> bool:
-    """Whether a round is computed for its users alone; propagation needs the whole graph, whoever a round is about."""
+def computes_single_blocks(config: Config) -> bool:
+    """Return whether a round computes its own block only; propagation always needs the whole graph."""
     return config.training.user_blocks > 1 and config.model.form != "propagation"

@@ -1,13 +1,13 @@
-"""The users a party computes for, and what is theirs: all users, those of a part, or of these only the ones it has ratings of.
+"""The users that a party computes a round for, with their part of the graph, the projection and the parameters.
 
-A user without a training rating at a party has a neighbourhood of 0 there and a gradient of 0, whatever the others send. Where
-most are like that, a party leaves them out; what it sends is the same, 0 for them. Only a validation needs everybody's h_u; since
-they move no item, they may come after those with ratings, some at a time.
+A user without a training rating at a party has no neighbourhood and no gradient there: both are 0. Where most users are like that,
+a party leaves them out and sends zeros for them. Only a validation needs h_u of every user. Users without ratings change no item,
+so they are validated last, in groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,125 +18,117 @@ from verfedgnn.core.graph import Graph, restrict_graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import IdentityProjection, Projection
-from verfedgnn.protocol.round.forward_backward import Work
+from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.loss import Batch
-from verfedgnn.protocol.round.user_blocks import Part
+from verfedgnn.protocol.round.user_blocks import UserBlock
 
 FEW = 0.5
-"""Share of a part's users below which it pays to compute them alone."""
+"""Share of a block's users below which it pays to compute only the users with ratings."""
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Some users and what a computation needs of them."""
+class UserSubset:
+    """Users of one block, with everything that a forward and backward pass needs to know about them."""
 
-    part: Part
+    block: UserBlock
     model: Model
+    """The model with the users of this subset only."""
     graph: Graph
     projection: Projection | IdentityProjection | None
     rows: Tensor | None = None
-    """Which of the part's users, in order; None: all of them."""
+    """Rows of these users within the block, ascending; None for all users of the block."""
 
     @classmethod
-    def of(cls, part: Part, graph: Graph, projection: Projection | IdentityProjection | None) -> Scope:
-        """All users of a part, from the graph and the projection of all there are."""
-        if part.whole:
-            return cls(part, part.model, graph, projection)
-        cut = None if projection is None else projection.part(part.users, part.rows)
-        return cls(part, part.model, restrict_graph(graph, part.users), cut)
+    def of_block(
+        cls, block: UserBlock, graph: Graph, projection: Projection | IdentityProjection | None
+    ) -> UserSubset:
+        """Select all users of a block from the graph and the projection of all users."""
+        if block.covers_all:
+            return cls(block, block.model, graph, projection)
+        own = None if projection is None else projection.part(block.users, block.rows)
+        return cls(block, block.model, restrict_graph(graph, block.users), own)
 
-    def rated(self, user: Tensor, config: Config) -> Scope:
-        """Those with ratings alone (`user` has the user of each rating), if they are few and nothing but 0 is due for the others.
+    def with_ratings(self, rating_users: Tensor, config: Config) -> UserSubset:
+        """Select the users with training ratings, if they are few and the others' values are known to be 0.
 
-        Noise is due for everybody, and a generator learns from everybody.
+        `rating_users` holds the user of each training rating. Noise is added for every user, and a generator learns from every
+        user; then the subset stays as it is.
         """
-        users = self.part.users
-        rows = torch.unique(user[(user >= users.start) & (user < users.stop)].long() - users.start)
+        users = self.block.users
+        inside = (rating_users >= users.start) & (rating_users < users.stop)
+        rows = torch.unique(rating_users[inside].long() - users.start)
         noised = config.gradients.mechanism in ("laplace", "skellam")
         few = 0 < len(rows) < FEW * self.model.users
-        return self.among(rows) if few and not noised and not config.model.generator else self
+        return self.select(rows) if few and not noised and not config.model.generator else self
 
-    def among(self, rows: Tensor) -> Scope:
-        """Some users of the part, all of whom these are."""
+    def select(self, rows: Tensor) -> UserSubset:
+        """Select some rows of a subset that holds its whole block."""
         projection = None if self.projection is None else self.projection.among(rows)
-        return Scope(
-            self.part, Model(self.model.config, len(rows)), restrict_graph(self.graph, rows), projection, rows
-        )
+        model = Model(self.model.config, len(rows))
+        return UserSubset(self.block, model, restrict_graph(self.graph, rows), projection, rows)
 
-    def rest(self, some: Scope) -> Iterator[Scope]:
-        """All users of the part whom `some` leave out, as many at a time as these are."""
-        if some.rows is not None:
-            left = torch.ones(self.model.users, dtype=torch.bool, device=some.rows.device).index_fill_(
-                0, some.rows, False
-            )
-            yield from map(self.among, torch.split(torch.nonzero(left).squeeze(1), len(some.rows)))
+    def remainder(self, chosen: UserSubset) -> Iterator[UserSubset]:
+        """Yield the users of the block that `chosen` leaves out, in groups of the size of `chosen`."""
+        if chosen.rows is not None:
+            left = torch.ones(self.model.users, dtype=torch.bool, device=chosen.rows.device)
+            left.index_fill_(0, chosen.rows, False)
+            yield from map(self.select, torch.split(torch.nonzero(left).squeeze(1), len(chosen.rows)))
 
-    def turn(self, part: Part) -> tuple[Part, Scope]:
-        """Those of these users who are in a part: where they are among these, and the scope they are."""
+    def within(self, block: UserBlock) -> tuple[UserBlock, UserSubset]:
+        """Select the users of this subset that are in `block`; also return where they are within this subset."""
         if self.rows is None:
-            return part, replace(self, part=part, model=part.model)
-        users = part.users
-        first, last = torch.searchsorted(
-            self.rows, torch.tensor([users.start, users.stop], device=self.rows.device)
-        ).tolist()
+            return block, replace(self, block=block, model=block.model)
+        bounds = torch.tensor([block.users.start, block.users.stop], device=self.rows.device)
+        first, last = torch.searchsorted(self.rows, bounds).tolist()
         model = Model(self.model.config, last - first)
-        inside = replace(self, part=part, model=model, rows=self.rows[first:last] - users.start)
-        return Part(part.index, slice(first, last), part.rows, model, False), inside
+        rows = self.rows[first:last] - block.users.start
+        inside = replace(self, block=block, model=model, rows=rows)
+        return UserBlock(block.index, slice(first, last), block.rows, model, False), inside
 
     @property
-    def everybody(self) -> bool:
-        """Whether these are all users there are."""
-        return self.part.whole and self.rows is None
+    def covers_all(self) -> bool:
+        """Whether the subset holds all users."""
+        return self.block.covers_all and self.rows is None
 
-    def cut(self, model: Model, flat: Tensor) -> Tensor:
-        """Of flat public parameters of all users, those of these users and the shared weights."""
-        flat = self.part.cut(model, flat)
-        if self.rows is None:
+    def select_parameters(self, model: Model, flat: Tensor) -> Tensor:
+        """Return these users and the shared weights of flat public parameters of all users."""
+        flat = self.block.select_flat(model, flat)
+        rows = self.rows
+        if rows is None:
             return flat
-        views = self.part.model.views(flat)
-        return self.model.flat(
-            {name: view[self.rows] if name in model.per_user else view for name, view in views.items()}
-        )
+        return self.model.flat(self.block.model.map_public_users(flat, lambda view: view[rows]))
 
-    def narrow(self, work: Work) -> Work:
-        """What a party brings for the users of the part, for these."""
-        if self.rows is None:
-            return work
-        private = {
-            name: value[self.rows] if name.startswith("own_") else value
-            for name, value in work.private.items()
-        }
-        pull = None if work.pull is None else work.pull[self.rows]
-        return replace(work, private=private, batch=self._renumbered(work.batch), pull=pull)
-
-    def _renumbered(self, batch: Batch | None) -> Batch | None:
-        if batch is None or self.rows is None:
-            return batch
-        pairs = batch.pairs
+    def narrow(self, inputs: PassInputs) -> PassInputs:
+        """Restrict a party's inputs for the whole block to the users of this subset."""
+        rows = self.rows
+        if rows is None:
+            return inputs
         return replace(
-            batch,
-            pairs=Pairs(torch.searchsorted(self.rows, pairs.user), pairs.item, pairs.rating),
-            users=len(self.rows),
+            inputs,
+            private=self.model.map_private_users(inputs.private, lambda value: value[rows]),
+            batch=None if inputs.batch is None else _renumber(inputs.batch, rows),
+            pull=None if inputs.pull is None else inputs.pull[rows],
         )
 
-    def widen(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Private gradients of these users as those of all users of the part."""
-        return {
-            name: self._among_all(value) if name.startswith("own_") else value
-            for name, value in gradients.items()
-        }
+    def expand_private(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Expand private gradients of these users to all users of the block, with 0 for the others."""
+        return self.model.map_private_users(gradients, self._expand)
 
-    def spread(self, flat: Tensor) -> Tensor:
-        """A flat public gradient of these users as that of all users of the part."""
-        views = self.model.views(flat)
-        return self.part.model.flat(
-            {
-                name: self._among_all(view) if name in self.model.per_user else view
-                for name, view in views.items()
-            }
-        )
+    def expand_public(self, flat: Tensor) -> Tensor:
+        """Expand a flat public gradient of these users to all users of the block, with 0 for the others."""
+        return self.block.model.flat(self.model.map_public_users(flat, self._expand))
 
-    def _among_all(self, values: Tensor) -> Tensor:
+    def _expand(self, values: Tensor) -> Tensor:
         if self.rows is None:
             return values
-        return values.new_zeros(self.part.model.users, values.shape[1]).index_copy_(0, self.rows, values)
+        return values.new_zeros(self.block.model.users, values.shape[1]).index_copy_(0, self.rows, values)
+
+
+SubsetLookup = Callable[[UserBlock, bool], UserSubset]
+"""Returns the subset of a block; the second argument asks for users with training ratings only."""
+
+
+def _renumber(batch: Batch, rows: Tensor) -> Batch:
+    """Number the users of a batch by their place among `rows`."""
+    pairs = Pairs(torch.searchsorted(rows, batch.pairs.user), batch.pairs.item, batch.pairs.rating)
+    return replace(batch, pairs=pairs, users=len(rows))

@@ -13,7 +13,7 @@ themselves, and the sum, which all are told. Tries to learn: the matrix of one h
     k < P - 2   the sum of P - k
 
 One party with P - 2 others on its side is k = P - 1. With `participation` below 1 only active parties count, and sums over
-changing sets can be subtracted from each other; masked sums over fewer than all are therefore refused (`exchange.fewest`).
+changing sets can be subtracted from each other; masked sums over fewer than all are therefore refused (`exchange_plan.fewest_parties_in_sum`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.round.neighbourhood_exchange import Sent
-from verfedgnn.protocol.wire.fixed_point import from_fixed, wrapped
+from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods
+from verfedgnn.protocol.wire.fixed_point import from_fixed, wrap_signed
 from verfedgnn.protocol.wire.messages import RoundStart
 
 
@@ -53,7 +53,7 @@ class Exposure:
         return self.summed / max(1, self.parties - 1)
 
 
-def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:
+def honest_sum(start: RoundStart, own: Sequence[SentNeighbourhoods], bits: int) -> Tensor:
     """Return what remains (K, q, C) of the sum in a RoundStart without the colluders' `own` parts."""
     if start.neighbourhoods is None or any(sent.trip != start.neighbourhood_trip for sent in own):
         raise ProtocolError(
@@ -62,4 +62,4 @@ def honest_sum(start: RoundStart, own: Sequence[Sent], bits: int) -> Tensor:
     left: NDArray[np.integer[Any]] = start.neighbourhoods
     for sent in own:
         left = left - sent.values
-    return from_fixed(torch.from_numpy(wrapped(left, bits)), bits)
+    return from_fixed(torch.from_numpy(wrap_signed(left, bits)), bits)

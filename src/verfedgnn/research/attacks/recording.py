@@ -21,11 +21,12 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.graph import Graph
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods
 from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.aggregation import summed
-from verfedgnn.protocol.round.forward_backward import Work
-from verfedgnn.protocol.round.neighbourhood_exchange import Sent
-from verfedgnn.protocol.round.user_subset import Scope
+from verfedgnn.protocol.round.aggregation import sum_gradients
+from verfedgnn.protocol.round.forward_backward import PassInputs
+from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.local_runtime import LocalRuntime, party_secret
@@ -86,7 +87,7 @@ class ObservableParty(Party):
     gradient: Tensor
     """Gradient of the public parameters in the last reply, flat, before protection."""
 
-    def begin(self, message: RoundStart) -> Work:
+    def begin(self, message: RoundStart) -> PassInputs:
         """Begin a round as `Party.begin` does, and keep the parameters."""
         work = super().begin(message)
         self.now = PartyParameters(
@@ -96,15 +97,16 @@ class ObservableParty(Party):
             self.exchanged = self.now
         return work
 
-    def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[np.generic]:
-        """Protect a gradient as `Party.protected` does, and keep the original."""
-        self.gradient = scope.spread(gradient)
-        return super().protected(gradient, message, scope)
+    def release_gradient(
+        self, gradient: Tensor, message: RoundStart, subset: UserSubset
+    ) -> NDArray[np.generic]:
+        """Protect a gradient as `Party.release_gradient` does, and keep the original."""
+        self.gradient = subset.expand_public(gradient)
+        return super().release_gradient(gradient, message, subset)
 
     @property
     def edges(self) -> Graph:
         """Graph of the party."""
-        assert self.graph is not None, "a party has a graph from its Welcome on"
         return self.graph
 
     @property
@@ -150,7 +152,7 @@ class Exchange:
 
     start: RoundStart
     """Message with the sum."""
-    sent: list[Sent]
+    sent: list[SentNeighbourhoods]
     """Each party's part of the sum, known to that party."""
     knows: list[PartyParameters]
     """Parameters behind each part: the truth, which an insider would know."""
@@ -174,8 +176,8 @@ class RecordedFederation:
     def exchange(self) -> Exchange:
         """Run rounds until a sum of neighbourhoods is handed out, and return it."""
         for _ in range(2 * self.config.exchange.every + 1):
-            sent = [party.memory.sent[0] for party in self.parties if party.memory.sent]
-            knows = [party.exchanged for party in self.parties if party.memory.sent]
+            sent = [party.progress.exchange.sent[0] for party in self.parties if party.progress.exchange.sent]
+            knows = [party.exchanged for party in self.parties if party.progress.exchange.sent]
             start = next(iter(self.round().starts.values()))
             made = len(sent) == len(self.parties) and all(
                 each.trip == start.neighbourhood_trip for each in sent
@@ -194,7 +196,7 @@ class RecordedFederation:
         """
         arrays = {name: reply.gradient for name, reply in trip.replies.items() if reply.gradient is not None}
         if self.config.masking:
-            known = {TOGETHER: summed(list(arrays.values()), self.config, len(self.parties))}
+            known = {TOGETHER: sum_gradients(list(arrays.values()), self.config, len(self.parties))}
         else:
             known = {name: np.asarray(values) for name, values in arrays.items()}
         return {
@@ -222,8 +224,11 @@ def record_federation(
     """Join `parties` with the same secrets, and therefore the same messages, as in `train`."""
     check_parties(parties)
     prepared = prepare(parties, config, torch.device(device), parts)
-    members = [
-        ObservableParty(p.input, config, party_secret(config.seed, i), device) for i, p in enumerate(prepared)
+    candidates = [
+        Candidate(p.input, config, party_secret(config.seed, i), device, party=ObservableParty)
+        for i, p in enumerate(prepared)
     ]
     coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device)
-    return RecordedFederation(config, prepared, members, coordinator, LocalRuntime(coordinator, members))
+    runtime = LocalRuntime(coordinator, candidates)
+    members = [party for party in runtime.parties.values() if isinstance(party, ObservableParty)]
+    return RecordedFederation(config, prepared, members, coordinator, runtime)

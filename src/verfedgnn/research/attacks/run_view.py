@@ -21,9 +21,9 @@ from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.gnn.operator import Neighbourhood
 from verfedgnn.privacy.gradient_protection import Rescale, protect
 from verfedgnn.privacy.projection import IdentityProjection, Projection
-from verfedgnn.protocol.round.forward_backward import Work, compute
+from verfedgnn.protocol.round.exchange_plan import make_projection
+from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.protocol.round.loss import Batch
-from verfedgnn.protocol.round.neighbourhood_exchange import make_projection
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 
@@ -111,7 +111,7 @@ class RunInternals:
         pairs = self.prepared[party].train
         graph = self.graphs[party]
         batch = Batch(pairs, graph.users, graph.items)
-        work = Work(private=self.private(party), others=self.others[party], batch=batch)
+        work = PassInputs(private=self.private(party), others=self.others[party], batch=batch)
         public = self.run.public.to(self.run.device)
         (outcome,) = compute(self.model, graph, public, self.projection, [work], self.run.config.training)
         assert outcome.public_gradient is not None
@@ -143,7 +143,7 @@ class RunInternals:
         graph = stack_graphs(self.graphs)
         public = self.run.public.to(self.run.device)
         for _ in range(self.model.config.layers):
-            works = [Work(private=self.private(p), others=others[p], exchange=True) for p in parties]
+            works = [PassInputs(private=self.private(p), others=others[p], exchange=True) for p in parties]
             outcomes = compute(self.model, graph, public, self.projection, works, self.run.config.training)
             own = [outcome.neighbourhoods for outcome in outcomes if outcome.neighbourhoods is not None]
             total = torch.stack(own).sum(0)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.round.user_subset import Scope
+from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.messages import RoundStart
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.research.baselines.verfedgnn_method import federated
@@ -97,19 +98,21 @@ class PseudoParty(Party):
     rows: ClassVar[Counter[str]] = Counter()
     """Number of rows that each party has sent."""
 
-    def protected(self, gradient: Tensor, message: RoundStart, scope: Scope) -> NDArray[Any]:
+    def release_gradient(self, gradient: Tensor, message: RoundStart, subset: UserSubset) -> NDArray[Any]:
         """Add pseudo-interactions, then protect the gradient as configured; rows that are not sent are 0."""
         real = np.unique(self.batch(message.round).pairs.user.cpu().numpy())
-        rng = self._rng(6, message.round)
-        generator = torch.Generator(self.device)
+        rng = self.setup.randomness.generator(PartyStream.PSEUDO_INTERACTIONS, message.round)
+        generator = torch.Generator(self.setup.device)
         generator.manual_seed(int(rng.integers(2**63)))
         drawn = rng.choice(self.data.users, min(len(real), self.data.users), replace=False)
         pseudo = drawn[~np.isin(drawn, real)]
         flat = gradient.clone()
         rows = self.model.views(flat)["users"]
-        true, made = (torch.from_numpy(users.astype(np.int64)).to(self.device) for users in (real, pseudo))
+        true, made = (
+            torch.from_numpy(users.astype(np.int64)).to(self.setup.device) for users in (real, pseudo)
+        )
         rows.index_copy_(0, made, like(rows[true], len(pseudo), generator))
-        released = super().protected(flat, message, scope)
+        released = super().release_gradient(flat, message, subset)
         others = np.ones(self.data.users, bool)
         others[real] = others[pseudo] = False
         self.rows[self.data.name] += len(real) + len(pseudo)

@@ -15,7 +15,7 @@ from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import read_parties
 from verfedgnn.data.synthetic_shapes import LIKE
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.wire.messages import Message
 from verfedgnn.reports.document import Block, Paragraph, Table
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
@@ -47,8 +47,8 @@ def measure(
     for p in range(parties):
         data = made_party(f"party-{p}", users, items, ratings, parties, seed=p)
         there = replace(data, train=_to(data.train, device), valid=_to(data.valid, device))
-        members.append(Party(there, config, secret=p, device=device))
-    watched = _Watched(Coordinator(config, [member.data.name for member in members], device), members)
+        members.append(Candidate(there, config, secret=p, device=device))
+    watched = _Watched(Coordinator(config, [member.name for member in members], device), members)
     for _ in range(warm):
         watched.round()
     torch.cuda.reset_peak_memory_stats()
@@ -73,9 +73,9 @@ class _Watched(LocalRuntime):
 
     spent: dict[str, float]
 
-    def __init__(self, coordinator: Coordinator, parties: Sequence[Party]) -> None:
+    def __init__(self, coordinator: Coordinator, candidates: Sequence[Candidate]) -> None:
         self.spent = {}
-        super().__init__(coordinator, parties)
+        super().__init__(coordinator, candidates)
 
     def timed_round(self) -> dict[str, float]:
         """Run one round and return the seconds of parties, messages, coordinator and the whole round."""

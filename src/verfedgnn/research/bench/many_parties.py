@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
 from verfedgnn.reports.drawing import draw_curves
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
@@ -31,7 +31,7 @@ def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int
     # items and ratings per party stay the same, whatever their number
     made = [made_party(f"party-{p}", users, 200, users, 1, seed=p) for p in range(parties)]
     base = peak_memory()
-    members = [Party(replace(data, name=f"party-{p}"), config, secret=p) for p, data in enumerate(made)]
+    members = [Candidate(replace(data, name=f"party-{p}"), config, secret=p) for p, data in enumerate(made)]
     runtime = LocalRuntime(Coordinator(config, [data.name for data in made]), members, stack=stack)
     for _ in range(warm):
         runtime.round()

@@ -10,7 +10,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.data import read_parties
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.reports.document import Block, Paragraph, Table
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.measure import Phases, medians, timed
@@ -27,7 +27,9 @@ def federation(data: str, config: Config, device: str = "cpu") -> local.LocalRun
     """Return the local runtime of ten parties on a data set."""
     there = torch.device(device)
     prepared = prepare(read_parties(data, parties=10, seed=config.seed), config, there)
-    members = [Party(p.input, config, party_secret(config.seed, i), there) for i, p in enumerate(prepared)]
+    members = [
+        Candidate(p.input, config, party_secret(config.seed, i), there) for i, p in enumerate(prepared)
+    ]
     return local.LocalRuntime(Coordinator(config, [p.party.name for p in prepared], there), members)
 
 

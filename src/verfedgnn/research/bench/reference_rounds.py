@@ -20,7 +20,7 @@ def bare_products(parties: Sequence[Party]) -> Callable[[], None]:
     These are neighbour sums and their transposes, W forward and backward, Phi and its transpose. Nothing is
     rescaled, activated, quantized, encoded or stepped.
     """
-    graph = stack_graphs([party.graph for party in parties if party.graph is not None])
+    graph = stack_graphs([party.graph for party in parties])
     by_user, by_item = graph.adjacency
     model = parties[0].config.model
     count = len(parties)
@@ -65,7 +65,7 @@ def straightforward(parties: Sequence[Party]) -> Callable[[], None]:
     phi = projection.project(torch.eye(projection.users))
     dim = model.config.dim
     layers = model.config.layers
-    adjacency = [party.graph.adjacency[0].to_dense() for party in parties if party.graph is not None]
+    adjacency = [party.graph.adjacency[0].to_dense() for party in parties]
     sent = [[torch.zeros(model.users, dim) for _ in range(layers)] for _ in parties]
 
     def run() -> None:
@@ -73,7 +73,7 @@ def straightforward(parties: Sequence[Party]) -> Callable[[], None]:
         fresh = []
         for index, party in enumerate(parties):
             flat = public.clone().requires_grad_()
-            items = party.private.parameters["items"].clone().requires_grad_()
+            items = party.progress.private.parameters["items"].clone().requires_grad_()
             others = []
             for k in range(layers):
                 whole = torch.zeros(model.users, dim)
@@ -81,7 +81,6 @@ def straightforward(parties: Sequence[Party]) -> Callable[[], None]:
                     if p != index:
                         whole += phi.T @ (phi @ sent[p][k])
                 others.append(whole)
-            assert party.graph is not None
             prediction, own = _dense_gcn(
                 model.views(flat), items, adjacency[index], others, party.graph.ratio.item()
             )

@@ -17,9 +17,9 @@ import torch
 from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.party import party
+from verfedgnn.protocol.party import incoming, outgoing
 from verfedgnn.protocol.party import stacked_round as together
-from verfedgnn.protocol.round import neighbourhood_exchange as exchange
+from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.wire.messages import Hello, RoundReply, RoundStart, Welcome, decode, encode
 from verfedgnn.research.bench.measure import Phases, medians, peak_memory, timed
@@ -30,7 +30,7 @@ from verfedgnn.runs.ledger import Ledger
 PLACES: dict[str, list[tuple[Any, str]]] = {
     "products": [(together, "compute")],
     "projection": [(Projection, "project"), (Projection, "reconstruct")],
-    "quantization": [(party, "protect"), (exchange, "to_fixed"), (exchange, "from_fixed")],
+    "quantization": [(outgoing, "protect"), (outgoing, "to_fixed"), (incoming, "from_fixed")],
     "public step": [(Replica, "apply")],
 }
 """Functions of each phase. Time in a nested phase counts there; time in no phase is the rest."""
@@ -161,7 +161,7 @@ def _played(own: RoundReply, start: RoundStart, coordinator: Coordinator, index:
     update: dict[str, Any] = {"round": start.round, "trip": start.trip, "attempt": start.attempt}
     assert own.gradient is not None
     dim = coordinator.config.model.dim
-    update["gradient"] = np.resize(np.roll(own.gradient, rows * dim), coordinator.part.model.size)
+    update["gradient"] = np.resize(np.roll(own.gradient, rows * dim), coordinator.block.model.size)
     if start.exchange:
         assert own.neighbourhoods is not None
         shape = coordinator.neighbourhood_shape
@@ -181,11 +181,11 @@ def _party(
     base = peak_memory()
     data = made_party("party-0", **sizes)
     config = scale_config(**settings)
-    member = party.Party(data, config, secret=1)
-    link.send_bytes(encode(member.hello()))
+    candidate = Candidate(data, config, secret=1)
+    link.send_bytes(encode(candidate.hello()))
     welcome = decode(link.recv_bytes())
     assert isinstance(welcome, Welcome)
-    member.welcome(welcome)
+    member = candidate.welcome(welcome)
     ready = peak_memory()
     phases = Phases()
     times: list[dict[str, float]] = []
@@ -219,7 +219,7 @@ def _party(
         "memory": peak_memory() - base,
         "memory_before": base,
         "memory_joined": ready - base,
-        "edges": len(member.graph.order) if member.graph is not None else 0,
+        "edges": len(member.graph.order),
         "train": len(data.train),
     }
     if floor:

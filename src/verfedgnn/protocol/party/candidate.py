@@ -1,0 +1,142 @@
+"""A party that asks to join a training: it says hello, and a Welcome makes it a `Party`."""
+
+from __future__ import annotations
+
+import secrets
+from functools import cached_property
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.core.pairs import PartyInput
+from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.party_masks import PartyMasks
+from verfedgnn.protocol.party.party_progress import PartyProgress
+from verfedgnn.protocol.party.party_setup import PartySetup
+from verfedgnn.protocol.party.policy import LOCAL, Policy, check_welcome
+from verfedgnn.protocol.round.aggregation import largest_array
+from verfedgnn.protocol.round.exchange_plan import make_projection
+from verfedgnn.protocol.round.replica import FULL_COPY, Replica
+from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.wire.messages import Hello, Welcome
+
+
+class Candidate:
+    """One organisation that is not joined yet, or joins again after a lost connection.
+
+    `secret` seeds the party's noise, batches and initial items; no message carries it. `party` is the class to create on joining.
+    Progress is shared with the joined party, so a candidate that joins again continues where it was.
+    """
+
+    def __init__(
+        self,
+        data: PartyInput,
+        config: Config,
+        secret: int,
+        device: torch.device | str = "cpu",
+        policy: Policy = LOCAL,
+        party: type[Party] = Party,
+    ) -> None:
+        self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.progress = PartyProgress.initial(self.setup)
+        self.party_class = party
+        self.stay = ""
+        """Random name of the Hello that waits for a Welcome; empty if none does."""
+        self._masks = self._new_masks()
+
+    @property
+    def name(self) -> str:
+        """Name of the party."""
+        return self.setup.name
+
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
+        config = self.setup.config
+        model = self.setup.model
+        return largest_array(config, UserBlocks(config, model).all_users, FULL_COPY * model.size)
+
+    def hello(self) -> Hello:
+        """Return the first message of a new stay, with a new mask key."""
+        setup = self.setup
+        verified = self.progress.verified
+        masks = self._masks = self._new_masks()
+        self.stay = secrets.token_hex(8)
+        return Hello(
+            party=self.name,
+            users=setup.data.users,
+            items=setup.data.items,
+            ratings=setup.announced_ratings,
+            scale=setup.data.scale,
+            config=setup.config.fingerprint(),
+            stay=self.stay,
+            agreement=setup.policy.agreement,
+            alignment=setup.policy.alignment,
+            training=self.progress.training,
+            round=verified[0] if verified else 0,
+            digest=verified[1] if verified else None,
+            mask_key=None if masks is None else masks.key,
+            mask_signature=None if masks is None else masks.signature,
+        )
+
+    def welcome(
+        self,
+        message: Welcome,
+        replica: Replica | None = None,
+        projection: Projection | IdentityProjection | None = None,
+    ) -> Party:
+        """Return the joined party.
+
+        Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs.
+        """
+        if not self.stay or message.stay != self.stay:
+            raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
+        self.stay = ""
+        setup = self.setup
+        check_welcome(
+            message,
+            setup.config,
+            setup.model,
+            items=setup.data.items,
+            ratings=setup.announced_ratings,
+            training=self.progress.training,
+            policy=setup.policy,
+        )
+        if self._masks is not None:
+            self._masks.take_keys(message, message.index, len(message.items))
+        joined = self.party_class(
+            setup,
+            self.progress,
+            index=message.index,
+            replica=replica or self._read_replica(message),
+            graph=setup.make_graph(sum(message.items)),
+            projection=projection or self._projection,
+            masks=self._masks,
+        )
+        self.progress.training = message.training
+        return joined
+
+    @cached_property
+    def _projection(self) -> Projection | IdentityProjection | None:
+        return make_projection(self.setup.config, self.setup.data.users, self.setup.device)
+
+    def _read_replica(self, message: Welcome) -> Replica:
+        """Return a replica with the public parameters of a Welcome."""
+        config = self.setup.config
+        model = self.setup.model
+        parameters, accumulator = torch.zeros((2, model.size), device=self.setup.device)
+        replica = Replica(
+            config, model, message.items, message.ratings, parameters, accumulator, message.round
+        )
+        replica.load(message.parameters, message.accumulator, message.average, message.round)
+        if replica.digest() != message.digest:
+            raise ProtocolError(
+                f"{self.name}: the public parameters received are not those that the coordinator announced"
+            )
+        return replica
+
+    def _new_masks(self) -> PartyMasks | None:
+        """Return masks with a new key; None if the configuration has no masks."""
+        return PartyMasks(self.name, self.setup.policy) if self.setup.config.masking else None

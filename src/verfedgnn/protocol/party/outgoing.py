@@ -1,0 +1,91 @@
+"""What leaves a party: neighbourhoods and public gradients, protected as configured and in the form of the wire."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.random_streams import PartyStream
+from verfedgnn.core.vectors import clip_rows
+from verfedgnn.privacy.gradient_protection import Rescale, protect
+from verfedgnn.privacy.rating_dp import release_gradient
+from verfedgnn.privacy.skellam_noise import draw_skellam
+from verfedgnn.protocol.party.party_setup import PartySetup
+from verfedgnn.protocol.round.user_subset import UserSubset
+from verfedgnn.protocol.wire.fixed_point import to_fixed
+from verfedgnn.protocol.wire.messages import RoundStart
+
+
+def noise_source(
+    setup: PartySetup, stream: PartyStream, message: RoundStart, values: Tensor
+) -> np.random.Generator:
+    """Return the generator of the noise on `values` in a trip.
+
+    A repeated trip repeats a protected gradient, so that it is released once. Noise on a sum is drawn again, since another attempt
+    is another sum.
+    """
+    position = [message.round]
+    if stream is not PartyStream.GRADIENT_PROTECTION or setup.protects_ratings:
+        position.append(message.trip)
+        if message.attempt:
+            position.append(message.attempt)
+    if setup.policy.fresh_noise:  # a round repeated from other values must not reuse the noise
+        position.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
+    return setup.randomness.generator(stream, *position)
+
+
+def encode_neighbourhoods(
+    x: Tensor, message: RoundStart, setup: PartySetup, parties: int
+) -> NDArray[np.integer[Any]]:
+    """Return neighbourhoods (K, q, C) as they leave a party of `parties`, before masks."""
+    return protect_neighbourhoods(
+        x,
+        setup.config,
+        parties=parties,
+        active=len(message.active),
+        rng=lambda: noise_source(setup, PartyStream.NEIGHBOURHOOD_NOISE, message, x),
+    )
+
+
+def protect_neighbourhoods(
+    x: Tensor, config: Config, *, parties: int, active: int, rng: Callable[[], np.random.Generator]
+) -> NDArray[np.integer[Any]]:
+    """Clip and noise neighbourhoods if so configured, and convert them to fixed point.
+
+    The noise of all other active parties together has the configured standard deviation, since a recipient can subtract its own.
+    """
+    exchange = config.exchange
+    if exchange.mode != "noised":
+        return to_fixed(x, parties, exchange.bits).cpu().numpy()
+    values = to_fixed(clip_rows(x, exchange.row_clip), parties, exchange.bits).cpu().numpy()
+    unit = 1 << FRACTION_BITS[exchange.bits]
+    noise = draw_skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng())
+    values += noise.astype(values.dtype)
+    return values
+
+
+def encode_noised_gradient(
+    gradient: Tensor, message: RoundStart, setup: PartySetup, parties: int
+) -> NDArray[np.int32]:
+    """Return a public gradient with this party's share of the noise that protects single ratings, before masks."""
+    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, gradient)
+    return release_gradient(gradient, setup.config, parties=parties, active=len(message.active), rng=rng)
+
+
+def encode_gradient(
+    gradient: Tensor, message: RoundStart, setup: PartySetup, subset: UserSubset, rescale: Rescale
+) -> NDArray[Any]:
+    """Return a protected public gradient of a subset's users, expanded to all users of the round, before masks."""
+    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, gradient)
+    generator = torch.Generator(setup.device)
+    generator.manual_seed(int(rng.integers(2**63)))
+    own = protect(gradient, setup.config.gradients, rescale, subset.model.user_size, generator)
+    return subset.expand_public(own).cpu().numpy()

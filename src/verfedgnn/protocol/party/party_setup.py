@@ -1,0 +1,77 @@
+"""What a party brings to a training and never changes: its data, the configuration, its secret, its device and its policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.graph import Graph, build_graph, move_graph
+from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.random_streams import PartyRandomness
+from verfedgnn.gnn.model import Model, neighbour_from
+from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.party.targets import Targets
+
+
+@dataclass(frozen=True)
+class PartySetup:
+    """The fixed facts about one party."""
+
+    data: PartyInput
+    config: Config
+    randomness: PartyRandomness
+    """Source of its noise, batches and initial items; seeded by a secret that no message carries."""
+    device: torch.device
+    policy: Policy
+    model: Model
+    targets: Targets
+
+    @classmethod
+    def of(
+        cls, data: PartyInput, config: Config, secret: int, device: torch.device | str, policy: Policy
+    ) -> PartySetup:
+        """Derive the model and the training targets from data and configuration."""
+        return cls(
+            data,
+            config,
+            PartyRandomness(secret),
+            torch.device(device),
+            policy,
+            Model(config.model, data.users),
+            Targets.of(data, config),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the party."""
+        return self.data.name
+
+    @property
+    def protects_ratings(self) -> bool:
+        """Whether noise gives single ratings differential privacy, so that everything that leaves must be noised."""
+        return self.config.gradients.mechanism == "skellam"
+
+    @property
+    def announced_ratings(self) -> int:
+        """Number of training ratings to announce; 0 where single ratings are protected, since the number is not needed there."""
+        return 0 if self.protects_ratings else len(self.data.train)
+
+    @property
+    def threshold(self) -> float:
+        """Rating from which an item is a neighbour of its user."""
+        return neighbour_from(self.config.model, self.data.scale)
+
+    def make_graph(self, all_items: int) -> Graph:
+        """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""
+        train = self.data.train
+        neighbour = (train.rating >= self.threshold).cpu().numpy()
+        graph = build_graph(
+            train.user.cpu().numpy()[neighbour],
+            train.item.cpu().numpy()[neighbour],
+            users=self.data.users,
+            items=self.data.items,
+            ratio=all_items / self.data.items,
+        )
+        return move_graph(graph, self.device)

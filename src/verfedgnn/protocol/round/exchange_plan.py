@@ -1,0 +1,53 @@
+"""The configured exchange of neighbourhoods: when it takes place, over how many parties, with which projection."""
+
+from __future__ import annotations
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError
+from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.protocol.round.user_blocks import completed_passes
+
+
+def exchanges_in_trip(config: Config, round: int, trip: int) -> bool:
+    """Return whether parties exchange neighbourhoods in a trip of a round."""
+    if config.exchange.mode == "off":
+        return False
+    return trip > 0 or completed_passes(config, round) % config.exchange.every == 0
+
+
+def fewest_parties_in_sum(config: Config, parties: int) -> int:
+    """Return how many of `parties` every sum of neighbourhoods must include.
+
+    Masked sums are exact. With two parties, the sum minus a party's own share is the other's matrix; sums over changing sets can
+    be solved for single parties. So a masked sum includes all parties, and at least three, unless `unprotected` names `sums`.
+    """
+    if config.exchange.mode == "masked":
+        return 3 if "sums" in config.unprotected else max(3, parties)
+    return 2 if config.exchange.mode == "noised" else 1
+
+
+def make_projection(
+    config: Config, users: int, device: torch.device | str
+) -> Projection | IdentityProjection | None:
+    """Return the projection of the exchange, or None without an exchange; raise `ConfigError` if it would hide nothing."""
+    exchange = config.exchange
+    if exchange.mode == "off":
+        return None
+    if exchange.mode != "projected":
+        return IdentityProjection(users)
+    projection = Projection(
+        users,
+        ratio=exchange.ratio,
+        block=exchange.block,
+        seed=config.seed,
+        reconstruction=exchange.reconstruction,
+        device=device,
+    )
+    if not projection.protected and "projection" not in config.unprotected:
+        raise ConfigError(
+            f"a projection of {users:,} common user(s) with exchange.ratio = {exchange.ratio:g} hides nothing; "
+            "use more users, or allow it with --set unprotected=projection"
+        )
+    return projection

@@ -1,0 +1,114 @@
+"""Checks of the messages of a round: a party checks every RoundStart, the coordinator checks every RoundReply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.protocol.round.aggregation import (
+    gradient_type,
+    neighbourhood_shape,
+    neighbourhood_type,
+    update_type,
+)
+from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_parties_in_sum
+from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
+from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
+
+
+def check_start(
+    message: RoundStart, config: Config, blocks: UserBlocks, parties: int, index: int, fewest: int
+) -> None:
+    """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
+
+    `index` is the place of the receiving party among `parties`; it adds to no sum over fewer than `fewest` parties.
+    """
+    number = message.round
+    active = message.active
+    if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
+        raise ProtocolError(f"round {number} names parties that do not exist")
+    if message.train or message.exchange:
+        if index not in active:
+            raise ProtocolError(f"round {number} asks this party to work without listing it as active")
+        if len(active) < fewest:
+            raise ProtocolError(
+                f"round {number} asks for a sum over {len(active)} parties, fewer than the agreed {fewest}"
+            )
+    if message.trip > config.exchange.refresh or (message.train and message.trip):
+        raise ProtocolError(f"round {number} has a trip that was not agreed on")
+    if message.exchange:
+        if not exchanges_in_trip(config, number, message.trip):
+            raise ProtocolError(f"round {number} asks for neighbourhoods out of turn")
+        if len(active) < fewest_parties_in_sum(config, parties):
+            raise ProtocolError(
+                f"round {number} asks for a {config.exchange.mode} sum over only {len(active)} parties"
+            )
+    if message.parameters is not None:
+        check_full_copy(message, config, blocks.model.size)
+    _check_sums(message, config, blocks, parties)
+
+
+def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties: int) -> None:
+    """Raise `ProtocolError` unless the sums in a RoundStart are over known parties and have the right form."""
+    number = message.round
+    everybody = set(range(parties))
+    groups = (*message.update_parties, message.neighbourhood_parties or [0])
+    if any(not group or not set(group) <= everybody for group in groups):
+        raise ProtocolError(f"round {number} brings sums over parties that do not exist")
+    if message.updates is None:
+        return
+    if not len(message.update_parties) or message.updates_from < 1:
+        raise ProtocolError(f"round {number} brings updates of nobody")
+    rounds = range(message.updates_from, message.updates_from + len(message.update_parties))
+    length = sum(blocks.in_round(r).model.size for r in rounds)
+    if message.updates.shape != (length,) or message.updates.dtype != update_type(config, parties):
+        raise ProtocolError(
+            f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
+        )
+
+
+def check_full_copy(message: Welcome | RoundStart, config: Config, size: int) -> None:
+    """Raise `ProtocolError` unless a message holds a full copy of `size` public parameters."""
+    copies = [message.parameters, message.accumulator]
+    if config.training.average:
+        copies.append(message.average)
+    if any(values is None or values.shape != (size,) for values in copies):
+        raise ProtocolError("the public parameters received do not have the size of this model's")
+
+
+def reply_problem(
+    reply: RoundReply,
+    start: RoundStart,
+    config: Config,
+    block: UserBlock,
+    parties: int,
+    digest: Callable[[], str],
+) -> str | None:
+    """Return why a reply does not fit its RoundStart about a `block` of users; None if it does.
+
+    `digest` returns the hash of the coordinator's public parameters.
+    """
+    if (reply.round, reply.trip, reply.attempt) != (start.round, start.trip, start.attempt):
+        return f"it replies to round {reply.round}, but round {start.round} is open"
+    if (reply.gradient is None) == start.train or (reply.neighbourhoods is None) == start.exchange:
+        return "its reply does not hold what was asked for"
+    gradient = reply.gradient
+    if gradient is not None:
+        if gradient.shape != (block.model.size,) or gradient.dtype != gradient_type(config, parties):
+            return f"it sent a gradient of shape {gradient.shape} and type {gradient.dtype}"
+        # Checked here, where it is known whose gradient it is; a sum would not tell.
+        ternary = config.gradients.mechanism == "ternary" and not config.masking
+        if ternary and not ((gradient >= -1) & (gradient <= 1)).all():
+            return "it sent a gradient with values that are not ternary"
+    if reply.neighbourhoods is not None:
+        shape = reply.neighbourhoods.shape
+        kind = reply.neighbourhoods.dtype
+        if shape != neighbourhood_shape(config, block) or kind != neighbourhood_type(config):
+            return f"it sent neighbourhoods of shape {shape} and type {kind}"
+    if start.evaluate:
+        if reply.error is None or reply.count is None:
+            return "its reply holds no validation error"
+        if reply.digest != digest():
+            return "its public parameters differ from the coordinator's; it must rejoin"
+    return None
