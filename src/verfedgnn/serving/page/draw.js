@@ -1,4 +1,4 @@
-// Small drawings and figures of the run. Text only ever enters as text, never as markup.
+// Charts and metrics of the run. All text is inserted as text nodes, never as markup.
 "use strict";
 
 function make(tag, attributes = {}, ...children) {
@@ -23,10 +23,10 @@ function meter(share) {
   return make("div", { class: "meter", "aria-hidden": "true" }, bar);
 }
 
-// The validation error by round, as wide as its box; the kept round is marked.
+// Draw the validation metric by round, as wide as its box, and mark the kept round.
 function drawCurve(box, run) {
   const points = run.history, name = run.ranks ? "NDCG@20" : "RMSE";
-  if (points.length < 2) return box.replaceChildren(make("p", { class: "quiet" }, "This run kept no curve."));
+  if (points.length < 2) return box.replaceChildren(make("p", { class: "quiet" }, "This run has no learning curve."));
   const width = Math.max(260, box.clientWidth), height = 220, left = 46, right = 12, top = 14, bottom = 34;
   const errors = points.map((point) => point.error), low = Math.min(...errors), high = Math.max(...errors);
   const last = points[points.length - 1].round, first = points[0].round;
@@ -59,7 +59,7 @@ function drawBytes(box, run) {
     const what = make("span", { class: "what" }, make("span", { class: "title" }, message.kind), make("span", { class: "kind" }, message.way));
     list.append(make("li", {}, make("div", { class: "line" }, what, make("span", {}, message.size)), meter(message.bytes / most)));
   }
-  const note = `${run.bytes.up} to the coordinator, ${run.bytes.down} back; ${run.bytes.per_party_per_round} an organisation and round.`;
+  const note = `${run.bytes.up} to the coordinator, ${run.bytes.down} back; ${run.bytes.per_party_per_round} per organisation and round.`;
   box.replaceChildren(make("p", { class: "quiet" }, note), list);
 }
 
@@ -70,7 +70,7 @@ function drawPrivacy(box, run) {
     releases.append(make("div", {}, make("h3", {}, part.release), make("p", { class: "quiet" }, `${part.mechanism}, ${times}`), make("p", {}, part.guarantee)));
   }
   const points = make("ul", { class: "points" }, ...run.privacy.assumptions.map((text) => make("li", {}, text)));
-  box.replaceChildren(make("p", { class: "quiet" }, "What left an organisation while training, and what is promised about it. Ratings never did."), releases, points);
+  box.replaceChildren(make("p", { class: "quiet" }, "What each organisation released during training, and how it is protected. Ratings never leave an organisation."), releases, points);
 }
 
 function drawWorth(box, run, party) {
@@ -86,10 +86,10 @@ function drawWorth(box, run, party) {
     if (shown.length > 1) parts.push(make("h3", {}, one.name));
     if (one.pays && one.pays !== "yes") figures.classList.add("undecided");
     parts.push(figures);
-    const pays = { yes: "Joining pays here", no: "Joining does not pay here", "cannot tell": "Whether joining pays here cannot be told from this data" }[one.pays];
-    if (pays && one.gain) parts.push(make("p", { class: "quiet" }, `${pays}: ${signed(one.gain.rmse, 4)}, with a 95 % interval from ${signed(one.gain.low, 4)} to ${signed(one.gain.high, 4)}, against the better of plain means and alone.`));
-    if (one.alone === null) parts.push(make("p", { class: "quiet" }, "What it would reach alone was not trained: preset best, or train with --lift."));
+    const pays = { yes: "Joining pays here", no: "Joining does not pay here", "cannot tell": "The data cannot tell whether joining pays here" }[one.pays];
+    if (pays && one.gain) parts.push(make("p", { class: "quiet" }, `${pays}. Gain in RMSE: ${signed(one.gain.rmse, 4)} (95 % interval ${signed(one.gain.low, 4)} to ${signed(one.gain.high, 4)}), compared with the better of plain means and training alone.`));
+    if (one.alone === null) parts.push(make("p", { class: "quiet" }, "This run has no model trained alone. Train with the best preset or with --lift to compare."));
   }
-  const what = run.ranks ? "NDCG@20: how well liked items are placed first among the organisation's own; higher is better." : "Test RMSE: the typical error of a predicted rating, on ratings that neither trained nor chose anything; lower is better.";
+  const what = run.ranks ? "NDCG@20 on test ratings: how high liked items are ranked in the organisation's catalogue; higher is better." : "Test RMSE: the typical error of a predicted rating, on ratings used neither for training nor for model selection; lower is better.";
   box.replaceChildren(make("p", { class: "quiet" }, what), ...parts);
 }

@@ -1,4 +1,4 @@
-// The page: pick a user, see what they liked, what is recommended and why, and what the federation changed.
+// The page: choose a user, see their highest ratings, the recommendations with reasons, and what the federation changed.
 "use strict";
 
 const SHOWN = 10, COMPARED = 200, KEY = "verfedgnn-key";
@@ -22,7 +22,7 @@ async function guarded(work) {
     await work();
   } catch (error) {
     if (error instanceof NeedsKey) return askForKey();
-    $("status").textContent = error instanceof TypeError ? "The server does not answer. Is it still running?" : error.message;
+    $("status").textContent = error instanceof TypeError ? "The server does not respond. Is it still running?" : error.message;
   }
 }
 
@@ -31,7 +31,7 @@ function askForKey() {
   sessionStorage.removeItem(KEY);
   for (const id of ["pick", "for-user", "about"]) $(id).hidden = true;
   $("key-form").hidden = false;
-  $("key-error").textContent = tried ? "This key is not the right one." : "";
+  $("key-error").textContent = tried ? "This API key is wrong." : "";
   $("key").focus();
 }
 
@@ -48,12 +48,12 @@ async function start() {
   document.title = `${run.name} · verfedgnn`;
   $("run-name").textContent = run.name;
   const options = run.parties.map((party) => make("option", { value: party.name }, party.name));
-  if (run.parties.length > 1) options.push(make("option", { value: "" }, "all of them"));
+  if (run.parties.length > 1) options.push(make("option", { value: "" }, "all organisations"));
   $("party").replaceChildren(...options);
   $("party").disabled = options.length < 2;
   $("model-alone").disabled = !run.alone;
   $("no-alone").hidden = run.alone;
-  $("no-alone").textContent = "There is nothing to switch to: this run did not train its organisations alone as well. Preset best does, or train with --set gate=true.";
+  $("no-alone").textContent = "This run has no models of the organisations alone. To compare with them, train with the best preset or with --set gate=true.";
   $("key-form").hidden = true;
   $("api").hidden = sessionStorage.getItem(KEY) !== null; // a link cannot carry a key
   for (const id of ["pick", "about"]) $(id).hidden = false;
@@ -80,7 +80,7 @@ function chooseParty(name) {
   $("examples").replaceChildren(...choices);
   $("filter-box").hidden = columns.length === 0;
   const groups = columns.map(([column, values]) => make("optgroup", { label: column }, ...values.map((value) => make("option", { value: JSON.stringify([column, value]) }, value))));
-  $("filter").replaceChildren(make("option", { value: "" }, "everything"), ...groups);
+  $("filter").replaceChildren(make("option", { value: "" }, "all items"), ...groups);
   drawWorth($("worth"), state.run, party);
   if (state.user !== null) guarded(showUser);
 }
@@ -95,7 +95,7 @@ function chooseUser(user) {
 async function showUser() {
   const turn = ++state.asked, { user, party, run } = state;
   const filter = state.where ? Object.fromEntries([JSON.parse(state.where)]) : {};
-  $("status").textContent = `Asking for user ${user} …`;
+  $("status").textContent = `Loading recommendations for user ${user} …`;
   const models = run.alone ? ["federated", "alone"] : ["federated"];
   const wanted = [ask("v1/history", { user, party, k: SHOWN })];
   for (const model of models) {
@@ -103,17 +103,17 @@ async function showUser() {
     wanted.push(ask("v1/recommendations", { user, party, model, k: SHOWN, why: 3, ...filter }));
   }
   const [history, ...found] = await Promise.all(wanted);
-  if (turn !== state.asked) return; // somebody else was picked meanwhile
+  if (turn !== state.asked) return; // another user was chosen in the meantime
   state.lists = {};
   models.forEach((model, i) => (state.lists[model] = { all: found[2 * i].recommendations, best: found[2 * i + 1].recommendations }));
   showLiked(history);
   showBest();
   showChanged();
   $("for-user").hidden = false;
-  window.history.replaceState(null, "", `#${new URLSearchParams({ user, party })}`); // a link to this case; not sent to the server
+  window.history.replaceState(null, "", `#${new URLSearchParams({ user, party })}`); // a link to this view; browsers do not send it to the server
 }
 
-// What a link asks for.
+// Show the user and organisation that a link names.
 function follow() {
   if (state.run === null) return; // the key comes first
   const link = new URLSearchParams(location.hash.slice(1)), party = link.get("party"), user = link.get("user");
@@ -138,15 +138,15 @@ function showLiked(history) {
   $("liked").replaceChildren(...history.items.map((item) => make("li", {}, make("div", { class: "line" },
     make("span", { class: "what" }, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, kindOf(item))), stars(item.rating)))));
   const where = state.party || "all organisations", count = history.count.toLocaleString("en");
-  $("liked-title").textContent = `What user ${state.user} liked here`;
-  $("liked-note").textContent = history.count === 0 ? `No ratings at ${where} yet.` : `The highest of ${count} rating${history.count === 1 ? "" : "s"} at ${where}.`;
+  $("liked-title").textContent = `Highest ratings of user ${state.user}`;
+  $("liked-note").textContent = history.count === 0 ? `No ratings at ${where} yet.` : `From ${count} rating${history.count === 1 ? "" : "s"} at ${where}.`;
 }
 
 function placeIn(model, item) {
   return state.lists[model]?.all.findIndex((other) => keyOf(other) === keyOf(item)) + 1;
 }
 
-const placed = (place) => (place > 0 ? `place ${place}` : `beyond place ${COMPARED}`);
+const placed = (place) => (place > 0 ? `rank ${place}` : `below rank ${COMPARED}`);
 
 function showBest() {
   const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
@@ -160,9 +160,9 @@ function showBest() {
   });
   $("best").className = `plain ${model}`;
   $("best").replaceChildren(...entries);
-  $("best-title").textContent = `What we recommend to user ${state.user}`;
-  const known = `${party ? party.name : "The organisations"} ${model === "alone" ? "alone, from own ratings only" : "in the federation"}.`;
-  $("best-note").textContent = best.length === 0 ? "Nothing is left to recommend with this filter." : `${known} ${state.run.ranks ? "Shares of all attention." : "Predicted ratings."} What they rated already is left out.`;
+  $("best-title").textContent = `Recommendations for user ${state.user}`;
+  const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : "Trained by all organisations together.";
+  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${state.run.ranks ? "Scores are shares of the catalogue." : "Scores are predicted ratings."} Items the user has rated are left out.`;
   $("status").textContent = `${best.length} recommendations for user ${state.user}, ${model}.`;
 }
 
@@ -176,15 +176,15 @@ function moved(item, place, other) {
 }
 
 function because(why) {
-  const line = make("p", { class: "why" }), told = why.because.filter((reason) => reason.adds >= 0.005);
-  if (told.length === 0) {
-    line.append("A good bet for many people; none of their own ratings here speaks for it in particular.");
+  const line = make("p", { class: "why" }), reasons = why.because.filter((reason) => reason.adds >= 0.005);
+  if (reasons.length === 0) {
+    line.append("Popular with many users; none of this user's own ratings adds much.");
     return line;
   }
-  line.append("because they gave ");
-  told.forEach((reason, index) => {
+  line.append("because this user rated ");
+  reasons.forEach((reason, index) => {
     const [low, high] = partyOf(reason.party).scale, only = reason.rating <= (low + high) / 2 ? "only " : "";
-    const joint = index === 0 ? "" : index === told.length - 1 ? " and " : ", ";
+    const joint = index === 0 ? "" : index === reasons.length - 1 ? " and " : ", ";
     line.append(joint, make("b", {}, nameOf(reason)), ` ${only}${reason.rating} ★ (${signed(reason.adds)})`);
   });
   return line;
@@ -192,11 +192,11 @@ function because(why) {
 
 function explanation(ranks) {
   const texts = [
-    "A reason is one of the user's own ratings at this organisation, with what it adds to the prediction in stars. It answers: why this item rather than another? A low rating speaks for items that differ from the one rated.",
-    "It is computed by folding in: the user is placed among all trained users by their own ratings alone (a least-squares fit), and there a prediction is a plain sum of what the average user would give, how high this user rates in general, and one part for each own rating. The largest parts are shown.",
+    "A reason is one of the user's own ratings, with the number of stars it adds to the prediction. A low rating counts in favour of items that differ from the rated one.",
+    "Reasons are computed by folding in: a least-squares fit estimates the user's taste from their own ratings alone. The prediction is then a sum of three parts: the prediction for the average user, how high this user rates in general, and one contribution per rating. The largest contributions are shown.",
   ];
-  if (!ranks) texts.push("The model itself knows more than these ratings, because it was trained on everybody's, in a federation together with the other organisations. So the parts explain most of a prediction, not all of it; the interface for programs also tells the rest.");
-  else texts.push("Parts are those of the score before it becomes a share.");
+  if (!ranks) texts.push("The trained model also uses the ratings of all other users and, in a federation, of other organisations. The reasons therefore explain most of a prediction, but not all of it. The API also returns the rest.");
+  else texts.push("The contributions are to the score before it is turned into a share.");
   return texts;
 }
 
@@ -206,16 +206,16 @@ function showChanged() {
   const now = state.lists.federated.best, before = state.lists.alone.best;
   const keys = (items) => new Set(items.map(keyOf)), here = keys(now), there = keys(before);
   const entry = (item, note) => make("li", {}, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, note));
-  const fill = (id, entries) => $(id).replaceChildren(...(entries.length ? entries : [make("li", { class: "quiet" }, "nothing")]));
+  const fill = (id, entries) => $(id).replaceChildren(...(entries.length ? entries : [make("li", { class: "quiet" }, "none")]));
   const came = now.filter((item) => !there.has(keyOf(item)));
   fill("came", came.map((item) => entry(item, `from ${placed(placeIn("alone", item))}`)));
   const rose = now.map((item, index) => [item, placeIn("alone", item) - index - 1]).filter(([item, by]) => there.has(keyOf(item)) && by > 0);
   fill("rose", rose.map(([item, by]) => entry(item, `by ${by}`)));
   fill("left", before.filter((item) => !here.has(keyOf(item))).map((item) => entry(item, `to ${placed(placeIn("federated", item))}`)));
-  $("changed-note").textContent = `For user ${state.user}, ${came.length} of the first ${now.length} would not be among them if ${state.party || "every organisation"} had trained alone.`;
+  $("changed-note").textContent = `${came.length} of the ${now.length} items recommended to user ${state.user} would not be in the list if ${state.party || "each organisation"} had trained alone.`;
 }
 
-// Suggestions: arrow keys move, Enter takes, Escape closes.
+// Suggestions: arrow keys move, Enter selects, Escape closes.
 let suggested = [], active = -1, typed = 0;
 
 function closeUsers() {
@@ -245,7 +245,7 @@ async function suggest() {
   active = -1;
   $("users").hidden = suggested.length === 0;
   $("user").setAttribute("aria-expanded", String(suggested.length > 0));
-  if (suggested.length === 0) $("status").textContent = "No user id starts like this.";
+  if (suggested.length === 0) $("status").textContent = "No user id starts with this text.";
 }
 
 $("user").addEventListener("input", () => guarded(suggest));
