@@ -1,16 +1,20 @@
-"""What serving costs: latency under load, the limit, and exact scores against approximate indexes. Writes results/serving.md.
+"""Measure serving: latency under load, throughput, and exact against approximate ranking. Writes results/serving.md.
 
-    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3] [--workers 1] [--anew]
+    .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3] [--workers 1]
     .venv/bin/python benchmarks/serving.py --many [--workers 1]
+    .venv/bin/python benchmarks/serving.py --fast-path [--items 100000]
     .venv/bin/python benchmarks/serving.py --index [--items 1000000]
 
-The server is `verfedgnn serve` in a process of its own, on a made run: random vectors in the shape of preset best (35 columns; 70
-where a gate mixes two models), every user with 50 rated items, seed 0. The load generator is another process: requests for the
-ten best items of a random user arrive as a Poisson process whether or not earlier ones are answered (open loop), over 256
-kept-alive connections, and a request's latency counts from when it was due; with all connections busy it is given up, and a
-connection that is lost has failed. `--many` asks for 1,000 users in one request, two requests at a time. `--index` compares with
-faiss, which nothing else needs. A measurement waits until the machine is quiet, at most three minutes; rows add up over calls in
-results/serving.json, unless `--anew`.
+The server is `verfedgnn serve` in its own process. Its run has random vectors in the shape of preset best (35 columns, or 70 where
+a gate mixes two models) and 50 rated items per user, with seed 0.
+
+The load generator is another process. Requests for the ten best items of a random user arrive as a Poisson process, whether or not
+earlier ones are answered (open loop), over 256 keep-alive connections. Latency is counted from the time a request was due. A request
+that finds all connections busy is given up, and a lost connection is a failure.
+
+`--many` sends batch requests for 1,000 users, two at a time. `--fast-path` compares two servers, with and without
+`serving/http/fast_path.py`, by alternate closed-loop load. `--index` compares with faiss. A measurement of latency waits until the
+machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import json
 import multiprocessing
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,7 +51,7 @@ PATH = "/v1/recommendations?user={user}&k=10"
 
 
 def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
-    """A run folder with random vectors; what is served does not depend on what was learnt."""
+    """Write a run folder with random vectors; the cost of serving does not depend on their values."""
     rng = np.random.default_rng(seed)
     user = np.repeat(np.arange(USERS, dtype=np.int32), SEEN)
     table = vf.Ratings(
@@ -84,23 +89,26 @@ def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
 
 
 class Client(asyncio.Protocol):
-    """One kept-alive connection with at most one request on its way."""
+    """A keep-alive connection with at most one open request."""
 
     def __init__(self, free: list[Client]) -> None:
-        self.free, self.got, self.done = free, b"", None
+        self.free = free
+        self.got = b""
+        self.done = None
         free.append(self)
 
     def connection_made(self, transport: Any) -> None:
-        """The connection stands."""
+        """Keep the transport of the open connection."""
         self.transport = transport
 
     def ask(self, request: bytes, done: Any) -> None:
-        """Send; `done` is told whether the answer was 200."""
-        self.got, self.done = b"", done
+        """Send a request; `done` is called with whether the status of the response is 200."""
+        self.got = b""
+        self.done = done
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """A part of the answer."""
+        """Collect a part of the response."""
         self.got += data
         head, gap, body = self.got.partition(b"\r\n\r\n")
         if gap and len(body) >= int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
@@ -108,7 +116,7 @@ class Client(asyncio.Protocol):
             self._finish(head.startswith(b"HTTP/1.1 200"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The server hung up; a request that was on its way has failed."""
+        """Fail the open request, because the server closed the connection."""
         if self in self.free:
             self.free.remove(self)
         self._finish(False)
@@ -141,7 +149,7 @@ async def _load(port: int, rate: float, seconds: float, seed: int, path: str) ->
             if len(latencies) == len(due) and not finished.done():
                 finished.set_result(None)
 
-        if client is None:  # all connections wait: given up
+        if client is None:  # all connections are busy: the request is given up
             when -= 60
             done(False)
         else:
@@ -172,7 +180,7 @@ def _generate(queue: Any, *arguments: Any) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and its children so far."""
+    """Return the CPU seconds of a process and its children so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(
@@ -182,7 +190,7 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
-    """Process and port of a fresh server."""
+    """Start a server, and yield its process id and port."""
     command = [
         sys.executable,
         "-m",
@@ -208,7 +216,7 @@ def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
 
 
 def busy_seconds() -> float:
-    """Processor time of everything on this machine so far, all cores together."""
+    """Return the CPU seconds of the whole machine so far, over all cores."""
     user, nice, system, _, _, *rest = (
         int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     )
@@ -216,7 +224,7 @@ def busy_seconds() -> float:
 
 
 def wait_for_quiet(cores: float) -> None:
-    """Until the machine computes less than this over two seconds; at most three minutes."""
+    """Wait until the machine uses fewer `cores` over two seconds, for at most three minutes."""
     end = time.monotonic() + 180
     while time.monotonic() < end:
         before = busy_seconds()
@@ -228,7 +236,7 @@ def wait_for_quiet(cores: float) -> None:
 def measure(
     folder: Path, rates: list[float], seconds: float, repeats: int, workers: int, quiet: float
 ) -> list[dict[str, float]]:
-    """Latency and processor time at each rate, from a fresh server that has warmed up."""
+    """Measure latency and CPU time at each rate, with a new server that has warmed up."""
     context, found = multiprocessing.get_context("spawn"), []
     with served(folder, workers) as (pid, port):
         for rate, repeat in [(200.0, -1), *((rate, repeat) for repeat in range(repeats) for rate in rates)]:
@@ -258,7 +266,7 @@ def measure(
 def measure_many(
     folder: Path, seconds: float, repeats: int, workers: int, quiet: float
 ) -> list[dict[str, float]]:
-    """Users a second of the batch endpoint, 1,000 users a request, two requests at a time."""
+    """Measure the users per second of the batch endpoint, with 1,000 users per request and two requests at a time."""
     import httpx
 
     found = []
@@ -284,14 +292,101 @@ def measure_many(
     return found
 
 
+async def _saturate(port: int, seconds: float, seed: int, connections: int = 64) -> tuple[int, float]:
+    """Send requests over all connections, each as soon as the last one is answered; return their number and seconds."""
+    loop = asyncio.get_running_loop()
+    users = iter(np.random.default_rng(seed).integers(0, USERS, 1_000_000).tolist())
+    clients: list[Client] = []
+    for _ in range(connections):
+        await loop.create_connection(lambda: Client(clients), "127.0.0.1", port)
+    begin = loop.time()
+    answered, finished = 0, loop.create_future()
+    busy = set(map(id, clients))
+
+    def send(client: Client) -> None:
+        if loop.time() >= begin + seconds:
+            busy.discard(id(client))
+            if not busy and not finished.done():
+                finished.set_result(None)
+            return
+
+        def done(ok: bool) -> None:
+            nonlocal answered
+            assert ok, "a request failed"
+            answered += 1
+            send(client)
+
+        request = f"GET {PATH.format(user=next(users))} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        client.ask(request.encode(), done)
+
+    for client in list(clients):
+        send(client)
+    await finished
+    return answered, loop.time() - begin
+
+
+class PassThrough:
+    """ASGI middleware that does nothing, in place of the fast path."""
+
+    def __init__(self, app: Any, **_: object) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the request on."""
+        await self.app(scope, receive, send)
+
+
+def _serve_variant(folder: Path, pipe: Any, fast: bool) -> None:
+    from verfedgnn.serving.http import app
+    from verfedgnn.serving.http.server_process import ServeOptions, serve
+
+    if not fast:
+        app.FastPath = PassThrough  # type: ignore[misc, assignment]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    options = ServeOptions(folder, None, None, False, 1)
+    serve(options, listener, lambda: pipe.send(listener.getsockname()[1]))
+
+
+def measure_fast_path(folder: Path, seconds: float, repeats: int) -> list[dict[str, float]]:
+    """Measure the throughput of two servers, with and without the fast path, alternately on the same machine."""
+    context = multiprocessing.get_context("spawn")
+    processes, ports = {}, {}
+    rows = []
+    try:
+        for fast in (True, False):
+            ours, theirs = context.Pipe()
+            processes[fast] = context.Process(target=_serve_variant, args=(folder, theirs, fast))
+            processes[fast].start()
+            ports[fast] = ours.recv()
+        time.sleep(4)
+        for port in ports.values():
+            asyncio.run(_saturate(port, 3, 0))
+        for repeat in range(repeats):
+            row = {"load": os.getloadavg()[0]}
+            for fast in (True, False) if repeat % 2 else (False, True):
+                pid = processes[fast].pid or 0
+                before = cpu_seconds(pid)
+                answered, lasted = asyncio.run(_saturate(ports[fast], seconds, repeat))
+                name = "with" if fast else "without"
+                row[f"{name}_rate"] = answered / lasted
+                row[f"{name}_cpu"] = (cpu_seconds(pid) - before) / answered * 1000
+            rows.append(row)
+            print({key: round(value, 3) for key, value in row.items()}, flush=True)
+    finally:
+        for process in processes.values():
+            process.terminate()
+            process.join(20)
+    return rows
+
+
 def vectors(count: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Item or user vectors in 200 groups, which is kinder to an index than independent ones."""
+    """Draw vectors in 200 clusters, which suit an index better than independent ones."""
     centres = np.random.default_rng(1).normal(0, 1, (200, columns))
     return (centres[rng.integers(0, 200, count)] + rng.normal(0, 0.7, (count, columns))).astype(np.float32)
 
 
 def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str, float, float, float]]:
-    """What, seconds to build, recall of the ten best, processor ms a question: exact in batches, and faiss one by one."""
+    """Return the name, build seconds, recall of the ten best items and CPU ms per query of each kind of ranking."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -307,7 +402,7 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
         for start in range(0, len(queries), batch):
             ranker.rank(queries[start : start + batch])
         rows.append(
-            (f"exact, {batch} at a time", 0.0, 1.0, (time.process_time() - begin) / len(queries) * 1000)
+            (f"exact, batches of {batch}", 0.0, 1.0, (time.process_time() - begin) / len(queries) * 1000)
         )
     lists = round(4 * items**0.5)
     kinds = {
@@ -344,7 +439,7 @@ def compare_indexes(items: int, columns: int, *, graph: bool) -> list[tuple[str,
 
 
 def machine() -> str:
-    """Processor, cores, versions."""
+    """Describe the processor, its cores and the versions of Python and torch."""
     name = next(
         (
             line.split(":")[1].strip()
@@ -357,21 +452,21 @@ def machine() -> str:
 
 
 def page(kept: dict[str, Any]) -> str:
-    """results/serving.json as a page."""
-    lines = ["# What serving costs", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
+    """Render results/serving.json as Markdown."""
+    lines = ["# Cost of serving", "", f"`benchmarks/serving.py` on {kept['machine']}.", ""]
     lines += [
-        "Open-loop load on loopback, server and load generator on the same cores. *Others* is what else the machine computed",
-        "meanwhile, in cores, and the load average is that of the minute that ended with the measurement, its own load included.",
-        "Server CPU is per 1,000 requests that were answered, of all workers; it falls under load, because batches grow.",
-        "Given up are requests that found all 256 connections waiting.",
+        "Latency is measured under open-loop load on the loopback interface; server and load generator share the cores.",
+        "*Others* is the CPU use of all other processes, in cores. The load average is that of the last minute and includes the",
+        "measurement itself. Server CPU is for 1,000 answered requests, summed over workers; it falls under load, because batches",
+        "grow. A request is given up if all 256 connections are busy.",
     ]
     names = [
         "workers",
-        "asked, requests/s",
+        "requests/s sent",
         "p50, ms",
         "p90",
         "p99",
-        "largest",
+        "maximum",
         "given up",
         "server CPU s per 1,000",
         "others",
@@ -400,11 +495,31 @@ def page(kept: dict[str, Any]) -> str:
         lines += [
             f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows
         ]
+    if "fast_path" in kept:
+        lines += [
+            "",
+            "## Throughput with and without the fast path",
+            "",
+            "`--fast-path` runs two servers of one worker, with and without `serving/http/fast_path.py`, and loads them alternately:",
+            "64 connections, each of which sends the next request when the last one is answered. Figures are medians over the",
+            "repeats. If the load average exceeds the number of cores, the servers compete with other work; CPU time is then more",
+            "reliable than throughput.",
+            "",
+            "| items | repeats | with, requests/s | without | gain | range of the gain | CPU s per 1,000, with | without | load average |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for items, rows in kept["fast_path"].items():
+            gains = [row["with_rate"] / row["without_rate"] - 1 for row in rows]
+            middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
+            lines.append(
+                f"| {items} | {len(rows)} | {middle['with_rate']:,.0f} | {middle['without_rate']:,.0f} | {np.median(gains):+.0%} | "
+                f"{min(gains):+.0%} to {max(gains):+.0%} | {middle['with_cpu']:.2f} | {middle['without_cpu']:.2f} | {middle['load']:.1f} |"
+            )
     for title, rows in kept["index"].items():
         lines += [
             "",
             f"## {title}",
-            "| | build, CPU s | recall of the ten best | CPU ms a question |",
+            "| ranking | build, CPU s | recall of the ten best | CPU ms per query |",
             "|---|---|---|---|",
         ]
         lines += [
@@ -421,9 +536,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--quiet", type=float, default=0.2, help="Wait until others compute less, in cores.")
-    parser.add_argument("--anew", action="store_true", help="Forget the rows so far.")
-    parser.add_argument("--many", action="store_true", help="Many users in one request instead.")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=0.2,
+        help="Cores that other processes may use when a measurement starts.",
+    )
+    parser.add_argument("--discard", action="store_true", help="Drop the earlier rows of this table.")
+    parser.add_argument("--many", action="store_true", help="Measure batch requests instead.")
+    parser.add_argument(
+        "--fast-path", action="store_true", help="Measure throughput without the fast path instead."
+    )
     parser.add_argument("--index", action="store_true", help="Compare with faiss instead.")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -435,8 +558,14 @@ def main() -> None:
         kept["index"][f"Exact and approximate: {title}"] = compare_indexes(
             given.items, given.columns, graph=given.items <= 100_000
         )
+    elif given.fast_path:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            make_run(run, given.items, given.columns, 0)
+            measured = measure_fast_path(run, given.seconds, given.repeats)
+        kept.setdefault("fast_path", {})[f"{given.items:,}"] = measured
     else:
-        kind, name = ("many", "1,000 users a request") if given.many else ("load", "Under load")
+        kind, name = ("many", "Batch requests for 1,000 users") if given.many else ("load", "Under load")
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             make_run(run, given.items, given.columns, 0)
@@ -445,7 +574,7 @@ def main() -> None:
             else:
                 rows = measure(run, given.rates, given.seconds, given.repeats, given.workers, given.quiet)
         all_rows = kept.setdefault(kind, {})
-        before = [] if given.anew else all_rows.get(f"{name}: {title}", [])
+        before = [] if given.discard else all_rows.get(f"{name}: {title}", [])
         all_rows[f"{name}: {title}"] = before + rows
     path.write_text(json.dumps(kept, indent=1) + "\n")
     (ROOT / "results" / "serving.md").write_text(page(kept))
