@@ -11,6 +11,7 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,8 +90,9 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 0, shells.logs()
     runs = [vf.Run.load(tmp_path / name / "run") for name in NAMES]
     users = [[user.lower() for user in run.parties[0].ratings.user_ids.tolist()] for run in runs]
-    assert users[0] == users[1] == users[2]
-    shared = runs[0].parties[0].ratings.user_ids
+    rows = [set(row) - {""} for row in zip(*users, strict=True)]
+    assert all(len(row) == 1 for row in rows), "a row has the same user wherever the user is known"
+    shared = np.array([user for row in rows for user in row])
     together = [
         vf.PartyData(run.parties[0].name, replace(run.parties[0].ratings, user_ids=shared)) for run in runs
     ]
@@ -100,7 +102,8 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
         assert torch.equal(run.models[0].items, model.items)
     assert runs[0].config.masking
     assert "recall" in shells.now("evaluate", "film/run")
-    assert shells.now("recommend", "film/run", "--user", runs[0].parties[0].ratings.user_ids[0], "--top", 3)
+    known = next(user for user in runs[0].parties[0].ratings.user_ids if user)
+    assert shells.now("recommend", "film/run", "--user", known, "--top", 3)
     for secret in ("home/authority.key", "home/coordinator.key", "film/key.pem", "film/run/secret"):
         assert os.stat(tmp_path / secret).st_mode & 0o077 == 0, secret
     assert os.stat(tmp_path / "film" / "run").st_mode & 0o077 == 0
