@@ -257,12 +257,6 @@ CLAIMS = [
     ),
     Claim("docs/privacy.md", "GGNN without any exchange, {}, still", best("ml-1m ggnn, no exchange")),
     Claim(
-        "docs/protocol.md",
-        "100,000 ids each, two cores | {} s | {} s |",
-        cell("federation.md", "keyed", "once all are there")
-        + cell("federation.md", "ecdh", "once all are there"),
-    ),
-    Claim(
         "docs/tutorials/does-joining-pay.md",
         "parts of one catalogue, {} and {} % for two real shops",
         percent(AMAZON_BOOKS[2:3], AMAZON_BOOKS[1:2]) + percent(AMAZON_MOVIES[2:3], AMAZON_MOVIES[1:2]),
