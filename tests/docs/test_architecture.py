@@ -105,8 +105,12 @@ def defined(module: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("row", table("Where is equation ...?"), ids=lambda row: row[0][:30])
-def test_equations_are_where_the_table_says(row: list[str]) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [*table("Where is equation ...?"), *table("One round, one round trip")],
+    ids=lambda row: row[0][:30],
+)
+def test_code_is_where_the_tables_say(row: list[str]) -> None:
     module: Path | None = None
     checked = 0
     for name in names(row[1]):
