@@ -28,80 +28,81 @@ class Section(BaseModel):
 
 
 class TrainingConfig(Section):
-    """Rounds, steps and when to stop."""
+    """The rounds of a training, its optimiser, its regularisation and when it stops."""
 
     user_blocks: int = Field(1, ge=1, le=100_000)
-    """Parts into which users are cut; a round works on one of them, by turns, and sends nothing about the others."""
+    """Number of blocks into which users are divided. Each round works on one block in turn and sends nothing about the others."""
     optimizer: Literal["adagrad", "sgd"] = "adagrad"
-    """The rule for public and private steps (paper: Adagrad)."""
+    """Optimiser of public and private parameters (paper: Adagrad)."""
     lr: float = Field(0.05, gt=0)
     """Learning rate (paper: 0.05)."""
     lr_weights: float = Field(1.0, gt=0)
-    """Factor on the learning rate of the shared weights."""
+    """Factor on the learning rate for shared weights."""
     lr_private: float = Field(1.0, gt=0)
-    """Factor on the learning rate of private parameters."""
+    """Factor on the learning rate for private parameters."""
     lr_messages: float = Field(1.0, gt=0)
-    """The same for message embeddings."""
+    """Factor on the learning rate for message embeddings."""
     average: float = Field(0.0, ge=0, lt=1)
-    """Decay of the running average of all parameters that is validated and kept in their place; 0: no average."""
+    """Decay of a running average of all parameters, which is validated and kept instead of the parameters. 0: no average."""
     error_clip: float | None = Field(None, gt=0)
-    """Errors count linearly beyond this (Huber), so that no rating pulls harder than that."""
+    """Error from which on the loss grows linearly (Huber), which bounds the effect of one rating. unset: squared error only."""
     objective: Literal["rating", "ranking"] = "rating"
-    """rating: squared error (eq. 5); ranking: softmax over the party's catalogue, for every liked item."""
+    """Loss to minimise. rating: squared error (eq. 5); ranking: softmax over the party's catalogue for every liked item."""
     negatives: int = Field(0, ge=0)
-    """ranking: items of the catalogue drawn for the softmax in a round; 0: all."""
+    """Items of the catalogue that a round samples for the softmax of objective ranking. 0: all items."""
     l2: float = Field(1.0, ge=0)
     """Weight of the regulariser of eq. 5, (1/N) sum |e_u|^2 + (1/M) sum |e_v|^2."""
     l2_row: float = Field(0.0, ge=0)
-    """Weight of |e_u|^2 (also of a party's own), |e_v|^2 and |y_v|^2, once each."""
+    """Weight of |e_u|^2 (public and private embeddings), |e_v|^2 and |y_v|^2, counted once per user or item."""
     l2_rating: float = Field(0.0, ge=0)
-    """Weight of |e_u|^2 + |e_v|^2 for every rating of u for v."""
+    """Weight of |e_u|^2 + |e_v|^2, counted for every rating of v by u."""
     l2_messages: float = Field(0.0, ge=0)
-    """Weight of |y_v|^2 for every rating of v."""
+    """Weight of |y_v|^2, counted for every rating of v."""
     l2_user_bias: float = Field(0.0, ge=0)
-    """Weight of b_u^2 (also of a party's own), once each."""
+    """Weight of b_u^2 (public and private biases), counted once per user."""
     l2_item_bias: float = Field(0.0, ge=0)
-    """Weight of b_v^2, once each."""
+    """Weight of b_v^2, counted once per item."""
     l2_residual: float = Field(0.0, ge=0)
-    """Weight of a party's own user bias and embedding, squared, for every rating of u there."""
+    """Weight of the squared private user bias and embedding (model.residual), counted for every rating of u at the party."""
     batch: int = Field(5000, ge=0)
-    """Training ratings per round over all parties; 0: all of them."""
+    """Training ratings per round, over all parties. 0: all ratings."""
     epochs: int = Field(50, ge=1)
-    """Passes over the training ratings; rounds = epochs x ratings / batch."""
+    """Passes over the training ratings. The number of rounds is epochs x ratings / batch."""
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the parties that take part in a round (Sec. 4.6)."""
     gate: bool = False
-    """After training, every party also trains the model alone and mixes both as its own validation part says."""
+    """After training, let every party train alone, too, and mix both models as its own validation ratings suggest."""
     evaluate_every: int = Field(0, ge=0)
-    """Rounds between two validations; 0: once an epoch."""
+    """Rounds between two validations. 0: once per epoch."""
     patience: int = Field(0, ge=0)
-    """Stop after so many validations without a better one; 0: train to the end. The best one is kept either way."""
+    """Number of validations without improvement after which training stops. 0: train to the end. The best round is kept in both cases."""
     checkpoint_every: int = Field(500, ge=1)
     """Rounds between two checkpoints."""
 
     @property
     def ranks(self) -> bool:
-        """Whether items are ranked, and no ratings predicted."""
+        """Whether the training ranks items instead of predicting ratings."""
         return self.objective == "ranking"
 
     def judged(self, error: float) -> dict[str, float]:
-        """A validation's error under its name: RMSE, or for a ranking NDCG@20, which is 1 - error."""
+        """Return a validation error under its metric's name: RMSE, or NDCG@20 = 1 - error for a ranking."""
         return {"ndcg@20": 1 - error} if self.ranks else {"rmse": error}
 
     def error_of(self, judged: Mapping[str, float]) -> float:
-        """The way back from `judged`, also among other values and under the names of history.jsonl."""
+        """Return the validation error from what `judged` returned, or from a line of history.jsonl."""
         name = "ndcg@20" if self.ranks else "rmse"
         value = judged[name] if name in judged else judged[f"valid_{name}"]
         return 1 - value if self.ranks else value
 
 
 class SplitConfig(Section):
-    """Which ratings train, select and judge."""
+    """The split of ratings into training, validation and test parts."""
 
     kind: Literal["rating", "time"] = "rating"
-    """rating: at random by `fractions`; time: each user's last rating at a party tests, the one before validates."""
+    """How ratings are split. rating: at random by fractions; time: each user's last rating at a party is for testing, the one before for
+    validation."""
     fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    """Shares of training, validation and test (paper: 60/20/20)."""
+    """Shares of the training, validation and test parts (paper: 60/20/20)."""
 
     @model_validator(mode="after")
     def _check_sum(self) -> SplitConfig:

@@ -128,7 +128,7 @@ def _name(annotation: Any) -> str:
     if origin is Annotated:
         return _name(arguments[0])
     if origin in (Union, UnionType):
-        return either([_name(kind) for kind in arguments])
+        return either([word for kind in arguments for word in _choices(kind) or [_name(kind)]])
     if origin is tuple:
         one = _name(arguments[0])
         return f"list of {one}" if arguments[-1] is Ellipsis else f"{len(arguments)} x {one}"
