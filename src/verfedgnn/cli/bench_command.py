@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from verfedgnn.cli.completion import QUESTIONS, among, data_sets
+from verfedgnn.cli.completion import QUESTIONS, among, complete_data_sets
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.tables import RoundProgress
@@ -31,7 +31,8 @@ def bench(
         bool, typer.Option("--report-only", help="Measure nothing: the page of what is there.")
     ] = False,
     data: Annotated[
-        str, typer.Option(help="Data set of peers and curves, as for train.", autocompletion=data_sets)
+        str,
+        typer.Option(help="Data set of peers and curves, as for train.", autocompletion=complete_data_sets),
     ] = "ml-1m",
     memory: Annotated[
         float | None, typer.Option(help="GB to take at most; larger sizes are left out. Unset: what is free.")

@@ -58,7 +58,7 @@ def listed(names: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-def data_sets(incomplete: str) -> list[str]:
+def complete_data_sets(incomplete: str) -> list[str]:
     """Complete the data sets in the folder VERFEDGNN_DATA, and synthetic; the shell completes files."""
     folder = os.environ.get("VERFEDGNN_DATA", "")
     try:
@@ -140,7 +140,7 @@ def _join_words(environment: MutableMapping[str, str]) -> str:
     return name + equals if equals else ""
 
 
-def run_folders(incomplete: str) -> list[str]:
+def complete_run_folders(incomplete: str) -> list[str]:
     """Complete run folders, also one level below a folder that matches."""
     head, slash, tail = incomplete.rpartition("/")
     here = _folders(Path(head + slash or "."))

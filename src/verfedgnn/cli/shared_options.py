@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from verfedgnn.cli.completion import PRESETS, among, complete_setting, data_sets, run_folders
+from verfedgnn.cli.completion import (
+    PRESETS,
+    among,
+    complete_data_sets,
+    complete_run_folders,
+    complete_setting,
+)
 from verfedgnn.plugins import GNNS
 
 DATA = "Data"
@@ -32,11 +38,12 @@ AsJson = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="Run folder.", autocompletion=run_folders)]
+RunFolder = Annotated[Path, typer.Argument(help="Run folder.", autocompletion=complete_run_folders)]
 WholeRun = Annotated[
     Path,
     typer.Argument(
-        help="Run folder that holds all parties, as `train --out` writes it.", autocompletion=run_folders
+        help="Run folder that holds all parties, as `train --out` writes it.",
+        autocompletion=complete_run_folders,
     ),
 ]
 Data = Annotated[
@@ -45,7 +52,7 @@ Data = Annotated[
         help="Ratings: a file, a folder, postgresql://... or a data set such as ml-1m. Repeat as NAME=FILE for one "
         "file per party. Default: synthetic.",
         rich_help_panel=DATA,
-        autocompletion=data_sets,
+        autocompletion=complete_data_sets,
     ),
 ]
 Parties = Annotated[

@@ -134,7 +134,8 @@ class CellProgress:
 
 def run_table(metrics: dict[str, Any]) -> Table:
     """Return a table of a run's accuracy, cost and protection."""
-    privacy, cost = metrics["privacy"], metrics["bytes"]
+    privacy = metrics["privacy"]
+    cost = metrics["bytes"]
     table = Table(title="Federation", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from verfedgnn.cli.completion import run_folders
+from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.output import Output, program
 from verfedgnn.cli.shared_options import (
     RUN,
@@ -82,7 +82,7 @@ def train(
         typer.Option(
             help="Resume the interrupted training of this run folder.",
             rich_help_panel=RUN,
-            autocompletion=run_folders,
+            autocompletion=complete_run_folders,
         ),
     ] = None,
     overwrite: Annotated[
@@ -229,7 +229,8 @@ def _introduce(parties: list[PartyData], output: Output) -> None:
     from verfedgnn.data.ratings import format_count
 
     first = parties[0].ratings
-    ratings, items = sum(len(p.ratings) for p in parties), sum(p.ratings.n_items for p in parties)
+    ratings = sum(len(p.ratings) for p in parties)
+    items = sum(p.ratings.n_items for p in parties)
     parts = [
         f"{len(parties)} {'party' if len(parties) == 1 else 'parties'}",
         format_count(first.n_users, "user"),

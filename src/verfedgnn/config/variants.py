@@ -56,7 +56,8 @@ def merge_trees(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, An
     """Return the tree `low` with the values of `high`; a section that changes its variant keeps only the fields of the new one."""
     kept = dict(low)
     for name, choice in CHOICES.items():
-        old, new = kept.get(name), high.get(name)
+        old = kept.get(name)
+        new = high.get(name)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
         before = old.get(choice.tag, choice.default)
