@@ -1,8 +1,10 @@
-"""Aligning users between processes on this machine: parties with 100,000 ids each, both methods.
+"""Time the alignment of users between processes on this machine, with 100,000 ids per party and both
+methods.
 
     python benchmarks/align.py [--parties 10] [--ids 100000] [--method keyed|ecdh]
 
-Every party has `ids` users, nine tenths of which all share, so no step of the chain gets much smaller than the first.
+Every party has `ids` users, nine tenths of which all share, so no step of the chain gets much smaller than
+the first.
 """
 
 from __future__ import annotations

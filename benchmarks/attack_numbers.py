@@ -1,4 +1,5 @@
-"""What the stronger attacks reach on ML-100K, next to guesses, and what each defence costs. Writes results/attacks.md.
+"""Measure the attacks beyond the paper on ML-100K next to guesses, and the cost of each defence. Writes
+results/attacks.md.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/attack_numbers.py [--data ml-100k]
 

@@ -1,9 +1,10 @@
-"""The accuracy of preset best: models, exchanges, ablations, ranking. Writes results/best.md and its pictures.
+"""Measure the accuracy of preset best: models, exchanges, ablations, ranking. Writes results/best.md and
+its pictures.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/best_numbers.py [--only accuracy] [--slice 0/2] [--device cpu] [--threads 1]
 
-Every run is the command that its row names (paths aside); finished ones are kept in results/best/ and not run again. `--table`
-writes the page from what is there.
+Every run is the command that its row names (paths aside); finished ones are kept in results/best/ and not run
+again. `--table` writes the page from what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COLOURS = {"gcn": "#2a6fb0", "gat": "#e07b39", "ggnn": "#5aa469"}
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what is run, for which seeds."""
+    """A row of a table: the command and its seeds."""
 
     group: str
     label: str
@@ -35,7 +36,7 @@ class Row:
     seeds: tuple[int, ...] = SEEDS
 
     def path(self, seed: int) -> Path:
-        """Where the result of one seed is kept."""
+        """Return the file with the result of one seed."""
         plain = "".join(c if c.isalnum() else "-" for c in self.label).strip("-").lower()
         return RESULTS / "best" / f"{self.group}-{plain}-{seed}.json"
 
@@ -146,7 +147,7 @@ def main() -> None:
 
 
 def run(row: Row, seed: int, device: str, threads: int) -> None:
-    """One training; its small result is kept."""
+    """Run one training and keep its result."""
     words = f"train {row.words} --parties 10 --seed {seed}"
     extra = f"--threads {threads} --device {device} --json --quiet --out runs/best/{row.path(seed).stem} --overwrite"
     out = subprocess.run(
@@ -186,7 +187,7 @@ def cell(values: list[float]) -> str:
 
 
 def table(group: str, key: str) -> list[str]:
-    """Mean and spread of a group, each row with its command."""
+    """Return mean and spread of a group, each row with its command."""
     lines = [
         f"| | test {key} | validation | seeds | round kept of | MB a party, in all | seconds | command |",
         "|---|---|---|---|---|---|---|---|",
@@ -224,7 +225,9 @@ def write_page() -> None:
 
 
 def lift_table() -> list[str]:
-    """Alone, federated, pooled: every party of the cases with few parties, the whole of the others."""
+    """Return RMSE alone, federated and pooled: every party of the cases with few parties, the average of
+    the others.
+    """
     lines = [
         "| case | party | means | alone | federated | pooled | gain | pays | gate | command |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -270,7 +273,7 @@ def lightgcn_table() -> list[str]:
 
 
 def draw() -> None:
-    """Validation RMSE against rounds and against bytes, ML-1M, with the paper preset's curve beside it."""
+    """Draw validation RMSE against rounds and against bytes on ML-1M, next to preset paper."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for row in (

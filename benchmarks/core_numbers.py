@@ -1,4 +1,5 @@
-"""The accuracy of preset paper on ML-1M and BookCrossing: three GNNs, three seeds, ten parties. Writes results/core.md.
+"""Measure the accuracy of preset paper on ML-1M and BookCrossing: three GNNs, three seeds, ten parties.
+Writes results/core.md.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/core_numbers.py [--jobs 1] [--device cpu] [--only ml-1m/gcn/0 ...]
 
@@ -32,7 +33,7 @@ RESULTS = ROOT / "results"
 MODELS = ("gcn", "gat", "ggnn")
 SEEDS = (0, 1, 2)
 PAPER = {data: {model: rows["verfedgnn", model] for model in MODELS} for data, rows in TABLE2.items()}
-"""Table 2 of the paper, VerFedGNN: mean and standard deviation of five."""
+"""Table 2 of the paper, VerFedGNN: mean and standard deviation over five repetitions."""
 FILES = {"ml-1m": "ratings.dat*", "book-crossing": "BX-Book-Ratings.csv*"}
 
 
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def biases(data: str) -> None:
-    """The baseline that a model must beat: user and item means on pooled data, same split."""
+    """Compute the baseline that a model must beat: user and item means on pooled data with the same split."""
     ratings = read_ratings(data)
     rmse = [bias_errors(ratings, split_by_rating(ratings, seed=seed)).rmse for seed in SEEDS]
     (RESULTS / "core").mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def biases(data: str) -> None:
 
 
 def run(name: str, device: str, threads: int) -> None:
-    """One training, unless its result is there for the same configuration."""
+    """Run one training, unless there is a result for the same configuration."""
     data, model, seed = name.split("/")
     path = RESULTS / "core" / f"{data}-{model}-{seed}.json"
     fingerprint = Config.preset("paper", model=model, seed=int(seed)).fingerprint()
@@ -124,7 +125,7 @@ def run_folder(name: str) -> Path:
 
 
 def checksum(data: str) -> str:
-    """Of the ratings file as it lies there."""
+    """Return the SHA-256 of the ratings file."""
     (path,) = (Path(os.environ["VERFEDGNN_DATA"]) / data).glob(FILES[data])
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

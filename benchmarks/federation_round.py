@@ -1,9 +1,11 @@
-"""What a federation costs over the arithmetic: a coordinator and ten parties as processes on this machine, mutual TLS and masks.
+"""Measure the overhead of a federation: a coordinator and ten parties as processes on this machine, with
+mutual TLS and masks.
 
     python benchmarks/federation_round.py [--data ml-1m] [--parties 10] [--rounds 200]
 
-The same rounds in the local runtime, party by party in one thread, are the arithmetic; parties of a federation compute at the
-same time, so on c cores a federation without any overhead would take max(arithmetic / c, one party's share). All in one run.
+The same rounds in the local runtime, party by party in one thread, are the arithmetic; parties of a
+federation compute at the same time, so on c cores a federation without any overhead would take max(arithmetic
+/ c, one party's share). All in one run.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def write_tables(folder: Path, parties: list[vf.PartyData]) -> None:
 
 
 def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int, *, stack: bool) -> float:
-    """Median seconds of a round in the local runtime."""
+    """Return the median seconds of a round in the local runtime."""
     prepared = prepare(parties, config, torch.device("cpu"))
     runtime = local_federation([p.input for p in prepared], config, stack=stack)
     times = []
@@ -63,7 +65,7 @@ def local_round(parties: list[vf.PartyData], config: vf.Config, rounds: int, *, 
 
 
 def federated_round(parties: list[vf.PartyData], settings: list[str], folder: Path) -> dict[str, float]:
-    """Median seconds of a round between processes, and bytes."""
+    """Return the median seconds of a round between processes, and its bytes."""
     write_tables(folder, parties)
     home = folder / "coordinator"
     command(
@@ -106,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ratings = vf.read_ratings(options.data)
     parties = vf.split_items(ratings, parties=options.parties, seed=0)
-    # rounds of the paper's batch; validation left out of the median by being rare
+    # the paper's batch; validations are rare, so the median leaves them out
     values = {
         "epochs": 1,
         "evaluate_every": options.rounds,

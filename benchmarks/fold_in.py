@@ -1,10 +1,12 @@
-"""How good folding in is: users who were not in training, served from their own ratings. Writes results/fold-in.md.
+"""Measure fold-in: users who were not in training, served from their own ratings. Writes
+results/fold-in.md.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/fold_in.py [--only ml-100k]
 
-Three parties by genre, preset best. A tenth of the users is kept out of training. Their training ratings (all, or a few drawn at
-random) are folded into the model of the others, and their test ratings judge; the same test ratings also judge item means, user
-and item means, and the model that was trained with everybody. Finished ones are kept in results/fold-in/ and not run again.
+Three parties by genre, preset best. A tenth of the users is kept out of training. Their training ratings
+(all, or a few drawn at random) are folded into the model of the others, and their test ratings judge; the
+same test ratings also judge item means, user and item means, and the model that was trained with everybody.
+Finished ones are kept in results/fold-in/ and not run again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Own = list[tuple[np.ndarray, np.ndarray]]
 
 
 def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
-    """Test RMSE of the newcomers by how many of their ratings are shown, and by way."""
+    """Return the test RMSE of newcomers by number of ratings shown and by method."""
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / data)
     parties = vf.split_items(table, parties=3, by="genre")
     config = vf.Config.preset("best", seed=seed, gate=gate)
@@ -86,7 +88,7 @@ def of_user(table: vf.Ratings, part: np.ndarray, user: int, which: int) -> tuple
 
 
 def some(known: Own, most: int | None, seed: list[int]) -> Own:
-    """At most so many of a user's ratings, at random over all parties."""
+    """Choose at most `most` of a user's ratings at random over all parties."""
     if most is None:
         return known
     owner = np.repeat(np.arange(len(known)), [len(items) for items, _ in known])
@@ -98,7 +100,7 @@ def some(known: Own, most: int | None, seed: list[int]) -> Own:
 
 
 def item_means(table: vf.Ratings, part: np.ndarray) -> np.ndarray:
-    """Means of training ratings, shrunk towards the party's mean by five ratings."""
+    """Return means of training ratings, shrunk towards the party's mean by five ratings."""
     train = part == TRAIN
     centre = table.rating[train].mean()
     sums = np.bincount(table.item[train], weights=table.rating[train] - centre, minlength=table.n_items)
@@ -106,7 +108,7 @@ def item_means(table: vf.Ratings, part: np.ndarray) -> np.ndarray:
 
 
 def page() -> str:
-    """What is kept in results/fold-in, as a page."""
+    """Return the records in results/fold-in as a page."""
     lines = [
         "# Folding in: users who were not in training",
         "",

@@ -1,9 +1,10 @@
-"""Whether joining pays, preset best: two shops, a catalogue cut by genre, one cut at random. Writes results/best/lift-*.json.
+"""Measure whether joining pays with preset best: two shops, a catalogue cut by genre, one cut at random.
+Writes results/best/lift-*.json.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/lift_numbers.py [--only amazon] [--threads 1]
 
-Every case is `verfedgnn train ... --lift`. The control answers what the gate would gain without a federation: the same
-mixture of two models, both trained alone, from different initial values.
+Every case is `verfedgnn train ... --lift`. The control answers what the gate would gain without a federation:
+the same mixture of two models, both trained alone, from different initial values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ml-100k": ({"data": "ml-100k", "parties": 10}, {}),
     "ml-1m": ({"data": "ml-1m", "parties": 10}, {}),
 }
-"""By name: the data, and what is set beside preset best."""
+"""Cases by name: the data, and the settings that differ from preset best."""
 SEEDS = {"amazon": (0, 1, 2), "genre": (0,), "ml-100k": (0, 1, 2), "ml-1m": (0,)}
 
 
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def run(name: str, seed: int) -> dict[str, Any]:
-    """One case: the federation with its gate, lift, and the control."""
+    """Run one case: the federation with its gate, the lift and the control."""
     source, settings = CASES[name]
     parties = read_parties(seed=seed, **source)
     config = Config.preset("best", seed=seed).with_values(settings)
@@ -79,7 +80,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
 
 
 def control(parties: list[Any], config: Config) -> list[dict[str, float]]:
-    """Test RMSE of a party alone, and of the gate's mixture of two models alone."""
+    """Return the test RMSE of a party alone, and of the gate's mixture of two models trained alone."""
     rows = []
     ratings = sum(len(party.ratings) for party in parties)
     for party in prepare(parties, config, torch.device("cpu")):

@@ -1,13 +1,15 @@
-"""What a ranker trained on pooled data reaches: LightGCN of PyTorch Geometric, on our split of ML-1M and by our own metric.
+"""Measure a ranker trained on pooled data: LightGCN of PyTorch Geometric, on our split of ML-1M and by our
+metric.
 
     pip install torch_geometric
     .venv/bin/python benchmarks/lightgcn.py path/to/ml-1m [--seeds 0 1 2] [--device cpu] [--jobs 1]     # a JSON line a seed
     .venv/bin/python benchmarks/lightgcn.py path/to/ml-1m --tune [--set layers=2 ...]                   # seed 0, validation only
 
-LightGCN sees the training pairs of all ten parties in one graph. Its epoch is chosen by NDCG@20 on the validation part, and so
-were the settings, on seed 0; `--tune` tries the chosen ones and every single change of them. It is judged as our runs are: each
-party's catalogue ranked for each user who liked something there, what the user rated before left out. Popularity is judged beside
-it. Test figures exceed validation figures for every model: there, what the user liked in the validation part is out of the way.
+LightGCN sees the training pairs of all ten parties in one graph. Its epoch is chosen by NDCG@20 on the
+validation part, and so were the settings, on seed 0; `--tune` tries the chosen ones and every single change
+of them. It is judged as our runs are: each party's catalogue ranked for each user who liked something there,
+what the user rated before left out. Popularity is judged beside it. Test figures exceed validation figures
+for every model: there, what the user liked in the validation part is out of the way.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ Model = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Settings:
-    """One training; the defaults are the chosen ones."""
+    """Settings of one training; the defaults are the chosen ones."""
 
     graph: str = "all"
-    """Training pairs that embeddings travel along: all, or liked (4 stars or more)."""
+    """Training pairs that embeddings propagate along: all, or liked (4 stars or more)."""
     positives: str = "liked"
-    """Training pairs that are to be ranked above what the user has not rated: all, or liked."""
+    """Training pairs to rank above what the user has not rated: all, or liked."""
     dim: int = 64
     layers: int = 2
     lr: float = 2e-2
@@ -55,9 +57,9 @@ class Settings:
     batch: int = 16384
     epochs: int = 200
     patience: int = 16
-    """Epochs without a better validation NDCG before it ends."""
+    """Number of epochs without a better validation NDCG after which training ends."""
     every: int = 4
-    """Epochs between validations."""
+    """Number of epochs between validations."""
 
 
 TRIED: dict[str, tuple[Any, ...]] = {
@@ -101,13 +103,13 @@ def main() -> None:
 
 
 def changes(settings: Settings) -> list[Settings]:
-    """The settings themselves and every one that differs from them in one place."""
+    """Return the settings and all settings that differ from them in one place."""
     others = [replace(settings, **{name: value}) for name, values in TRIED.items() for value in values]
     return [settings, *(other for other in others if other != settings)]
 
 
 def tune(data: str, settings: Settings, device: str) -> dict[str, Any]:
-    """Settings and their validation figures; the test part is not looked at."""
+    """Return settings with their validation figures; the test part is not used."""
     parties = load(data, 0, device)
     start = time.perf_counter()
     model, epoch, last = train(parties, settings, seed=0)
@@ -121,7 +123,7 @@ def tune(data: str, settings: Settings, device: str) -> dict[str, Any]:
 
 
 def judge(data: str, seed: int, settings: Settings, device: str) -> dict[str, Any]:
-    """One seed: popularity, and LightGCN with these settings."""
+    """Evaluate popularity and LightGCN with these settings on one seed."""
     parties = load(data, seed, device)
     models = {
         "popularity": popularity(parties, liked_only=False),
@@ -148,7 +150,9 @@ def load(data: str, seed: int, device: str) -> list[Prepared]:
 
 
 def figures(parties: list[Prepared], model: Model, part: str) -> dict[str, float]:
-    """Means over users and parties, on the test part as evaluation/report.py does it, or on the validation part."""
+    """Return means over users and parties, on the test part as our own evaluation does, or on the
+    validation part.
+    """
     total = RankingScores.none()
     for party, (users, items) in zip(parties, model, strict=True):
         judged, seen = (
@@ -160,7 +164,9 @@ def figures(parties: list[Prepared], model: Model, part: str) -> dict[str, float
 
 
 def popularity(parties: list[Prepared], liked_only: bool) -> Model:
-    """Everybody gets the items with most training ratings, or most of 4 stars or more."""
+    """Return the model that gives everybody the items with most training ratings, or most ratings of 4
+    stars or more.
+    """
     model = []
     for party in parties:
         table = party.party.ratings
@@ -173,7 +179,9 @@ def popularity(parties: list[Prepared], liked_only: bool) -> Model:
 
 
 def pooled(parties: list[Prepared], kind: str) -> Tensor:
-    """All parties' training pairs (2, n) as rows of users and of all items; with kind "liked" those of 4 stars or more."""
+    """Return all parties' training pairs (2, n) as rows of users and of all items; with kind "liked" those
+    of 4 stars or more.
+    """
     columns = []
     first = 0
     for party in parties:
@@ -187,7 +195,7 @@ def pooled(parties: list[Prepared], kind: str) -> Tensor:
 
 
 def train(parties: list[Prepared], settings: Settings, seed: int) -> tuple[Model, int, int]:
-    """The model with the best validation NDCG, its epoch, and the last one."""
+    """Return the model with the best validation NDCG, its epoch, and the last epoch."""
     torch.manual_seed(seed)
     users = parties[0].party.ratings.n_users
     sizes = [party.party.ratings.n_items for party in parties]
@@ -228,7 +236,9 @@ def train(parties: list[Prepared], settings: Settings, seed: int) -> tuple[Model
 
 
 def batches(positives: Tensor, taken: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """An epoch: users, an item of theirs, and one drawn uniformly; what turns out to be theirs is drawn again, three times."""
+    """Yield batches of an epoch: users, one of their items, and one drawn uniformly. A drawn item that is
+    theirs is redrawn up to three times.
+    """
     for index in torch.randperm(positives.shape[1], device=positives.device).split(size):
         user, item = positives[:, index]
         other = torch.randint_like(item, taken.shape[1])
@@ -238,7 +248,7 @@ def batches(positives: Tensor, taken: Tensor, size: int) -> Iterator[tuple[Tenso
 
 
 def adjacency(pairs: Tensor, users: int, nodes: int) -> Tensor:
-    """D^-1/2 A D^-1/2 of the graph of users and items."""
+    """Return D^-1/2 A D^-1/2 of the graph of users and items."""
     user = pairs[0]
     item = pairs[1] + users
     edges = torch.stack([torch.cat([user, item]), torch.cat([item, user])])
@@ -247,7 +257,9 @@ def adjacency(pairs: Tensor, users: int, nodes: int) -> Tensor:
 
 
 class SymmetricConv(LGConv):
-    """LightGCN's convolution on a symmetric matrix: the gradient takes the same product, and no transposed matrix is made."""
+    """LightGCN's convolution on a symmetric matrix: the gradient uses the same product, so no transposed
+    matrix is built.
+    """
 
     def message_and_aggregate(self, adj_t: Tensor, x: Tensor) -> Tensor:  # noqa: D102
         return SymmetricProduct.apply(adj_t, x)

@@ -1,4 +1,5 @@
-"""Accuracy of preset private by budget: epsilon 1 to 20 for single ratings over whole trainings. Writes results/privacy.md.
+"""Measure the accuracy of preset private by budget: epsilon 1 to 20 for single ratings over whole
+trainings. Writes results/privacy.md.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/privacy_numbers.py [--jobs 2]
 

@@ -1,9 +1,11 @@
-"""A long federation under fire: thousands of rounds, somebody killed every few hundred, memory watched.
+"""Run a long federation with failures: thousands of rounds, a process killed every few hundred, memory
+recorded.
 
     python benchmarks/soak.py [--rounds 5000] [--parties 10] [--every 200] [--out results/soak.json]
 
-Parties are killed (SIGKILL) at random and come back two seconds later; in the first half the coordinator is killed too, in the
-second half it lives on, so that its memory can be judged. Two parties are never killed, for the same reason.
+Parties are killed (SIGKILL) at random and restart two seconds later. In the first half the coordinator is
+killed as well; in the second half it keeps running, so that its memory can be judged. Two parties are never
+killed, for the same reason.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from verfedgnn.data import synthetic_ratings
 
 
 class Soak:
-    """The processes of one federation, killed and started again."""
+    """The processes of one federation, killed and restarted."""
 
     def __init__(self, folder: Path, parties: int, rounds: int) -> None:
         self.folder = folder
@@ -54,7 +56,7 @@ class Soak:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """A process of its own, its log appended to."""
+        """Start a process that appends to its log."""
         words = ["coordinator", self.home]
         if name != "server":
             words = [
@@ -69,27 +71,27 @@ class Soak:
             self.processes[name] = subprocess.Popen([*COMMAND, *map(str, words)], stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and a date to come back."""
+        """Kill a process and set the time of its restart."""
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait()
         self.due.append((time.monotonic() + 2, name))
 
     def revive(self) -> None:
-        """Start those whose date has come."""
+        """Restart the processes whose time has come."""
         for at, name in list(self.due):
             if time.monotonic() > at:
                 self.due.remove((at, name))
                 self.start(name)
 
     def status(self) -> dict[str, Any]:
-        """What the coordinator last said."""
+        """Return the coordinator's last status."""
         try:
             return dict(json.loads((self.home / "run" / "status.json").read_text()))
         except (OSError, ValueError):
             return {}
 
     def memory(self, name: str) -> float | None:
-        """Resident megabytes, if the process is there."""
+        """Return the resident memory in megabytes, if the process is running."""
         try:
             return float(psutil.Process(self.processes[name].pid).memory_info().rss) / 1e6
         except psutil.NoSuchProcess:
@@ -157,7 +159,7 @@ def main() -> None:
 
 
 def draw_memory(curves: dict[str, list[list[float]]], kills: list[tuple[int, str]], path: Path) -> None:
-    """Resident memory of those never killed in the second half, and who was killed when."""
+    """Draw the resident memory of processes never killed in the second half, and the kills."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -182,7 +184,7 @@ def draw_memory(curves: dict[str, list[list[float]]], kills: list[tuple[int, str
 
 
 def growth(samples: list[tuple[int, dict[str, float]]], who: str, rounds: int) -> dict[str, float]:
-    """Median resident memory in the third and in the last quarter of the rounds."""
+    """Return the median resident memory in the third and in the last quarter of the rounds."""
     quarters = [(rounds * 0.5, rounds * 0.75), (rounds * 0.75, rounds * 0.999)]
     medians = [
         statistics.median([s[who] for r, s in samples if low <= r < high and who in s])

@@ -1,4 +1,4 @@
-"""A baseline of one's own: item-item ridge regression on pooled ratings (EASE, Steck 2019), around user and item means.
+"""An example of a custom baseline: item-item ridge regression (EASE, Steck 2019) around user and item means.
 
 verfedgnn --plugin examples/my_baseline.py compare --methods bias,ease,best --seeds 3
 """
@@ -23,7 +23,7 @@ RIDGE = 100.0
 
 @vf.register
 class Ease(Method):
-    """r_uv = mu + b_u + b_v + sum_w (what u gave w above its means) B_wv, with B_vv = 0, in closed form."""
+    """r_uv = mu + b_u + b_v + sum_w (residual of u's rating of w) B_wv with B_vv = 0, in closed form."""
 
     name = "ease"
     title = "Item-item ridge (EASE)"
@@ -37,7 +37,10 @@ class Ease(Method):
     )
 
     def train(self, parties: Sequence[vf.PartyData], config: vf.Config, where: Where) -> MethodResult:
-        """A model is two matrices for each party whose products are ratings; here users are rows of what is left of ratings."""
+        """Return two matrices per party whose products are ratings.
+
+        Here a user's row holds the residuals of the user's ratings.
+        """
         began = time.perf_counter()
         table = pool_parties(parties)
         parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])

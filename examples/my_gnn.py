@@ -1,4 +1,4 @@
-"""A GNN of one's own: GraphSAGE's mean aggregator (Hamilton et al., 2017), in the two forms of the model.
+"""An example of a custom GNN: GraphSAGE's mean aggregator (Hamilton et al., 2017) in both forms of the model.
 
 verfedgnn --plugin examples/my_gnn.py train --preset best --model sage
 verfedgnn --plugin examples/my_gnn.py compare --methods verfedgnn,best --models gcn,sage
@@ -17,12 +17,12 @@ from verfedgnn.gnn.operator import Neighbourhood, Operator, Others, inverse
 
 @vf.register
 class Sage(Operator):
-    """e' = act(A e + B mean of the neighbours), for users and items alike; for preset paper, with K layers."""
+    """e' = act(A e + B mean of the neighbours) for users and items, with K layers; for preset paper."""
 
     name = "sage"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """A and B for each layer, public."""
+        """Return the shapes of A and B for each layer, both public."""
         return {"self": (self.layers, self.dim, self.dim), "near": (self.layers, self.dim, self.dim)}
 
     def layer(
@@ -34,7 +34,7 @@ class Sage(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """Users (S, N, D) hear their items here and, through `others`, everywhere else; items (S, M, D) hear their users."""
+        """Aggregate items into users (S, N, D), here and through `others`, and users into items (S, M, D)."""
         a = weights["self"][:, k].mT
         b = weights["near"][:, k].mT
         near = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
@@ -50,11 +50,11 @@ class MessageSage(Operator):
     form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """B, public."""
+        """Return the shape of B, which is public."""
         return {"near": (self.dim, self.dim)}
 
     def initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Training starts from the plain mean."""
+        """Start training from the plain mean."""
         return np.eye(self.dim, dtype=np.float32)
 
     def layer(
@@ -66,6 +66,6 @@ class MessageSage(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """`items` are messages here; they stay as they are."""
+        """Aggregate messages into users; `items` are messages here and stay unchanged."""
         near = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
         return near, users + torch.bmm(near.total, weights["near"].mT), items

@@ -56,7 +56,7 @@ def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.Capture
         "one party",
         "all parties but one",
         "the coordinator",
-        "anybody with the final model",
+        "an outsider with the final model",
         *safer(vf.Run.load(run).config),
     ):
         assert words in page

@@ -35,7 +35,7 @@ def test_what_each_attacker_finds_is_written(run: Path, who: str, capsys: pytest
 
 
 def test_attackers_that_do_not_exist(run: Path) -> None:
-    with pytest.raises(vf.ConfigError, match="there is no party 'nobody' in this run; there are: party-0"):
+    with pytest.raises(vf.ConfigError, match="this run has no party 'nobody'; choose from: party-0"):
         attack(run, "party:nobody", None, "", 5, 40, 1)
     with pytest.raises(vf.ConfigError, match="its own users' items"):
         attack(run, "party:1", "party-1", "", 5, 40, 1)

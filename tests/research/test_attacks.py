@@ -398,7 +398,7 @@ def test_fedsage_generates_what_is_matched(small_parties: list[vf.PartyData]) ->
     )
     assert set(found) == {"neighbourhood", "exact", "gradients"}  # its gradients are open anyway
     assert RunInternals.of(run).generated(0).shape == (120 + 24, 6)
-    with pytest.raises(ConfigError, match="the paper attacks"):
+    with pytest.raises(ConfigError, match="the paper does not attack"):
         mount_paper_attacks(run, "central", fakes, attacker=0, victims=victims_of(fakes, run), shares=(0.8,))
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import verfedgnn as vf
+from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data import read_ratings
 from verfedgnn.research.experiments import training_cell as cell_module
@@ -444,4 +446,20 @@ def test_the_paper_command_names_what_there_is() -> None:
         [sys.executable, "-m", "verfedgnn", "paper", "table9"], capture_output=True, text=True, check=False
     )
     assert out.returncode == 2
-    assert "there is no 'table9' here; there are: table1, table2" in out.stderr
+    assert "the paper has no 'table9'; choose from: table1, table2" in out.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [("paper table1", "matplotlib"), ("bench", "matplotlib"), ("tune mine.toml", "optuna")],
+)
+def test_a_missing_package_is_named_before_work_begins(
+    words: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("verfedgnn.research.find_spec", lambda name: None)
+    found = CliRunner().invoke(app, words.split()).exception
+    assert isinstance(found, vf.ConfigError)
+    remedy = "which is not installed; run: pip install 'verfedgnn[research]'"
+    assert str(found) == f"verfedgnn {words.split()[0]} needs {package}, {remedy}"
+    assert not list(tmp_path.iterdir())

@@ -27,18 +27,22 @@ def attack(
         str,
         typer.Option(
             "--as",
-            help="party:NAME (or its number, from 0), coordinator, or outsider (with the final model).",
+            help="The attacker: party:NAME (or its number, from 0), coordinator, or outsider (with the final model).",
             autocompletion=among(("party:", "coordinator", "outsider")),
         ),
     ] = "outsider",
     target: Annotated[
-        str | None, typer.Option(help="party:...: whose users' items are looked for; unset: the next party.")
+        str | None,
+        typer.Option(help="With --as party: the party whose users are attacked. Default: the next party."),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="party:...: only attacks with this in their names, such as fakes or omp.")
+        str,
+        typer.Option(
+            help="With --as party: run only attacks with this text in their names, such as fakes or omp."
+        ),
     ] = "",
-    rounds: Annotated[int, typer.Option(help="Rounds that are listened to.", min=1)] = 300,
-    victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
+    rounds: Annotated[int, typer.Option(help="Number of rounds to record.", min=1)] = 300,
+    victims: Annotated[int, typer.Option(help="Largest number of users to attack.", min=1)] = 500,
     threads: Threads = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -58,24 +62,28 @@ def attack(
     check_writable(path.parent)
     names = [party.name for party in loaded.parties]
     if len(names) < 2:
-        raise ConfigError("an attack needs the parties of a whole federation; this run holds one")
+        raise ConfigError(
+            "an attack needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"
+        )
     with RoundProgress(hidden=quiet) as progress:
 
         def listen(round: int, rounds: int) -> None:
-            progress.step("listening", round, rounds)
+            progress.step("recording", round, rounds)
 
         if who == "outsider":
             found, table = _outsider(loaded)
         elif who == "coordinator":
-            progress.line(f"listening to {rounds:,} rounds")
+            progress.line(f"recording {rounds:,} rounds")
             found, table = _coordinator(loaded, rounds, listen)
         else:
             attacker = _place(who.removeprefix("party:"), names)
             victim = (attacker + 1) % len(names) if target is None else _place(target, names)
             if victim == attacker:
-                raise ConfigError("a party knows its own users' items; give another party as --target")
+                raise ConfigError(
+                    "a party already knows its own users' items; choose another party as --target"
+                )
             progress.line(
-                f"{names[attacker]} opens fake accounts at {names[victim]} and listens to {rounds:,} rounds"
+                f"{names[attacker]} opens fake accounts at {names[victim]} and records {rounds:,} rounds"
             )
             found, table = _party(loaded, attacker, victim, rounds, victims, method, listen)
     with writing(path.parent):
@@ -90,7 +98,7 @@ def _place(name: str, names: list[str]) -> int:
     if name.isdecimal() and int(name) < len(names):
         return int(name)
     raise ConfigError(
-        f"there is no party '{name}' in this run; there are: {', '.join(names)} (--as party:NAME), coordinator, outsider"
+        f"this run has no party '{name}'; choose from: {', '.join(names)} (--as party:NAME), coordinator, outsider"
     )
 
 
@@ -105,16 +113,16 @@ def _outsider(run: Run) -> tuple[dict[str, Any], Table]:
         "which ratings",
         "AUC",
         "advantage",
-        title="Membership: told from test ratings by their error",
+        title="Membership: ratings told apart from test ratings by their prediction error",
         title_justify="left",
     )
-    for name, part in (("training", told.trained), ("validation (a control)", told.control)):
+    for name, part in (("training", told.trained), ("validation (control)", told.control)):
         table.add_row(
             name,
             f"{part.auc:.3f} ± {part.auc_error:.3f}",
             f"{part.advantage:.3f} ± {part.advantage_error:.3f}",
         )
-    table.caption = "AUC 0.5: a coin. Advantage: true less false positives at the best threshold."
+    table.caption = "AUC 0.5 is a coin toss. Advantage: true positive rate minus false positive rate at the best threshold."
     return {"training": told.trained.to_dict(), "validation": told.control.to_dict()}, table
 
 
@@ -122,13 +130,15 @@ def _coordinator(run: Run, rounds: int, watch: Watch) -> tuple[dict[str, Any], T
     from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 
     found = attack_gradients(run.parties, run.config, rounds=rounds, seed=run.config.seed, watch=watch)
-    table = Table("rounds", "AUC", "AUC of the guess", "correlation with how many", title_justify="left")
+    table = Table(
+        "rounds", "AUC", "AUC of the guess", "correlation with the number of ratings", title_justify="left"
+    )
     table.title = "Who has a rating at which party, from user gradients"
     for number, row in found["rounds"].items():
         table.add_row(
             number, *(f"{row[key]:.3f}" if key in row else "-" for key in ("any", "guess", "degree"))
         )
-    table.caption = "guess: by how many ratings a user has at all parties together"
+    table.caption = "guess: by a user's number of ratings at all parties together"
     return found, table
 
 
@@ -140,7 +150,7 @@ def _party(
     config = run.config
     if config.exchange.mode == "off":
         raise ConfigError(
-            "nothing is exchanged in this run, so a party sees no sums to attack; try --as coordinator or outsider"
+            "this run exchanges no neighbourhoods, so a party sees no sums; use --as coordinator or --as outsider"
         )
     options: dict[str, Any] = {"attacker": attacker, "target": target, "victims": victims}
     found = attack_sums(
@@ -156,7 +166,5 @@ def _party(
             f"{row['guess']['f1']:.3f}",
             style="bold" if row["f1"] > row["guess"]["f1"] else None,
         )
-    table.caption = (
-        "colluders: all other parties together. insider: item embeddings known. guess: as many popular items."
-    )
+    table.caption = "colluders: all other parties together. insider: knows item embeddings. guess: the same number of popular items."
     return found, table

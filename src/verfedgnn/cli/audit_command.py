@@ -13,10 +13,10 @@ from verfedgnn.cli.tables import RoundProgress
 
 def audit(
     run: WholeRun,
-    rounds: Annotated[int, typer.Option(help="Rounds that attackers listen to.", min=1)] = 300,
-    victims: Annotated[int, typer.Option(help="Users that are attacked, at most.", min=1)] = 500,
+    rounds: Annotated[int, typer.Option(help="Number of rounds that attackers record.", min=1)] = 300,
+    victims: Annotated[int, typer.Option(help="Largest number of users to attack.", min=1)] = 500,
     compare: Annotated[
-        bool, typer.Option(help="Train and attack safer variants, too, to say what they cost.")
+        bool, typer.Option(help="Also train and attack safer variants, to measure their cost.")
     ] = True,
     threads: Threads = 0,
     quiet: Quiet = False,

@@ -16,26 +16,34 @@ from verfedgnn.cli.tables import RoundProgress
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Some of {', '.join(QUESTIONS)}; unset: all.", autocompletion=among(QUESTIONS)),
+        typer.Argument(
+            help=f"Questions to measure: {', '.join(QUESTIONS)}. Default: all.",
+            autocompletion=among(QUESTIONS),
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for records and plots; the page lies beside it. Unset: bench, or bench-quick."
+            help="Folder for records and plots; the page is written next to it. Default: bench, or bench-quick."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes, in minutes: to see that everything works.")
+        bool,
+        typer.Option("--quick", help="Use small sizes, which take minutes, to see that everything works."),
     ] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Measure nothing: the page of what is there.")
+        bool, typer.Option("--report-only", help="Measure nothing; write the page from existing records.")
     ] = False,
     data: Annotated[
         str,
-        typer.Option(help="Data set of peers and curves, as for train.", autocompletion=complete_data_sets),
+        typer.Option(
+            help="Data set for the comparisons with other recommenders and the byte curves, as for train.",
+            autocompletion=complete_data_sets,
+        ),
     ] = "ml-1m",
     memory: Annotated[
-        float | None, typer.Option(help="GB to take at most; larger sizes are left out. Unset: what is free.")
+        float | None,
+        typer.Option(help="Memory limit in GB; larger measurements are skipped. Default: the free memory."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -47,12 +55,14 @@ def bench(
     the running one, and the same command resumes. Other recommenders are measured if they are installed.
     """
     from verfedgnn.core.files import check_writable
+    from verfedgnn.research import require_packages
     from verfedgnn.research.bench import QUESTIONS as ASKED
     from verfedgnn.research.bench.bench_report import bench_document
     from verfedgnn.research.bench.bench_suite import BenchScope, choose_questions
     from verfedgnn.research.bench.measure import free_memory
     from verfedgnn.research.bench.task_queue import TaskRecords, run_tasks
 
+    require_packages("bench", "matplotlib")
     output = Output(quiet=quiet, as_json=as_json)
     scope = BenchScope(quick, data)
     folder = out or Path("bench-quick" if quick else "bench")

@@ -32,13 +32,18 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"Some of {', '.join(METHODS)}, plug-ins'; or all.", autocompletion=listed(("all", *METHODS))
+            help=f"Methods, separated by commas: {', '.join(METHODS)}, those of plug-ins, or all.",
+            autocompletion=listed(("all", *METHODS)),
         ),
     ] = "all",
     models: Annotated[
-        str, typer.Option(help="Some of gcn, gat, ggnn and plug-ins'.", autocompletion=listed(GNNS))
+        str,
+        typer.Option(
+            help="GNNs, separated by commas: gcn, gat, ggnn or those of plug-ins.",
+            autocompletion=listed(GNNS),
+        ),
     ] = "gcn",
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 5,
     parties: Parties = None,
     reading: ReadOptions,
     set_: Settings = None,
@@ -140,5 +145,5 @@ def _refuse_defining(settings: Mapping[str, str]) -> None:
         path = setting_path(name)
         if path.split(".")[0] in ("exchange", "gradients", "masking", "unprotected"):
             raise ConfigError(
-                f"{path} is what defines a method, so compare does not set it; use train for a variant of your own"
+                f"{path} defines a method, so compare cannot set it; use train for a variant of a method"
             )

@@ -19,26 +19,28 @@ def paper(
     what: Annotated[
         list[str],
         typer.Argument(
-            help=f"Some of {', '.join(EXPERIMENTS)}; or all.", autocompletion=among(("all", *EXPERIMENTS))
+            help=f"Tables and figures: {', '.join(EXPERIMENTS)}; or all.",
+            autocompletion=among(("all", *EXPERIMENTS)),
         ),
     ],
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="A coarse version in minutes: ML-100K for ML-1M, one seed, half the epochs."
+            "--quick", help="Run a coarse version in minutes: ML-100K for ML-1M, one seed, half the epochs."
         ),
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds, from 0 on; unset: 5 (tables) and 3 (figures).", min=1)
+        int | None,
+        typer.Option(help="Number of seeds, from 0 on. Default: 5 (tables) and 3 (figures).", min=1),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for pages and records; unset: paper, or paper-quick.")
+        Path | None, typer.Option(help="Folder for pages and records. Default: paper, or paper-quick.")
     ] = None,
     so_far: Annotated[
-        bool, typer.Option("--so-far", help="Train nothing: pages of what is finished.")
+        bool, typer.Option("--so-far", help="Train nothing; write pages of what is finished.")
     ] = False,
     page: Annotated[
-        Path | None, typer.Option(help="Also put the tables into this page, between its markers.")
+        Path | None, typer.Option(help="Also insert the tables into this page, between its markers.")
     ] = None,
     jobs: Jobs = 0,
     device: Device = "cpu",
@@ -52,17 +54,19 @@ def paper(
     resumes.
     """
     from verfedgnn.core.files import check_writable
+    from verfedgnn.research import require_packages
     from verfedgnn.research.experiments.training_queue import finished_cells, run_cells
     from verfedgnn.research.paper import EXPERIMENTS as AT_HAND
     from verfedgnn.research.paper import PaperScope
     from verfedgnn.research.paper.paper_page import fill_page
 
+    require_packages("paper", "matplotlib")
     output = Output(quiet=quiet, as_json=as_json)
     unknown = [name for name in what if name not in (*EXPERIMENTS, "all")]
     if unknown:
-        raise ConfigError(f"there is no '{unknown[0]}' here; there are: {', '.join(EXPERIMENTS)}, all")
+        raise ConfigError(f"the paper has no '{unknown[0]}'; choose from: {', '.join(EXPERIMENTS)}, all")
     if page is not None and quick:
-        raise ConfigError("--page takes the whole version; leave out --quick")
+        raise ConfigError("--page needs the full version; leave out --quick")
     chosen = [e for name, e in AT_HAND.items() if name in what or "all" in what]
     scope = PaperScope.quick() if quick else PaperScope()
     if seeds is not None:

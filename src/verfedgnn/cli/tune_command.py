@@ -38,7 +38,7 @@ def tune(
     *,
     out: Annotated[
         Path,
-        typer.Argument(help="The preset to write, such as mine.toml; use it with train --preset mine.toml."),
+        typer.Argument(help="Preset file to write, such as mine.toml; use it with train --preset mine.toml."),
     ],
     data: Data = None,
     preset: Preset = None,
@@ -46,15 +46,17 @@ def tune(
     parties: Parties = None,
     by: By = None,
     reading: ReadOptions,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = 0,
-    trials: Annotated[int, typer.Option(help="How many trials the study shall have in all.", min=1)] = 40,
+    seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=TRAINING)] = 0,
+    trials: Annotated[int, typer.Option(help="Total number of trials in the study.", min=1)] = 40,
     study: Annotated[
-        Path | None, typer.Option(help="The study's file; unset: beside the preset, ending in .db.")
+        Path | None, typer.Option(help="File of the study. Default: next to the preset, with the ending .db.")
     ] = None,
     set_: Settings = None,
     space: Annotated[
         list[str] | None,
-        typer.Option(help="What to try instead: training.lr=0.02:0.4 (a range) or model.dim=16|32."),
+        typer.Option(
+            help="Replace the search space: training.lr=0.02:0.4 (a range) or model.dim=16|32 (values)."
+        ),
     ] = None,
     device: Device = "cpu",
     threads: Threads = 0,
@@ -69,9 +71,11 @@ def tune(
     from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
     from verfedgnn.evaluation.lift_plots import draw_study
+    from verfedgnn.research import require_packages
     from verfedgnn.training.tuning import parse_space
     from verfedgnn.training.tuning import tune as tune_study
 
+    require_packages("tune", "optuna")
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
     if out.suffix != ".toml":
@@ -98,7 +102,7 @@ def tune(
                 for path, v in trial.values.items()
             }
             values = "  ".join(f"{name}={text}" for name, text in shown.items())
-            found = "given up" if trial.error is None else f"error {trial.error:.5f}"
+            found = "pruned" if trial.error is None else f"error {trial.error:.5f}"
             progress.line(f"trial {trial.number}/{trial.trials}: {found} (best {trial.best:.5f})  {values}")
             progress.step("tune", trial.number, trial.trials, f"best {trial.best:.5f}")
 

@@ -87,7 +87,7 @@ def parse_space(texts: Sequence[str]) -> Space:
         path, equals, value = text.partition("=")
         if not equals or path not in settings():
             raise ConfigError(
-                f"--space takes a setting's whole path, as in training.lr=0.02:0.4 or model.dim=16|32, not '{text}'"
+                f"--space '{text}' does not start with the full path of a setting; write training.lr=0.02:0.4 or model.dim=16|32"
             )
         try:
             low, colon, high = value.partition(":")
@@ -95,10 +95,10 @@ def parse_space(texts: Sequence[str]) -> Space:
                 Range(float(low), float(high)) if colon else [_number(part) for part in value.split("|")]
             )
         except ValueError:
-            raise ConfigError(f"'{value}' is neither low:high nor a|b|c") from None
+            raise ConfigError(f"{path}: '{value}' is neither a range low:high nor a list a|b|c") from None
         found = space[path]
         if isinstance(found, Range) and not 0 < found.low < found.high:
-            raise ConfigError(f"{path}: a range goes from a number above 0 to a larger one, not {value}")
+            raise ConfigError(f"{path}: the range {value} must go from a number above 0 to a larger one")
     return space
 
 
@@ -131,7 +131,9 @@ def tune(
     try:
         import optuna
     except ImportError:
-        raise ConfigError("tuning needs optuna; install it with: pip install 'verfedgnn[tune]'") from None
+        raise ConfigError(
+            "tuning needs optuna, which is not installed; run: pip install 'verfedgnn[research]'"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = space_of(config) if space is None else space
     base = config.with_values({"training.gate": False})
@@ -146,12 +148,10 @@ def tune(
     except Exception as error:  # sqlalchemy raises many kinds
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"the study {study} cannot be opened ({reason}); choose a file in a folder that exists"
+            f"cannot open the study {study} ({reason}); choose a file in an existing folder"
         ) from None
     if found.user_attrs.get("about", about) != about:
-        raise ConfigError(
-            f"the study {study} is about other data, settings or ranges; choose another --study"
-        )
+        raise ConfigError(f"the study {study} has other data, settings or ranges; choose another --study")
     found.set_user_attr("about", about)
     again = len(found.trials)  # a resumed study must not draw the same numbers again
     found.sampler = optuna.samplers.TPESampler(
@@ -195,7 +195,7 @@ def tune(
     except Interrupted:
         raise Interrupted(f"stopped; the study {study} keeps {len(finished())} of {trials} trials") from None
     if not any(t.state == complete for t in finished()):
-        raise DivergedError("no trial came to an end; lower the range of training.lr")
+        raise DivergedError("no trial finished without diverging; lower the range of training.lr")
     best = found.best_trial
     assert best.value is not None
     chosen = config.with_values(best.params)

@@ -41,7 +41,7 @@ class Planted:
         wanted = adversaries(self.parties[self.target].ratings.n_items, share)
         if wanted > len(self.users):
             raise DataError(
-                f"p_ad = {share:g} needs {wanted:,} adversarial users, and {len(self.users):,} are planted: plant more"
+                f"p_ad = {share:g} needs {wanted:,} adversarial users, but only {len(self.users):,} are planted; plant more"
             )
         return wanted
 
@@ -50,7 +50,7 @@ def adversaries(items: int, share: float) -> int:
     """Return p_ad times the target's items, rounded and at least one."""
     if not 0 < share <= 1:
         raise DataError(
-            f"p_ad = {share:g} is not a share of the target's items: use more than 0 and at most 1"
+            f"p_ad = {share:g} is not a share of the target's items; choose a value above 0 and at most 1"
         )
     return max(1, round(share * items))
 
@@ -71,9 +71,7 @@ def plant(
     target has their ratings. With `copies`, all chosen items are covered once, then once more, and so on.
     """
     if not 0 <= target < len(parties):
-        raise DataError(
-            f"there is no party {target} among {len(parties)}: name the target by its place, from 0 on"
-        )
+        raise DataError(f"there is no party {target}; number the target from 0 to {len(parties) - 1}")
     table = parties[target].ratings
     items = np.tile(rng.permutation(table.n_items)[: adversaries(table.n_items, share)], copies)
     users = np.arange(len(items)) + table.n_users

@@ -5,8 +5,8 @@ r"""Scores of an attack on neighbourhoods, and of a guess that needs no attack.
     \quad F_1 = \frac{2 P R}{P + R}
 
 C_u are the claimed items of victim u, T_u all its neighbours at the target, also those that no adversary
-rated. P is taken over victims with a claim. F1 is that of the means: in the paper's Tables 3-5 it is, to
-rounding, that of the P and R beside it.
+rated. P is the mean over victims with a claim. F1 is computed from the means, as the paper's Tables 3-5 do up
+to rounding.
 
 Claims and truths are boolean matrices (V, M): victims and items of the target.
 """

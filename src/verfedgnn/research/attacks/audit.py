@@ -72,7 +72,7 @@ class Audit:
         self.run = Run.load(folder)
         if len(self.run.parties) < 2:
             raise ConfigError(
-                "an audit mounts attacks and needs the parties of a whole federation; this run holds one"
+                "an audit needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"
             )
         self.path = folder / "audit" / "findings.json"
         self.settings: dict[str, Any] = {

@@ -38,8 +38,8 @@ ATTACKERS = {
         "all parties but one, colluding", "the same, and each other's messages",
         "which items the last party's users have there", "colluders,",
     ),
-    "coordinator": Attacker("the coordinator", "the gradients it receives, kept over rounds", "who has ratings at which party"),
-    "outsider": Attacker("anybody with the final model", "a rating known from elsewhere", "whether it was trained on"),
+    "coordinator": Attacker("the coordinator", "the gradients it receives, recorded over many rounds", "who has ratings at which party"),
+    "outsider": Attacker("an outsider with the final model", "a rating known from elsewhere", "whether the rating was in the training data"),
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def audit_document(audit: Audit) -> Document:
     users = run.parties[0].ratings.n_users
     document.add(
         Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} common users, trained for "
-                  f"{run.metrics['rounds']:,} rounds; test RMSE {_rmse(found)}. Who could learn what from taking part?"),
+                  f"{run.metrics['rounds']:,} rounds with a test RMSE of {_rmse(found)}. This report says what each participant could learn."),
     )  # fmt: skip
     _in_short(document, found)
     document.add(Heading("Who sees what"), Table(HEADER, who_sees_what(run.config)))
@@ -111,17 +111,17 @@ def _in_short(document: Document, found: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     leaks = [ATTACKERS[r.attacker].title for r in reached if r.learnt]
     verdict = (
-        f"**More than a guess was learnt by: {'; '.join(leaks)}.**"
+        f"**These attackers learnt more than a guess: {'; '.join(leaks)}.**"
         if leaks
-        else "**No attack here learnt more than a guess.**"
+        else "**No attack learnt more than a guess.**"
     )
     bars = draw_attacks([ATTACKERS[r.attacker].title for r in reached], [r.found for r in reached], [r.guess for r in reached],
-                 "F1 (items) or AUC (ratings there, training ratings)")  # fmt: skip
+                 "F1 (which items) or AUC (ratings at a party, training ratings)")  # fmt: skip
     document.add(
         Heading("In short"),
         Paragraph(verdict),
         Table(["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"], rows),
-        Picture("attacks", "The strongest attack of each attacker, beside what anybody could guess", bars)
+        Picture("attacks", "The strongest attack of each attacker, next to a guess without an attack", bars)
         if bars
         else None,
     )
@@ -132,7 +132,7 @@ def _attacks(document: Document, audit: Audit) -> None:
     settings = audit.settings
     document.add(
         Heading("Attacks"),
-        Paragraph(f"Mounted on this configuration and this data, listening to {settings['rounds']:,} rounds, against up to "
+        Paragraph(f"The attacks use this configuration and data. They record {settings['rounds']:,} rounds and target up to "
                   f"{settings['victims']:,} users."),
         Table(["attacker", "needs", "tries to learn"], [[a.title, a.needs, a.learns] for a in ATTACKERS.values()]),
     )  # fmt: skip
@@ -140,29 +140,31 @@ def _attacks(document: Document, audit: Audit) -> None:
         rows = [[name, *(f"{row[k]:.3f}" for k in ("precision", "recall", "f1")), f"{row['guess']['f1']:.3f}"]
                 for name, row in found["sums"].items()]  # fmt: skip
         document.add(
-            Paragraph("**Which items users have**, read from summed neighbourhoods. The guess claims as many items, the most "
-                      "popular ones."),
+            Paragraph("**Which items users have**, inferred from summed neighbourhoods. The guess names the same number of items, "
+                      "the most popular ones."),
             Table(["attack", "precision", "recall", "F1", "F1 of the guess"], rows),
         )  # fmt: skip
     else:
         document.add(
             Paragraph(
-                "**Which items users have**: no neighbourhoods are exchanged, so there is nothing to read."
+                "**Which items users have**: no neighbourhoods are exchanged, so there is nothing to attack."
             )
         )
     rows = [[number, *(f"{row[k]:.3f}" if k in row else "–" for k in ("any", "guess", "degree"))]
             for number, row in found["gradients"]["rounds"].items()]  # fmt: skip
     document.add(
-        Paragraph("**Who has ratings at which party**, read by the coordinator from gradients of users. The guess knows how many "
-                  "ratings a user has in all."),
-        Table(["rounds", "AUC", "AUC of the guess", "correlation with how many"], rows),
+        Paragraph("**Who has ratings at which party**, inferred by the coordinator from user gradients. The guess uses a user's "
+                  "total number of ratings."),
+        Table(["rounds", "AUC", "AUC of the guess", "correlation with the number of ratings"], rows),
     )  # fmt: skip
     told = found["model"]["membership"]
     if told is not None:
         rows = [[name, f"{told[k]['auc']:.3f} ± {told[k]['auc_error']:.3f}", f"{told[k]['advantage']:.3f}"]
-                for name, k in (("training", "training"), ("validation (a control: should be 0.5)", "validation"))]  # fmt: skip
+                for name, k in (("training", "training"), ("validation (control, expected 0.5)", "validation"))]  # fmt: skip
         document.add(
-            Paragraph("**Which ratings trained the model**, told from test ratings by their error."),
+            Paragraph(
+                "**Which ratings trained the model**, told apart from test ratings by their prediction error."
+            ),
             Table(["ratings", "AUC", "advantage"], rows),
         )
 
@@ -190,7 +192,7 @@ def _changes(document: Document, audit: Audit) -> None:
         found = audit.found[name]
         reached = {r.attacker: r for r in strongest(found)}
         figures = [
-            f"{r.figure} {r.found:.2f} ({r.guess:.2f})" if (r := reached.get(a)) else "nothing to see"
+            f"{r.figure} {r.found:.2f} ({r.guess:.2f})" if (r := reached.get(a)) else "no attack applies"
             for a in ATTACKERS
         ]
         composed = found["model"]["privacy"]["gradients"]
@@ -206,28 +208,24 @@ def _changes(document: Document, audit: Audit) -> None:
                 if attacker not in reached or not reached[attacker].learnt:
                     ways.append((change, name))
     picture = draw_tradeoff(
-        names, learnt, cost, ("strongest attack above its guess", "test RMSE more than this run's")
+        names, learnt, cost, ("strongest attack minus its guess", "test RMSE minus this run's")
     )
     advice = [
         f"Against {ATTACKERS[attacker].title}: "
-        + (
-            f"**{min(ways)[1]}** ({min(ways)[0]:+.4f} of RMSE)."
-            if ways
-            else "none of these keeps it to a guess."
-        )
+        + (f"**{min(ways)[1]}** (RMSE {min(ways)[0]:+.4f})." if ways else "none of these variants is enough.")
         for attacker, ways in helps.items()
     ]
     document.add(
-        Heading("What to change to be safer, and what it costs"),
+        Heading("Safer settings and their cost"),
         Paragraph(
-            "Each variant was trained and attacked on this run's data, with one seed. In brackets: the guess."
+            "Each variant was trained and attacked on this run's data with one seed. The guess is in brackets."
         ),
         Table(header, rows),
-        Paragraph("The least costly change after which an attacker learns no more than a guess:")
+        Paragraph("The cheapest change after which an attacker learns no more than a guess:")
         if advice
         else None,
         Points(advice) if advice else None,
-        Picture("changes", "What the strongest attack learns, and what avoiding it costs", picture)
+        Picture("changes", "Gain of the strongest attack against the cost of preventing it", picture)
         if picture
         else None,
         Points([f"`{name}`: {HOW[name]}" for name in others]),
@@ -235,28 +233,28 @@ def _changes(document: Document, audit: Audit) -> None:
 
 
 HOW = {
-    "masks": "`--set masking=true`: the coordinator sees sums only; the result is the same to the bit.",
-    "noise on the sums": "`--set exchange.mode=noised --set exchange.noise=0.05 --set exchange.row_clip=1`: blurs what "
-    "one exchange shows; who keeps many averages it out.",
+    "masks": "`--set masking=true`: the coordinator sees only sums; the model is bit-identical.",
+    "noise on the sums": "`--set exchange.mode=noised --set exchange.noise=0.05 --set exchange.row_clip=1`: hides "
+    "what a single exchange shows; an attacker who records many exchanges can average the noise out.",
     "no exchange": "`--set exchange.mode=off`: only masked gradients leave a party.",
-    "preset private": "`--preset private --epsilon 4`: differential privacy of every single rating over the whole training.",
+    "preset private": "`--preset private --epsilon 4`: differential privacy for every single rating over the whole training.",
 }
 
 
 def _limits(document: Document, audit: Audit) -> None:
     run = audit.run
     document.add(
-        Heading("What this audit does not say"),
+        Heading("Limits of this audit"),
         Points([
-            "Attacks are lower bounds: a better one may exist. Guarantees are upper bounds: they alone hold against everybody.",
-            "Attackers here are curious, not malicious: none sends false messages, apart from opening fake accounts.",
-            "Who the common users are is settled before training, by alignment, and is not attacked here.",
-            "One seed and one pair of attacker and target; figures for other data sets are in `results/attacks.md`.",
+            "Attacks are lower bounds: a better one may exist. Only the guarantees hold against every attacker.",
+            "The attackers are curious, not malicious. They open fake accounts, but send no false messages.",
+            "The alignment of users before training is not attacked.",
+            "There is one seed and one pair of attacker and target. Figures for other data sets are in `results/attacks.md`.",
         ]),
-        Heading("How it was made"),
+        Heading("Provenance"),
         Paragraph(f"verfedgnn {installed_version()}, configuration `{run.config.fingerprint()}`, seed {run.config.seed}, "
                   f"{audit.settings['rounds']:,} rounds, {audit.settings['victims']:,} victims; all findings are in "
-                  "`findings.json` beside this page."),
+                  "`findings.json` next to this page."),
     )  # fmt: skip
 
 

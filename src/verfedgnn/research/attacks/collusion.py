@@ -1,19 +1,19 @@
-r"""Colluding parties: a sum less the parts of those who talk to each other.
+r"""Colluding parties subtract their own parts from a sum.
 
 .. math::
     \sum_p X_p - \sum_{c \in \text{colluders}} X_c = \sum_{h \text{ honest}} X_h
 
-Sums travel as integers and are subtracted modulo 2^b, so what is left is exact to the fixed point. Who: k of P parties; the
-coordinator on their side adds nothing to a masked sum that they do not have. Needs: their own parts, which they computed
-themselves, and the sum, which all are told. Tries to learn: the matrix of one honest party, then by `recovery`, `stacking` or
-`subset` who has what there.
+Sums are integers modulo 2^b, so the remainder is exact up to fixed-point rounding. Who: k of P parties; a colluding
+coordinator adds nothing to a masked sum. Needs: their own parts, which they computed themselves, and the sum, which every
+party receives. Tries to learn: the matrix of one honest party, and from it who has what there (`sparse_recovery`,
+`round_stacking`, `subset_search`).
 
     k = P - 1   the one honest party's matrix (masked, exact), its projection (projected), its ternary gradient
     k = P - 2   the sum of two honest parties; neither one's part
     k < P - 2   the sum of P - k
 
-One party with P - 2 others on its side is k = P - 1. With `participation` below 1 only active parties count, and sums over
-changing sets can be subtracted from each other; masked sums over fewer than all are therefore refused (`exchange_plan.fewest_parties_in_sum`).
+With `participation` below 1 only active parties count, and sums over different sets of parties can be subtracted from each
+other. Masked sums over fewer than all parties are therefore refused (`exchange_plan.fewest_parties_in_sum`).
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Exposure:
 def honest_sum(start: RoundStart, own: Sequence[SentNeighbourhoods], bits: int) -> Tensor:
     """Return what remains (K, q, C) of the sum in a RoundStart without the colluders' `own` parts."""
     if start.neighbourhoods is None or any(sent.trip != start.neighbourhood_trip for sent in own):
-        raise ProtocolError(
-            "colluders subtract what they put into this very sum; these parts are of another one"
-        )
+        raise ProtocolError("the colluders' parts belong to another sum; subtract the parts of this trip")
     left: NDArray[np.integer[Any]] = start.neighbourhoods
     for sent in own:
         left = left - sent.values

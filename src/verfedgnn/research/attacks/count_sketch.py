@@ -3,14 +3,14 @@ r"""The count sketch, a projection with one non-zero per column that must not be
 .. math::
     Y_b = \sum_{u: h(u) = b} s(u) X_u, \qquad h(u) \in \{1 \ldots q\}, \; s(u) \in \{-1, 1\} \text{ at random}
 
-It costs O(N) instead of O(N q), and a user who is alone in a bucket has its row sent as it is,
+It costs O(N) instead of O(N q), but the row of a user who is alone in a bucket is sent unchanged:
 
 .. math::
     P(u \text{ alone}) = (1 - 1/q)^{N - 1} \approx e^{-N/q}, \qquad X_u = s(u) Y_{h(u)}.
 
 Who: any recipient of Y; h and s are public, as Phi is. Needs: nothing else. Tries to learn: rows of X,
-exactly. Users with nothing at the party have rows of 0 and keep nobody company: N is the number of users who
-have something there.
+exactly. Users without ratings at the party have rows of 0 and hide nobody, so N is the number of users with
+ratings there.
 """
 
 from __future__ import annotations

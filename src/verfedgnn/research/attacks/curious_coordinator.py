@@ -4,12 +4,12 @@ r"""The coordinator reads gradients of user embeddings and looks for rows other 
     s_u = | g_u |_1, \qquad g_u = \partial L_p / \partial e_u \text{ as it was sent}
 
 Who: the coordinator. Needs: the messages of one round. Tries to learn: which users have ratings in a party's
-batch; with all ratings in every batch, which users the party has at all.
+batch; with all ratings in every batch, which users have ratings at the party.
 
-Without masking it reads every party's gradient by itself. An open gradient is 0 for users of whom the party
-knows nothing. Clipping keeps that, and so does ternary quantization: 0 stays 0, so that one value that is not
-0 is *proof*, and only absence is hidden. Laplace noise is added to zeros, too. With masking only the sum over
-parties is read: a user has ratings somewhere.
+Without masking the coordinator reads every party's gradient. An unprotected gradient is 0 for users without
+ratings. Clipping and ternary quantization keep zeros, so any other value *proves* a rating. Laplace noise is
+added to zeros as well. With masking the coordinator reads only the sum over parties, which shows that a user
+has ratings somewhere.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ victim's.
     \min_{S, 1 \le |S| \le 3} \left| g_u - f(|S|) \sum_{j \in S} g_j \right|_1
 
 A user's gradient is a sum over its ratings, to which each adversary contributes one term. f is 1 for plain
-and noisy gradients. Ternary ones are -1, 0 or 1, and "normalized to [-1, 1]" is f(c) = 1/c here: a sum of c
-of them is within [-c, c].
+and noisy gradients. Ternary gradients are -1, 0 or 1, and a sum of c of them lies within [-c, c]; the paper's
+"normalized to [-1, 1]" is read as f(c) = 1/c.
 """
 
 from __future__ import annotations

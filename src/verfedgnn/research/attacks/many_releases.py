@@ -1,22 +1,22 @@
 r"""Attacks on many releases, which reveal more than one release does.
 
-Gradients. Q(x) is unbiased, so the mean of T ternary releases of one x is x up to noise that falls with the
+Gradients: Q(x) is unbiased, so the mean of T ternary releases of one x is x with an error that falls with the
 root of T,
 
 .. math::
     E \left| \tfrac1T \sum_t Q_t(x) - x \right|^2 = \frac{1}{T} \sum_i \left( r |x_i| - x_i^2 \right),
 
-and the mean of |Q| is |x|: how often a user's row is not 0 tells how much the party has of that user. Who:
-the coordinator, with masking off for one party, with masking on for the sum of all. Needs: the releases of T
+and the mean of |Q| is |x|: the frequency of values other than 0 in a user's row shows how many ratings the
+party has of that user. Who: the coordinator; without masking for each party, with masking for their sum. Needs: the releases of T
 rounds. Tries to learn: whether a user has any rating at a party, and how many.
 
-Neighbourhoods. With one fixed Phi every round measures the same q directions; the mean over rounds has the
-adjoint's error, always. A fresh Phi in every round measures new ones,
+Neighbourhoods: a fixed Phi measures the same q directions in every round, so averaging does not reduce the
+adjoint's error. A fresh Phi in every round measures new directions,
 
 .. math::
     E | \tfrac1T \sum_t \Phi_t^T \Phi_t X - X |^2 = \frac{N + 1}{q T} | X |^2 ,
 
-and from T q >= N on X is solved for exactly. Who: any recipient of Y.
+and for T q >= N X can be solved for exactly. Who: any recipient of Y.
 """
 
 from __future__ import annotations

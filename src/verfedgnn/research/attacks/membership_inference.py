@@ -3,11 +3,10 @@ r"""Membership inference on the final model: was a rating part of the training d
 .. math::
     s_{uv} = - (h_u \cdot h_v - r_{uv})^2, \qquad \text{yes if } s_{uv} \ge t
 
-Who: an outsider who is served by a party's model, h_u (N, C) and h_v (M_p, C), or holds it; no message of the
-training is needed. Needs: a rating (u, v, r) that the attacker knows of otherwise. Tries to learn: whether it
-was in the party's training part. The other kind are test ratings, which the model never saw. Validation
-ratings choose the round and the gate but train nothing: telling them from test ratings should fail, and says
-that the comparison is fair.
+Who: an outsider who holds a party's model, h_u (N, C) and h_v (M_p, C), or gets predictions from it; messages
+are not needed. Needs: a rating (u, v, r) known from elsewhere. Tries to learn: whether it was in the party's
+training part. Training ratings are compared with test ratings, which the model never saw. Validation ratings
+are the control: they choose the round and the gate but train nothing, so they should look like test ratings.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-r"""Noisy sums, read by somebody who expects the noise.
+r"""Recovery of items from noisy sums with a model of the noise.
 
 .. math::
     x_u = \frac{1}{\sqrt{|S|}} \sum_{v \in S} a_v + z, \qquad z \sim N(0, \Sigma)
 
-`stacking` takes rows for exact, and noise on them ruins it. Against noise that is drawn anew in every exchange three things help:
+`round_stacking` treats rows as exact, so noise ruins it. Three steps help against noise that is drawn afresh in every exchange:
 
-1. Messages move slowly: a few modes in time hold nearly all of them, and noise in all others is left out (`time_modes`).
-2. A fake's row is shrunk by what noise there is in a mode, several fakes of an item are averaged, and what may still be wrong
-   with an atom counts as noise of the rows (`smoothed`: errors in variables).
-3. Who has an item is 0 or 1, most are 0, and popular items less often: expectation propagation finds the odds of each item given
-   a row (`log_odds`), and from odds follow claims without any threshold to choose (`likeliest`).
+1. Messages change slowly, so a few time modes hold nearly all of their variance. Noise in the other modes is dropped
+   (`time_modes`).
+2. The row of a fake account is shrunk according to the noise in a mode, several accounts of an item are averaged, and the
+   remaining error of an atom counts as noise of the rows (`smoothed`: errors in variables).
+3. Having an item is 0 or 1, mostly 0, and more likely for popular items. Expectation propagation finds the odds of each
+   item given a row (`log_odds`); claims follow from the odds without a threshold (`likeliest`).
 
-Who: a single curious party, to which what other parties add is noise, too, about as its own rows are spread (`spread_of_others`);
-colluding parties, who have one party's row and only that party's share of the noise. Needs: fake accounts at the target, or an
-insider's knowledge of its atoms in every exchange, which is the most that can be known; how popular items are, which is public.
-Tries to learn: which items a user has.
+Who: a single curious party, to which other parties' contributions are noise as well, with about the spread of its own rows
+(`spread_of_others`); or colluding parties, who have one party's row with only that party's share of the noise. Needs: fake
+accounts at the target, or an insider's knowledge of its atoms in every exchange, the most that can be known; and the
+popularity of items, which is public. Tries to learn: which items a user has.
 
 Shapes: R rows, V victims, M items, T exchanges, D columns, C = modes times D.
 """

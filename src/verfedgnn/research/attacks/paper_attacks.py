@@ -80,7 +80,7 @@ def choose_victims(truth: Tensor, count: int, rng: np.random.Generator) -> NDArr
     possible = np.flatnonzero(truth.any(1).cpu().numpy())
     if not len(possible):
         raise DataError(
-            "no honest user has a neighbour at the target, so there is nobody to attack: choose another party"
+            "no honest user has a neighbour at the target, so there is nobody to attack; choose another party"
         )
     return np.sort(rng.choice(possible, min(count, len(possible)), replace=False))
 
@@ -89,11 +89,11 @@ def _attacks(
     inside: RunInternals, method: str, planted: Planted, attacker: int, victims: Tensor, seed: int
 ) -> dict[str, Attack]:
     if method not in ATTACKED:
-        raise ConfigError(f"the paper attacks {', '.join(ATTACKED)}, not '{method}'")
+        raise ConfigError(f"the paper does not attack '{method}'; choose from: {', '.join(ATTACKED)}")
     device = inside.run.device
     gnn = inside.model.config.gnn
     if gnn not in SCALES:
-        raise ConfigError(f"the attack knows how {', '.join(SCALES)} weigh neighbours, not how '{gnn}' does")
+        raise ConfigError(f"the attack does not support the GNN '{gnn}'; choose from: {', '.join(SCALES)}")
     rows = victims.to(device)
     users = torch.from_numpy(planted.users).to(device)
     items = torch.from_numpy(planted.items).to(device)

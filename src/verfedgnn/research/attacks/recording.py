@@ -185,7 +185,7 @@ class RecordedFederation:
             if start.neighbourhoods is not None and made:
                 return Exchange(start, sent, knows)
         raise ConfigError(
-            "no sum of all parties' neighbourhoods is handed out here; set participation = 1, refresh = 0"
+            "no sum of all parties' neighbourhoods is sent with these settings; set participation = 1 and refresh = 0"
         )
 
     def sent_gradients(self, trip: Trip) -> dict[str, Tensor]:

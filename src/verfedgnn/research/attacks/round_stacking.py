@@ -4,21 +4,21 @@ r"""Neighbourhoods of several rounds, stacked: a user's items stay the same whil
     x_u^{(t)} = f(|S|) \sum_{v \in S} a_v^{(t)}, \; t = 1 \ldots T \quad \Rightarrow \quad
     [x_u^{(1)} \ldots x_u^{(T)}] = f(|S|) \sum_{v \in S} [a_v^{(1)} \ldots a_v^{(T)}]
 
-Embeddings are trained, so every exchange of the same graph is D new equations for the same unknown set. Once
-T D exceeds the number of items the set is solved for, however many items a user has.
+Embeddings change during training, so every exchange of the same graph gives D new equations for the same
+unknown set. Once T D exceeds the number of items, the set can be solved for, even if a user has many items.
 
 Who: a single curious party, which sees the others' sum in every exchange; colluding parties, which see one
-other's matrix; the coordinator. Needs: fake accounts that rate one item each at the target. Nobody else has a
-rating of theirs, so their row of the *sum* is the atom of their item: masked sums hand the atoms out, in
-every exchange. Tries to learn: which items a user has.
+other's matrix; the coordinator. Needs: fake accounts that rate one item each at the target. They have no other
+ratings, so their row of the *sum* is the atom of their item: masked sums reveal the atoms in every exchange.
+Tries to learn: which items a user has.
 
-Projected neighbourhoods do not hand them out. Where atoms are known all the same (an insider), they unmix to
-one column an item,
+Projected neighbourhoods do not reveal atoms. An insider who knows them anyway unmixes Y into one column per
+item,
 
 .. math::
     [Y^{(1)} \ldots Y^{(T)}] = (\Phi B) \, [A^{(1)} \ldots A^{(T)}],
 
-with B (N, M) who has what, and Phi b_v (q,) is a compressed measurement of the few users who have item v.
+where B (N, M) says who has what, and Phi b_v (q,) is a compressed measurement of the few users with item v.
 """
 
 from __future__ import annotations

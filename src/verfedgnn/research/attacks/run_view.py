@@ -1,8 +1,8 @@
 """What an adversary sees of a finished run: exchanged neighbourhoods, generated ones, and gradients as
 sent.
 
-Everything is of the kept model, recomputed from the run. In the paper's protocol every party gets every
-other's Y; here the coordinator does, and parties get sums, so these are the attacks of a coordinator, or of a
+Everything is recomputed from the run's final model. In the paper's protocol every party receives every other
+party's Y. Here the coordinator does, and parties receive sums. So these are attacks of the coordinator, or of a
 party in the paper's protocol.
 """
 
@@ -43,8 +43,8 @@ class RunInternals:
         config = run.config.model
         if config.form != "propagation" or config.biases or config.residual:
             raise ConfigError(
-                "the paper's attacks are on the paper's model: model.form = propagation, no biases, no residual; "
-                "a run keeps no other private parameters than item embeddings"
+                "the paper's attacks need the paper's model; set model.form = propagation, without biases and residual. "
+                "A run keeps only the item embeddings of a party's private parameters"
             )
         prepared = run.prepared()
         items = [len(model.embeddings) for model in run.models]
@@ -77,7 +77,7 @@ class RunInternals:
     def reconstructed(self, x: Tensor) -> Tensor:
         """Return X^ = Phi^T Phi X for X (N, C), which is X itself where the exchange is exact."""
         if self.projection is None:
-            raise ConfigError("nothing is exchanged in this run, so there is no neighbourhood to see")
+            raise ConfigError("this run exchanges no neighbourhoods, so there is nothing to attack")
         return self.projection.reconstruct(self.projection.project(x))
 
     def generated(self, party: int) -> Tensor:
@@ -85,7 +85,7 @@ class RunInternals:
         (FedSage+).
         """
         if self.model.generator is None:
-            raise ConfigError("this run has no generator; FedSage+ has (model.generator)")
+            raise ConfigError("this run has no generator; choose a run of FedSage+ (model.generator)")
         generate = self.model.generator.bind(
             0, self.public, self.public["users"], self.graphs[party], None, []
         )

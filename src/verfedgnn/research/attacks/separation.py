@@ -61,7 +61,7 @@ def auc(score: Tensor, truth: Tensor) -> tuple[float, float]:
     yes = score[truth].double()
     no = score[~truth].double()
     if not len(yes) or not len(no):
-        raise DataError("AUC compares those that are with those that are not, and one of the two is empty")
+        raise DataError("AUC needs positives and negatives, but one of the two is empty")
     together = ranks(torch.cat([yes, no]))
     above = (together[: len(yes)] - ranks(yes)) / len(
         no

@@ -3,14 +3,13 @@ r"""Sparse recovery: find the few items that add up to a user's row, given what 
 .. math::
     x_u = f(|S|) \sum_{v \in S} a_v \quad \Rightarrow \quad \hat w = \arg\min_{w \ge 0} | x_u - A^T w |_2
 
-Who: whoever sees rows of one party or of a sum of parties: the coordinator without masks, a party (the
-others' sum), colluding parties (one other's matrix). Needs: the atoms a_v, what a user with item v alone
-would have as its row. An attacker has them from fake accounts that rate one item each (`adversaries`), from a
-former insider, or from a model that leaked; here they are given, which is the most that can be known. Tries
-to learn: which items a user has.
+Who: anyone who sees rows of one party or of a sum of parties: the coordinator without masks, a party (the
+others' sum), colluding parties (one other's matrix). Needs: the atoms a_v; a user with only item v has a_v as
+its row. Attackers get them from fake accounts that rate one item each (`adversaries`), from an insider, or
+from a leaked model; here they are given, the most that can be known. Tries to learn: which items a user has.
 
-With D columns about D/2 items can be told apart at best by convex means; trying exchanges of single items
-uses, besides, that all weights are the same number, and goes further.
+With D columns, convex methods can tell apart about D/2 items at best. Exchanging single items goes further,
+because it also uses that all weights are equal.
 
 Shapes: V victims, M items, D columns.
 """

@@ -5,8 +5,8 @@ r"""The exact solution of App. H's integer program: the subset of candidates nea
     \qquad f(c) = 1/\sqrt c \text{ (GCN)}, \quad 1/c \text{ (GGNN)}, \quad 1 \text{ (GAT, gradients)}
 
 Sums of all subsets of one size are points in R^D, the same for every victim x. They are cut into boxes of a
-few hundred points; the distance to a box is a lower bound of the distance to each of its points, so only
-boxes nearer than the best point so far are looked into. In six dimensions that is about one box in a hundred.
+few hundred points. The distance to a box is a lower bound of the distance to each of its points, so only boxes
+nearer than the best point so far are searched. In six dimensions that is about one box in a hundred.
 """
 
 from __future__ import annotations

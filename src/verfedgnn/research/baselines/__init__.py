@@ -43,7 +43,7 @@ def method(name: str) -> Method:
     """Return the method with that name."""
     found = METHODS if name in METHODS else methods()
     if name not in found:
-        raise ConfigError(f"there is no method '{name}'; there are: {', '.join(found)}; {plugins.REMEDY}")
+        raise ConfigError(f"there is no method '{name}'; choose from: {', '.join(found)}; {plugins.REMEDY}")
     return found[name]
 
 

@@ -81,7 +81,7 @@ class FedPerGNN(Method):
         """Train a federation with pseudo-interactions and count the bytes that FedPerGNN would send."""
         if config.training.participation < 1 or config.exchange.every > 1 or config.exchange.refresh:
             raise ConfigError(
-                "FedPerGNN's messages are counted for all parties in every round; leave participation and exchange"
+                "FedPerGNN is counted for all parties in every round; leave participation, exchange.every and exchange.refresh at their defaults"
             )
 
         class Counted(PseudoParty):

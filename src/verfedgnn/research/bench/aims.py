@@ -125,5 +125,5 @@ def aims(found: Found) -> list[Block]:
         return []
     return [
         Table(["aim", "at most", "measured", "reached"], rows),
-        Paragraph("How each was measured is said below."),
+        Paragraph("The sections below explain each measurement."),
     ]

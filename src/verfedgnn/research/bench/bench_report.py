@@ -17,18 +17,18 @@ def bench_document(questions: Sequence[Question], scope: BenchScope, out: Path) 
     found = {task.name: records.get(task) for question in questions for task in question.tasks(scope)}
     known = {name: record for name, record in found.items() if record is not None}
     figures = {name: record["figures"] for name, record in known.items() if "figures" in record}
-    document = Document("What rounds cost, and how that grows")
+    document = Document("What rounds cost and how that grows")
     if scope.quick:
         document.add(
             Paragraph(
-                "**A quick bench**: small sizes and short trainings. Its figures show that everything works, and nothing else."
+                "**A quick bench** with small sizes and short trainings. Its figures only show that everything works."
             )
         )
     document.add(
         Paragraph(
-            "Made by `verfedgnn bench`. The main figure is **CPU seconds with one thread**, which a busy machine disturbs "
-            "least; wall seconds are of a machine that others used, too. Every measurement is a process of its own, and ratios "
-            "are of one process, but for those to Cornac. Each figure's command, arguments, commit and machine are in "
+            "Made by `verfedgnn bench`. The main figure is **CPU seconds with one thread**, which other load on the machine "
+            "disturbs least; wall seconds come from a shared machine. Every measurement has its own process. Ratios are within "
+            "one process, except those to Cornac. The command, arguments, commit and machine of each figure are in "
             f"`{out.name}/records`."
         )
     )
@@ -52,4 +52,4 @@ def _machine(about: dict[str, object]) -> str:
 
 
 def _reason(record: dict[str, str] | None) -> str:
-    return "not yet" if record is None else record["failed"]
+    return "not yet measured" if record is None else record["failed"]

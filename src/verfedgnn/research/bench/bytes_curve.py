@@ -121,9 +121,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         Table(header, rows),
         Paragraph(
             "Ten parties, seed 0, `--set gate=false`. **sparing**: `--set user_blocks=4 --set exchange.bits=12 --set "
-            "exchange.every=5` (and a validation every 40 rounds: one pass is four). **lean**: these, and `--set dim=20 --set "
-            "epochs=260 --set lr=0.2 --set average=0.992 --set evaluate_every=20 --set patience=0`. MB of all parties, both "
-            "ways, Welcome included. CPU seconds of one thread, with validations and the final evaluation."
+            "exchange.every=5`, with a validation every 40 rounds (one pass is four rounds). **lean**: also `--set dim=20 --set "
+            "epochs=260 --set lr=0.2 --set average=0.992 --set evaluate_every=20 --set patience=0`. MB are those of "
+            "all parties in both directions, Welcome included. CPU seconds of one thread include validations and the final evaluation."
         ),
     ]
 

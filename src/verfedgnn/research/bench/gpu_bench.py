@@ -167,9 +167,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             Table(header, [row]),
             Paragraph(
                 f"{f['device']}, the local runtime, one process: a round of ten parties and the coordinator at the size of Yelp, "
-                f"settings as above, {f['active']} parties active, one after the other, so that "
-                "memory is that of one and of what all keep. Messages are packed and unpacked by the processor, side by "
-                "side. Medians of a few rounds, wall seconds."
+                f"settings as above, {f['active']} active parties one after the other. So "
+                "memory is that of one party and of what all of them keep. The CPU packs and unpacks messages in "
+                "parallel. Median wall seconds of a few rounds."
             ),
         ]
     same = [found[name] for name in found if name.startswith("gpu-same-")]
@@ -186,9 +186,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         blocks += [
             Table(["preset", "rounds", "test RMSE, processor", "GPU", "difference"], rows),
             Paragraph(
-                "The same training on both, seed 0. Random numbers of the two differ (ternary gradients are drawn on the "
-                "device), so these are two draws of one training, not one computed twice. Without randomness (no quantization, "
-                "masks or exchange) one party's gradient of the first round agrees within rounding: the largest difference is "
+                "The same training on both devices, seed 0. Their random numbers differ, because ternary gradients are drawn on the "
+                "device; so these are two random draws of one training. Without randomness (no quantization, masks or "
+                "exchange), a party's first gradient agrees within rounding: the largest difference is "
                 f"{max(f['gradient'] for f in same):.1e} of the largest coordinate."
             ),
         ]

@@ -105,13 +105,13 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         blocks += [
             Table(["in", "from ... to", *(f"exponent of {title}" for title in SHOWN.values())], rows),
             Paragraph(
-                "1 is proportional, 0 independent, 2 quadratic. Users: at Yelp's 3.5 ratings a user and number of items. "
-                f"The others: one number changed, the rest {BASE['users']:,} users, {BASE['items']:,} items, "
-                f"{BASE['ratings']:,} ratings, D = {BASE['dim']} and K = {BASE['layers']}; a "
-                "small exponent says that something else takes most of the time there. Processes keep the memory they have "
-                "freed, as the commands let them: otherwise "
-                "glibc gives every block above 32 MiB (a matrix of D = 20 for 420,000 users) back to the kernel, which fills it "
-                "with zeros, page by page, the next time; a party's exponent was 1.13 then and the coordinator's 1.27."
+                "1 is proportional, 0 independent, 2 quadratic. Users: with Yelp's 3.5 ratings per user and number of items. "
+                f"The others: one number varies, the rest are {BASE['users']:,} users, {BASE['items']:,} items, "
+                f"{BASE['ratings']:,} ratings, D = {BASE['dim']} and K = {BASE['layers']}. "
+                "A small exponent means that something else takes most of the time there. Processes keep freed memory, as "
+                "the commands do. Otherwise glibc returns every block above 32 MiB (a matrix of D = 20 for 420,000 users) to "
+                "the kernel, which zeroes it page by page at the next use; the exponents were then 1.13 (party) and 1.27 "
+                "(coordinator)."
             ),
         ]
     return blocks

@@ -121,8 +121,8 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         Picture(f"{folder}/parties", "Cost of a party by the number of parties", svg) if svg else None,
         Paragraph(
             f"{singles[0]['users']:,} users, every party with 200 items and as many ratings as users, GCN, D = 20, K = 2, "
-            "all parties active, the coordinator's share included. What grows is the number of bits of a sum, with "
-            "the logarithm of the number of parties. Parties are stacked as long as their users' embeddings are at most "
+            "all parties active, the coordinator's share included. Only the bits of a sum grow, with the logarithm of the "
+            "number of parties. Parties are stacked while their users' embeddings have at most "
             f"{STACK_VALUES:,} values. Exponents in the number of parties: "
             f"{exponents}."
         ),

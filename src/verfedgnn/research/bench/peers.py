@@ -341,13 +341,13 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         blocks += [
             Table(header, table),
             Paragraph(
-                "Validation RMSE on one 60/20/20 split, seed 0, CPU seconds of all threads. The fewest epochs or rounds that "
-                "reach it, of a training from the start that nobody validates; predictions are cut to the scale. All were "
-                "watched until they had reached the last value, got no better, or 400 rounds were over. **set-up**: from the "
-                "table of training ratings to what the recommender trains on; ours from the file, split, cut into ten parties, "
+                "Validation RMSE on one 60/20/20 split with seed 0; CPU seconds of all threads. The seconds are those of a training "
+                "from scratch without validations, with the fewest epochs or rounds that reach the RMSE; predictions are clipped "
+                "to the scale. All trained until they reached the last value, stopped improving, or finished 400 rounds. "
+                "**set-up**: from the table of training ratings to the recommender's own format; ours from the file, split, cut into ten parties, "
                 "and joined. "
-                "Ours: all parties and the coordinator on one core, protection on. Settings of peers were set once, "
-                "not searched for; **quick** is one of seven that were tried."
+                "Ours: all parties and the coordinator on one core, with protection. The peers' settings were chosen once, "
+                "without a search; **quick** is one of seven settings that were tried."
             ),
         ]
     if "peer-lightgcn" in found:

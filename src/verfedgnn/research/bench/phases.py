@@ -95,7 +95,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
             ),
             Paragraph(
                 "**round**: all ten parties, stacked, and the coordinator, everything included. **floor**: its sparse and "
-                "dense products alone, on operands that lie ready: neighbour sums and their transposes, W forward and "
+                "dense products alone, on prepared operands: neighbour sums and their transposes, W forward and "
                 "backward, Phi and its transpose. **straightforward**: dense adjacency, Phi as a matrix and applied for "
                 "every pair of parties, one party after the other, no quantization and no messages. Medians, measured by "
                 "turns in one run."
@@ -123,7 +123,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         blocks += [
             Table(["a round", "CPU ms", *ORDER], rows),
             Paragraph(
-                "**products**: propagation, loss and gradients, with what lies between products. **projection**: Phi and "
+                "**products**: propagation, loss and gradients, with the work between products. **projection**: Phi and "
                 "its transpose. **quantization**: ternary gradients, fixed-point neighbourhoods. **encoding**: messages to "
                 "bytes and back. **public step**: the replica's. Means over rounds."
             ),

@@ -1,6 +1,6 @@
 r"""Bytes of a round, from the ledger of encoded messages, against the paper's formulas.
 
-Sec. 5.3 counts, a party and round at participation alpha, in numbers of s = 32 bits
+Sec. 5.3 counts per party and round at participation alpha, in numbers of s = 32 bits,
 
 .. math:: \alpha ( K D (N + D) + \alpha P K q D + |\xi|_1 / r )
 
@@ -85,10 +85,10 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     return [
         Table(header, rows),
         Paragraph(
-            "MB a party and round, both directions, every header included, averaged over active and inactive parties; D = "
+            "MB per party and round in both directions, headers included, averaged over active and inactive parties; D = "
             "20, K = 2, ten parties, q = N/5. **Sec. 5.3**: public parameters K times as floats down, every other party's "
             "projected neighbourhoods, gradients not counted. **Here**: sums of ternary gradients down, one sum of "
-            "neighbourhoods, ternary gradients up, packed. The formulas are about all users, also in rows about some."
+            "neighbourhoods, ternary gradients up, packed. The formulas always cover all users, also where a round covers some."
         ),
     ]
 

@@ -74,14 +74,13 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     blocks: list[Block | None] = [
         Table(header, rows),
         Paragraph(
-            f"{size:,} users, the shape of Yelp (made up, as dense and as long-tailed), GCN, D = 20, K = 2, q = N/5 in "
-            "blocks of 256, ten parties, half of them active, all ratings in a round. Seconds are of a round in which the "
-            "party is active (the kernel's share in brackets), medians of a few; bytes are averages over all rounds and "
-            "parties, active or not: twice as many in a round in which a party is. Numbers of 16 bits are within 2^-11 of "
-            "those of 32. Memory is the peak above what Python and the "
-            "libraries take (0.3 GB). The party and the coordinator are processes of their own; the other nine parties are "
-            "played. A round over 1/20 of the users sends about these only, but propagation still goes over "
-            "all of a party's ratings. "
+            f"{size:,} users, synthetic data with Yelp's density and tails, GCN, D = 20, K = 2, q = N/5 in "
+            "blocks of 256, ten parties, half of them active, all ratings in a round. Seconds are medians over rounds in which "
+            "the party is active (the kernel's share in brackets). Bytes are averages over all rounds and parties; an active "
+            "party sends twice as many. 16-bit numbers are within 2^-11 of 32-bit ones. Memory is the peak above what Python "
+            "and the libraries take (0.3 GB). The party and the coordinator have their own processes; the other nine parties "
+            "are simulated. A round over 1/20 of the users sends only their rows, but propagation still covers all of a "
+            "party's ratings. "
             f"The paper reports {PAPER}."
         ),
     ]

@@ -144,12 +144,8 @@ def write(records: CellResults, scope: PaperScope, folder: Path) -> str:
         for n in _users(scope)
     ]
     users_table = write_table(folder, "figure5-users", users_header, by_users)
-    drawn = draw_communication(bits, _users(scope), ratios, folder)
-    picture = (
-        "![Communication by users and by N/q](figure5.svg)\n\n"
-        if drawn
-        else "(No picture: install the extra `plot`.)\n\n"
-    )
+    draw_communication(bits, _users(scope), ratios, folder)
+    picture = "![Communication by users and by N/q](figure5.svg)\n\n"
     smallest = min(1 - bits["ratio", r, True] / bits["ratio", r, False] for r in ratios if r >= 4)
     saved = 1 - bits["ratio", STANDARD, True] / none
     users = _users(scope)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verfedgnn.reports.drawing import make_figure, render_svg
+from verfedgnn.research import missing_packages
 from verfedgnn.research.paper.paper_experiment import GNNS, TITLES, BySeed, PaperScope
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ def draw_study_panels(
     found: Mapping[tuple[str, str, float], BySeed],
     published: Mapping[tuple[str, str], float],
     folder: Path,
-) -> bool:
+) -> None:
     """Draw one panel per data set: the mean over seeds with its standard deviation, and the paper's Table
     2 where printed.
     """
     figure = make_figure(10, 3.8)
     if figure is None:
-        return False
+        raise missing_packages("paper", "matplotlib")
     from matplotlib.transforms import offset_copy
 
     for axes, data in zip(figure.subplots(1, len(scope.data), squeeze=False)[0], scope.data, strict=True):
@@ -67,16 +68,15 @@ def draw_study_panels(
         )
         axes.legend(frameon=False, title=note, title_fontsize=8)
     _save(figure, folder / study.name)
-    return True
 
 
 def draw_communication(
     bits: Mapping[tuple[Any, ...], float], users: Sequence[int], ratios: Sequence[float], folder: Path
-) -> bool:
+) -> None:
     """Draw the bits of a round by users (left) and by N/q (right)."""
     figure = make_figure(10, 3.8)
     if figure is None:
-        return False
+        raise missing_packages("paper", "matplotlib")
     left, right = figure.subplots(1, 2)
     for quantized, colour in ((True, COLOURS["gcn"]), (False, COLOURS["gat"])):
         name = "ternary" if quantized else "not quantized"
@@ -106,7 +106,6 @@ def draw_communication(
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     _save(figure, folder / "figure5")
-    return True
 
 
 def _save(figure: Any, path: Path) -> None:

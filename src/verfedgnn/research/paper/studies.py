@@ -76,12 +76,8 @@ class Study:
         header = ["data", "model", *(f"{self.axis.split(' ')[0]} = {value:g}" for value in values)]
         table = write_table(folder, self.name, header, rows)
         published = {(d, g): TABLE2[d]["verfedgnn", g][0] for d in scope.data if d in TABLE2 for g in GNNS}
-        drawn = draw_study_panels(self, scope, found, published, folder)
-        picture = (
-            f"![{self.title}]({self.name}.svg)\n\n"
-            if drawn
-            else "(No picture: install the extra `plot`.)\n\n"
-        )
+        draw_study_panels(self, scope, found, published, folder)
+        picture = f"![{self.title}]({self.name}.svg)\n\n"
         change = f"Change against {header[2].split(' ')[0]} = {self.standard:g}, seed by seed:\n\n{markdown(header, changes)}"
         about = f"Test RMSE, mean ± standard deviation over {scope.study_seeds} seeds."
         return f"{picture}{about}\n\n{table}\n{change}\nThe paper: {self.claims}\n"
