@@ -169,7 +169,7 @@ def test_tuning_goes_on_where_it_stopped(small_parties: list[vf.PartyData], tmp_
     assert vf.Config.preset(str(tmp_path / "mine.toml")) == second.config
     run = vf.train(small_parties, second.config.with_values({"gate": False}))
     assert run.metrics["valid"]["rmse"] == pytest.approx(second.error, abs=1e-6)
-    with pytest.raises(vf.ConfigError, match="about other data"):
+    with pytest.raises(vf.ConfigError, match="other data, settings or ranges"):
         tune(small_parties, best(epochs=21), trials=5, **options)
     assert draw_study(second.history, tmp_path / "study.png")
 

@@ -78,7 +78,7 @@ def test_names_are_taken_once() -> None:
 
 
 def test_a_registered_method_is_compared_by_name() -> None:
-    with pytest.raises(vf.ConfigError, match=r"no method 'ease'; there are: bias, .*private; .*--plugin"):
+    with pytest.raises(vf.ConfigError, match=r"no method 'ease'; choose from: bias, .*private; .*--plugin"):
         method("ease")
     vf.register(my_baseline.Ease)
     assert in_all("mf,ease") == ["mf", "ease"]

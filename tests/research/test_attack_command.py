@@ -47,7 +47,7 @@ def test_without_an_exchange_a_party_sees_nothing(tmp_path: Path, small_parties:
         vf.Config.preset("paper").with_values({"mode": "off", "epochs": 1}),
         out=tmp_path / "run",
     )
-    with pytest.raises(vf.ConfigError, match="nothing is exchanged"):
+    with pytest.raises(vf.ConfigError, match="exchanges no neighbourhoods"):
         attack(tmp_path / "run", "party:party-0", None, "", 5, 40, 1)
 
 

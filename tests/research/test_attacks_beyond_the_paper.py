@@ -571,7 +571,7 @@ def test_all_but_one_have_the_others_matrix_and_all_but_two_the_sum_of_two(four:
     two = honest_sum(exchange.start, exchange.sent[:2], 16)[0]
     assert torch.allclose(two, exact[2] + exact[3], atol=2 * rounding)
     assert not torch.allclose(two, exact[3], atol=20 * rounding)
-    with pytest.raises(ProtocolError, match="another one"):
+    with pytest.raises(ProtocolError, match="another sum"):
         honest_sum(watched.exchange().start, exchange.sent[:3], 16)
 
 

@@ -52,7 +52,7 @@ def test_declarations_are_what_the_settings_say(name: str) -> None:
 def test_unknown_methods_are_named() -> None:
     assert in_all("all")[: len(METHODS)] == list(METHODS)
     assert in_all("mf, fedsage,mf") == ["mf", "fedsage"]
-    with pytest.raises(vf.ConfigError, match="no method 'sage'; there are: bias, mf"):
+    with pytest.raises(vf.ConfigError, match="no method 'sage'; choose from: bias, mf"):
         in_all("sage")
 
 
