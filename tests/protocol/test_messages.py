@@ -21,7 +21,7 @@ from verfedgnn.core.errors import DivergedError
 from verfedgnn.protocol.wire import alignment_messages as align
 from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed, to_residues, wrap_signed
 from verfedgnn.protocol.wire.framing import HEADER, KINDS, MAGIC, VERSION
-from verfedgnn.protocol.wire.integer_packing import TYPES, grow, shrink
+from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Finished,
@@ -164,7 +164,7 @@ def test_packed_integers_come_back(kind: str, reach: int, share: float, seed: in
     rng, info = np.random.default_rng(seed), np.iinfo(kind)
     values = rng.integers(max(info.min, -reach), min(info.max, reach), shape, dtype=kind, endpoint=True)
     values[rng.random(shape) >= share] = 0
-    found = grow(shrink(values), values.nbytes)
+    found = unpack_integers(pack_integers(values), values.nbytes)
     assert found.dtype == values.dtype
     np.testing.assert_array_equal(found, values)
 
@@ -173,22 +173,22 @@ def test_packed_integers_take_what_they_need() -> None:
     rng = np.random.default_rng(1)
     signs = np.where(rng.random(100_000) < 0.01, rng.choice([-1, 1], 100_000), 0).astype(np.int8)
     entropy = -(0.99 * np.log2(0.99) + 0.01 * np.log2(0.005))
-    assert len(shrink(signs)) < 2 * entropy * 100_000 / 8
+    assert len(pack_integers(signs)) < 2 * entropy * 100_000 / 8
     masked = to_residues(np.zeros(100_000, np.int8) - (rng.random(100_000) < 0.01), 5)
     assert masked.dtype == np.uint8
-    assert len(shrink(masked)) < 5 / 8 * 100_000 + 50
-    assert len(shrink(rng.integers(-2048, 2048, 100_000).astype(np.int16))) < 12 / 8 * 100_000 + 50
+    assert len(pack_integers(masked)) < 5 / 8 * 100_000 + 50
+    assert len(pack_integers(rng.integers(-2048, 2048, 100_000).astype(np.int16))) < 12 / 8 * 100_000 + 50
 
 
 @given(st.binary(max_size=60), st.integers(0, 50), st.integers(0, 255))
 def test_packed_integers_that_are_none_are_refused(noise: bytes, place: int, byte: int) -> None:
     """Noise, and good ones with a byte changed: an error, or other integers of no more than the bytes allowed."""
     for good in (np.arange(-9, 9, dtype=np.int16), np.eye(9, dtype=np.int8)):
-        data = shrink(good)
+        data = pack_integers(good)
         data[place % len(data)] = byte
         for bad in (data, np.frombuffer(noise, np.uint8)):
             with contextlib.suppress(ProtocolError):
-                assert grow(bad, 1000).nbytes <= 1000
+                assert unpack_integers(bad, 1000).nbytes <= 1000
 
 
 def test_a_bitmap_must_say_as_much_as_its_head() -> None:
@@ -202,10 +202,10 @@ def test_a_bitmap_must_say_as_much_as_its_head() -> None:
         head = struct.pack("<BBBBQQ", 1, 0, 1, 1, count, size)
         tracemalloc.start()
         with pytest.raises(ProtocolError, match="unreadable packed integers"):
-            grow(np.frombuffer(head + bytes(body), np.uint8), size)
+            unpack_integers(np.frombuffer(head + bytes(body), np.uint8), size)
         assert tracemalloc.get_traced_memory()[1] < 2 * size
         tracemalloc.stop()
-    assert (grow(shrink(honest), size) == honest).all()
+    assert (unpack_integers(pack_integers(honest), size) == honest).all()
 
 
 def test_a_small_message_cannot_grow_beyond_what_is_allowed() -> None:

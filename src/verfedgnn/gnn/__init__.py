@@ -1,1 +1,1 @@
-"""Graph neural networks: one operator a file, the model around them."""
+"""Graph neural networks: one operator per file, and the model around them."""

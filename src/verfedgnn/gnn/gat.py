@@ -12,7 +12,7 @@ from verfedgnn.core.graph import Graph
 from verfedgnn.gnn.operator import Neighbourhood, Operator, Others
 
 MAX_LOGIT = 10.0
-"""Bound on how far a neighbour's attention may stand above the node's own, so that exp() stays finite."""
+"""Largest difference between a neighbour's attention logit and the node's own, so that exp() stays finite."""
 
 
 class GAT(Operator):
@@ -27,8 +27,8 @@ class GAT(Operator):
         n_v^k &= \sum_{u \in N(v)} b_{vu}^k e_u^k,
         \qquad e_v^{k+1} = \sigma(W^k (b_{vv}^k e_v^k + n_v^k))
 
-    All logits are taken relative to the node's own, exp(b~_uv - b~_uu), which leaves every coefficient as it is as long as
-    no neighbour stands more than `MAX_LOGIT` above the node.
+    All logits are relative to the node's own, exp(b~_uv - b~_uu). This changes no coefficient unless a neighbour's logit exceeds the
+    node's own by more than `MAX_LOGIT`.
 
     Weights: `w` (K, D, D), `attention` (K, 2, D), its rows a_1 (the node) and a_2 (its neighbour).
     """
@@ -36,7 +36,7 @@ class GAT(Operator):
     name = "gat"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """W^k and the attention vector for each layer."""
+        """Return the shapes of W^k and of the attention vectors of each layer."""
         return {"w": (self.layers, self.dim, self.dim), "attention": (self.layers, 2, self.dim)}
 
     def layer(
@@ -48,7 +48,7 @@ class GAT(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """See the class."""
+        """Compute layer k as in the equations of the class."""
         w = weights["w"][:, k].mT
         attention = weights["attention"][:, k].mT
         of_users = torch.bmm(torch.bmm(users, w), attention).view(-1, 2)
@@ -71,7 +71,7 @@ class GAT(Operator):
 
 
 def _relative(node: Tensor, neighbour: Tensor, edge_node: Tensor, edge_neighbour: Tensor) -> Tensor:
-    """exp(b~ of each edge - b~ of the node to itself), (E,)."""
+    """Return exp(b~ of each edge - b~ of the node to itself), (E,)."""
     self_logit = leaky_relu(node.sum(-1), 0.2)
     logit = leaky_relu(
         node[:, 0].index_select(0, edge_node) + neighbour[:, 1].index_select(0, edge_neighbour), 0.2

@@ -27,7 +27,7 @@ class GCN(Operator):
     name = "gcn"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """W^k for each layer."""
+        """Return the shape of W^k of all layers."""
         return {"w": (self.layers, self.dim, self.dim)}
 
     def layer(
@@ -39,7 +39,7 @@ class GCN(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """See the class."""
+        """Compute layer k as in the equations of the class."""
         w = weights["w"][:, k].mT
         by_item = graph.item_degree.rsqrt()
         own = graph.sum_items(items * by_item)

@@ -19,8 +19,8 @@ class GGNN(Operator):
         \qquad e_u^{k+1} = \mathrm{GRU}(e_u^k, \tfrac{1}{\sum_i M_i} \textstyle\sum_p M_p E_p(n_u^k)) \\
         n_v^k &= \sum_{u \in N(v)} e_u^k / N_v, \qquad e_v^{k+1} = \mathrm{GRU}(e_v^k, n_v^k)
 
-    A party exchanges M_p / sum_i M_i times its mean, which is the sum over its neighbours divided by E_p(N_u): then a plain
-    sum over parties is the paper's weighted one.
+    A party exchanges M_p / sum_i M_i times its mean, which is the sum over its neighbours divided by E_p(N_u). Then a plain sum over
+    parties is the paper's weighted sum.
 
     .. math::
         z = \sigma(U_z n + V_z e + c_z), \quad g = \sigma(U_g n + V_g e + c_g), \quad
@@ -33,7 +33,7 @@ class GGNN(Operator):
     name = "ggnn"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """The gated recurrent unit."""
+        """Return the shapes of the gated recurrent unit."""
         return {
             "gru_in": (3 * self.dim, self.dim),
             "gru_state": (3 * self.dim, self.dim),
@@ -49,14 +49,14 @@ class GGNN(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """See the class."""
+        """Compute layer k as in the equations of the class."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse)
         from_users = graph.sum_users(users) / graph.item_degree
         return neighbourhood, gru(weights, users, neighbourhood.total), gru(weights, items, from_users)
 
 
 def gru(weights: Mapping[str, Tensor], state: Tensor, message: Tensor) -> Tensor:
-    """GRU(state, message), both (S, R, D)."""
+    """Return GRU(state, message), both (S, R, D)."""
     d = state.shape[-1]
     bias = weights["gru_bias"].unsqueeze(1)
     from_message = torch.baddbmm(bias[..., : 3 * d], message, weights["gru_in"].mT)

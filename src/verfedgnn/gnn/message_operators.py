@@ -1,7 +1,7 @@
-"""The three GNNs over message embeddings (docs/model.md): a user takes in what the items it rated say, and nothing else.
+"""The three GNNs over message embeddings (docs/model.md): a user aggregates the messages of the items it rated.
 
-An item v has two private embeddings: e_v, which predicts, and y_v, which speaks to the users that rated v. No e_v is in h_u, so
-a rating is never predicted from itself, and one layer is all there is: h_v = e_v.
+An item v has two private embeddings: e_v, which predicts, and the message y_v to the users that rated v. No e_v is part of h_u, so a
+rating is never predicted from itself. There is one layer, and h_v = e_v.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MessageGCN(Operator):
     form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """None."""
+        """Return no shapes: there are no shared weights."""
         return {}
 
     def layer(
@@ -45,7 +45,7 @@ class MessageGCN(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """See the class; `items` are the messages y (S, M, D)."""
+        """Compute the layer as in the equations of the class; `items` are the messages y (S, M, D)."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse_sqrt)
         return neighbourhood, users + neighbourhood.total, items
 
@@ -66,11 +66,11 @@ class MessageGAT(Operator):
     form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """The attention vectors."""
+        """Return the shape of the attention vectors."""
         return {"attention": (2, self.dim)}
 
     def initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
-        """Flat attention."""
+        """Start with flat attention."""
         return np.zeros(shape, np.float32)
 
     def layer(
@@ -82,7 +82,7 @@ class MessageGAT(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """See the class; `items` are the messages y (S, M, D)."""
+        """Compute the layer as in the equations of the class; `items` are the messages y (S, M, D)."""
         of_user, of_item = weights["attention"].unsqueeze(-1).unbind(1)  # (S, D, 1) each
         at_users, at_items = torch.bmm(users, of_user).view(-1), torch.bmm(items, of_item).view(-1)
         logit = leaky_relu(
@@ -108,7 +108,7 @@ class MessageGGNN(Operator):
     form = "messages"
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """The gated recurrent unit."""
+        """Return the shapes of the gated recurrent unit."""
         return {
             "gru_in": (3 * self.dim, self.dim),
             "gru_state": (3 * self.dim, self.dim),
@@ -116,7 +116,7 @@ class MessageGGNN(Operator):
         }
 
     def initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
-        """Gates half open, and a proposal that is the message: h_u = e_u/2 + tanh(n_u)/2."""
+        """Start with half-open gates and the message as proposal: h_u = e_u/2 + tanh(n_u)/2."""
         start = np.zeros(shape, np.float32)
         if name == "gru_in":
             start[2 * self.dim :] = np.eye(self.dim, dtype=np.float32)
@@ -131,11 +131,11 @@ class MessageGGNN(Operator):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """See the class; `items` are the messages y (S, M, D)."""
+        """Compute the layer as in the equations of the class; `items` are the messages y (S, M, D)."""
         neighbourhood = self.gather(graph.sum_items(items), graph.user_degree, others, graph, inverse_sqrt)
         return neighbourhood, gru(weights, users, neighbourhood.total), items
 
 
 def _root_over_one_more(weight: Tensor) -> Tensor:
-    """sqrt(x) / (1 + x); the root is taken of no less than 1e-6, where its slope is finite and x is a user without edges."""
+    """Return sqrt(x) / (1 + x). Below 1e-6, where a user has no edges, the root is constant, so that its slope stays finite."""
     return weight.clamp(min=1e-6).sqrt() / (1 + weight)

@@ -52,7 +52,7 @@ class Propagation:
 
 
 def neighbour_from(config: ModelConfig, scale: tuple[float, float]) -> float:
-    """The rating from which an item is a neighbour: as configured, or by the scale."""
+    """Return the rating from which an item is a neighbour: as configured, or from the rating scale."""
     if config.threshold is None:
         return upper_quarter(scale)
     return scale[0] if config.threshold == "all" else config.threshold

@@ -11,24 +11,25 @@ from verfedgnn.core.graph import Graph
 
 
 class NeighbourhoodGenerator:
-    r"""What a party imagines the others' neighbourhoods to be, from what it knows of a user.
+    r"""A generator of the other parties' neighbourhoods from what a party knows about a user.
 
     .. math::
         \hat X_u^k = \left(\tfrac{\sum_i M_i}{M_p} - 1\right) \left( B^k \tanh(A^k [e_u^k, X_{p,u}^k]) + b^k \right),
         \qquad L = \sum_{k, u} \left| \hat X_u^k - \textstyle\sum_{q \ne p} X_{q,u}^k \right|^2
 
-    The factor is how many times the party's own share is missing, by the estimator of Sec. 4.3; it stands for NeighGen's learnt
-    number of missing neighbours. L trains the generator and nothing else, and nothing else trains the generator: the loss of
-    predictions, far larger, would make it a free function of e_u.
+    The factor says how many times the party's own share is missing, by the estimator of Sec. 4.3. It replaces NeighGen's learnt number
+    of missing neighbours. L trains only the generator, and only L trains it: the far larger prediction loss would make it an arbitrary
+    function of e_u.
 
     Weights: `imagine_in` (K, 2D, H), `imagine_out` (K, H, D), `imagine_bias` (K, D), with H = 2D.
     """
 
     def __init__(self, dim: int, layers: int) -> None:
-        self.dim, self.layers = dim, layers
+        self.dim = dim
+        self.layers = layers
 
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the shared weights, all public, by name."""
+        """Return the shapes of the shared weights by name; all are public."""
         k, d, h = self.layers, self.dim, 2 * self.dim
         return {"imagine_in": (k, 2 * d, h), "imagine_out": (k, h, d), "imagine_bias": (k, d)}
 
@@ -41,7 +42,7 @@ class NeighbourhoodGenerator:
         others: Tensor | Callable[[Tensor], Tensor] | None,
         penalties: list[Tensor],
     ) -> Callable[[Tensor], Tensor]:
-        """The generator of layer k as a function of the own X^k (S, N, D); where `others` are known, L goes to `penalties`."""
+        """Return the generator of layer k, a function of the own X^k (S, N, D); if `others` is known, it adds L to `penalties`."""
 
         def generate(own: Tensor) -> Tensor:
             if isinstance(others, Tensor):

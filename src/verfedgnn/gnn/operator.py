@@ -1,4 +1,4 @@
-"""What the three GNNs share: a layer takes embeddings and the others' neighbourhoods, and gives the next embeddings.
+"""The interface and the common arithmetic of the GNNs: a layer maps embeddings and the others' neighbourhoods to the next embeddings.
 
 Every operator aggregates a user's items with a weight per edge and divides by a function of the weights' sum,
 
@@ -41,7 +41,7 @@ class Neighbourhood:
     """
 
     own: Tensor
-    """X_p^k, what the party exchanges (S, N, C)."""
+    """X_p^k, which the party exchanges (S, N, C)."""
     total: Tensor
     """n_u^k, own and others together (S, N, D)."""
     scale: Tensor
@@ -49,14 +49,14 @@ class Neighbourhood:
 
 
 Others = Tensor | Callable[[Tensor], Tensor] | None
-"""The others' X^k (S, N, C), a constant; or a function that generates it from the own one; or None, as far as is known."""
+"""The others' X^k (S, N, C), through which no gradient flows; or a function that generates it from the own X^k; or None."""
 
 
 class Operator(GnnPlugin, ABC):
-    """One GNN: its shared weights and its layer. Stateless; weights are passed in."""
+    """One GNN: the shapes of its shared weights, and its layer. It is stateless; weights are arguments."""
 
     name: ClassVar[str]
-    """In a configuration."""
+    """Name of the GNN in a configuration."""
     form: ClassVar[str] = "propagation"
     """The `model.form` it is written for: propagation, where `layer` makes the next embeddings of users and items (preset paper);
     or messages, where `items` are messages and the users it returns are h_u (presets best and ranking, docs/model.md)."""
@@ -70,20 +70,23 @@ class Operator(GnnPlugin, ABC):
         estimators: bool = True,
         hears_itself: bool = True,
     ) -> None:
-        self.dim, self.layers, self.estimators, self.hears_itself = dim, layers, estimators, hears_itself
+        self.dim = dim
+        self.layers = layers
+        self.estimators = estimators
+        self.hears_itself = hears_itself
         self.activation = ACTIVATIONS[activation]
 
     @property
     def columns(self) -> int:
-        """C, columns of an exchanged neighbourhood."""
+        """C, the number of columns of an exchanged neighbourhood."""
         return self.dim + (not self.estimators)
 
     @abstractmethod
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the shared weights, all public, by name."""
+        """Return the shapes of the shared weights by name; all are public."""
 
     def initial(self, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
-        """A shared weight before the first round: uniform with variance 1/D, biases 0."""
+        """Draw a shared weight before the first round: uniform with variance 1/D, biases 0."""
         if name.endswith("bias"):
             return np.zeros(shape, np.float32)
         bound = math.sqrt(3 / self.dim)
@@ -99,15 +102,15 @@ class Operator(GnnPlugin, ABC):
         graph: Graph,
         others: Others,
     ) -> tuple[Neighbourhood, Tensor, Tensor]:
-        """Layer k: (S, N, D) users and (S, M, D) items to the neighbourhood and the next of both.
+        """Compute layer k from users (S, N, D) and items (S, M, D); return the neighbourhood, the next users and the next items.
 
-        `weights` have a leading S; `others` is the sum of the other parties' X^k.
+        `weights` have a leading dimension S. `others` is the sum of the other parties' X^k.
         """
 
     def gather(
         self, own: Tensor, weight: Tensor, others: Others, graph: Graph, normalise: Callable[[Tensor], Tensor]
     ) -> Neighbourhood:
-        """Own sum (S, N, D) and own weight (S, N, 1) to the neighbourhood, with estimators or exactly."""
+        """Return the neighbourhood from the own sum (S, N, D) and own weight (S, N, 1), with estimators or exactly."""
         if self.estimators:
             scale = (
                 graph.estimated(normalise) if weight is graph.user_degree else normalise(graph.ratio * weight)
@@ -125,10 +128,10 @@ class Operator(GnnPlugin, ABC):
 
 
 def inverse(degree: Tensor) -> Tensor:
-    """1/x, and 0 for a user without neighbours."""
+    """Return 1/x, or 0 for a user without neighbours."""
     return torch.where(degree > 0.5, 1 / degree.clamp(min=0.5), torch.zeros_like(degree))
 
 
 def inverse_sqrt(degree: Tensor) -> Tensor:
-    """1/sqrt(x), and 0 for a user without neighbours."""
+    """Return 1/sqrt(x), or 0 for a user without neighbours."""
     return torch.where(degree > 0.5, degree.clamp(min=0.5).rsqrt(), torch.zeros_like(degree))

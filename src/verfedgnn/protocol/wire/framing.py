@@ -1,9 +1,9 @@
-"""How a message becomes bytes: a fixed header, a small JSON part, arrays (safetensors), integers among them packed.
+"""Encoding of messages as bytes: a fixed header, a small JSON part, and arrays (safetensors) with packed integers.
 
     magic 4 | version 2 | kind 1 | - 1 | length of the JSON part 4 | length of the arrays 8 | JSON | arrays
 
-Nothing in a message is ever executed, every length is checked before anything is read, and a message holds exactly the
-fields its class declares.
+Nothing in a message is ever executed, every length is checked before anything is read, and a message holds exactly the fields
+that its class declares.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, create_model
 
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.protocol.wire.integer_packing import TYPES, grow, shrink
+from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
 
 MAGIC = b"VFGN"
 VERSION = 5
 HEADER = struct.Struct("<4sHBxIQ")
-MAX_JSON, MAX_TABLE = 1 << 20, 1 << 16
-"""Bytes of the JSON part, and of the table of contents in front of the arrays."""
+MAX_JSON = 1 << 20
+"""Largest JSON part in bytes."""
+MAX_TABLE = 1 << 16
+"""Largest table of contents in front of the arrays, in bytes."""
 MAX_SIZE = 1 << 33
-"""Above any federation we know of (a full copy for 100 million parameters is 0.8 GB); a transport may set less."""
+"""Largest message in bytes, beyond any known federation: a full copy of 100 million parameters has 0.8 GB. A transport may set less."""
 
 Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
 Floats = Annotated[NDArray[np.float32], SkipValidation]
 Fixed = Annotated[NDArray[np.integer[Any]], SkipValidation]
 
 KINDS: dict[int, type[Message]] = {}
-"""Every message there is, by the number in the header."""
+"""All message classes by the number in the header."""
 
 
 class Message(BaseModel):
-    """A message: plain fields, and arrays named in `arrays` with their dtype."""
+    """Base class of messages: plain fields, and arrays that `arrays` names with their dtype."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
     kind: ClassVar[int]
@@ -46,18 +48,18 @@ class Message(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """A message's class statement is its registration."""
+        """Register the class under its number."""
         assert cls.kind not in KINDS, f"two messages of kind {cls.kind}"
         KINDS[cls.kind] = cls
 
 
 _ALLOWED = {"any": (*TYPES, "float32"), "float32": ("float32",), "fixed": TYPES}
 _PACKED = "uint8"
-"""What packed integers travel as; `compact` says which they are."""
+"""Array type of packed integers on the wire; `integer_packing` restores their own type."""
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes."""
+    """Encode a message."""
     arrays = {name: getattr(message, name) for name in message.arrays}
     present = {name: _packed(value) for name, value in arrays.items() if value is not None}
     text = message.model_dump_json(exclude=set(message.arrays)).encode()
@@ -66,28 +68,28 @@ def encode(message: Message) -> bytes:
 
 
 def _packed(value: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(value) if value.dtype.kind == "f" else shrink(value)
+    return np.ascontiguousarray(value) if value.dtype.kind == "f" else pack_integers(value)
 
 
 def kind_of(data: bytes) -> type[Message] | None:
-    """What a message says it is; None if it says nothing that is known."""
+    """Return the class that the header of a message names; None if it names none."""
     return KINDS.get(HEADER.unpack_from(data)[2]) if len(data) >= HEADER.size else None
 
 
 def decode(data: bytes, max_size: int = MAX_SIZE, most: int | None = None) -> Message:
-    """The message behind `data`, or a ProtocolError that says what is wrong without repeating any of it.
+    """Decode a message; raise a `ProtocolError` that repeats none of its content if it is not valid.
 
-    It may not be larger than `max_size`, nor any array that is unpacked from it than `most` bytes (unset: `max_size`): few bytes
-    can stand for very many zeros.
+    The message may have at most `max_size` bytes, and each array unpacked from it at most `most` bytes (default: `max_size`), since
+    few bytes can encode very many zeros.
     """
     if len(data) < HEADER.size:
-        raise ProtocolError(f"a message of {len(data)} bytes is shorter than its header")
+        raise ProtocolError(f"the message has {len(data)} bytes, fewer than its header")
     magic, version, kind, text_size, body_size = HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise ProtocolError("not a verfedgnn message")
+        raise ProtocolError("the data is not a verfedgnn message")
     if version != VERSION:
         raise ProtocolError(
-            f"the sender speaks protocol version {version}, this side {VERSION}: update the older one"
+            f"the sender speaks protocol version {version}, this side {VERSION}; update the older one"
         )
     if kind not in KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
@@ -124,7 +126,7 @@ def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any
     for name, value in arrays.items():
         allowed = _ALLOWED.get(cls.arrays.get(name, ""), ())
         if value.dtype == _PACKED and value.ndim == 1 and name in cls.arrays:
-            value = arrays[name] = grow(value, most)
+            value = arrays[name] = unpack_integers(value, most)
         elif value.dtype != np.float32:
             allowed = ()
         if str(value.dtype) not in allowed:
@@ -136,7 +138,7 @@ def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any
 
 @cache
 def _plain(cls: type[Message]) -> type[BaseModel]:
-    """The JSON part of a message as a model of its own, so that arrays cannot be smuggled in as JSON."""
+    """Return a model of the JSON part alone, so that arrays cannot be smuggled in as JSON."""
     fields: dict[str, Any] = {
         n: (f.annotation, f) for n, f in cls.model_fields.items() if n not in cls.arrays
     }

@@ -1,11 +1,11 @@
-r"""Integers in few bytes, exactly: whichever of two forms is the smaller for the values at hand.
+r"""Lossless packing of integer arrays, in the smaller of two forms.
 
-    planes   n values of b bits each: the lowest 16 of all, the next 16, a byte if 8 are left, then a plane for each bit that
-             is; what masks leave is this (unsigned integers, always)
-    sparse   a bitmap of what is not 0, then signs, or the values themselves; entropy-coded (Zstandard), since few are not 0
+    planes   n values of b bits each: the lowest 16 bits of all values, the next 16, a byte if 8 are left, then one plane for each
+             remaining bit. Unsigned integers, such as masked values, always have this form.
+    sparse   a bitmap of the values other than 0, then their signs or the values themselves, compressed with Zstandard
 
-In front of either: form, type, number of dimensions, shape, bits, how many values are not 0. A reader knows from these how much
-there will be before it unpacks anything.
+A head comes first: form, type, number of dimensions, shape, bits, number of values other than 0. From it a reader knows the unpacked
+size before it unpacks anything.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import ProtocolError
 
 TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
-PLANES, SPARSE = 0, 1
+PLANES = 0
+SPARSE = 1
 SPARSEST = 0.4
-"""Share of values other than 0 from which on a bitmap does not pay."""
+"""Share of values other than 0 from which a bitmap does not pay."""
 DIMENSIONS = 4
 _HEAD = struct.Struct("<BBBBQ")
 _ZSTD = "zstd"
 _BLOCK = 1 << 20
-"""A multiple of 8."""
+"""Values that are packed at a time; a multiple of 8."""
 
 Integers = NDArray[np.integer[Any]]
 Raw = NDArray[np.uint8]
 
 
-def shrink(values: Integers) -> Raw:
-    """An integer array as bytes."""
+def pack_integers(values: Integers) -> Raw:
+    """Pack an integer array into bytes."""
     flat = np.ascontiguousarray(values).reshape(-1)
     count = int(np.count_nonzero(flat))
     if flat.dtype.kind == "i" and count < SPARSEST * flat.size:
@@ -50,8 +51,8 @@ def shrink(values: Integers) -> Raw:
     return np.concatenate([np.frombuffer(head + shape, np.uint8), *body])
 
 
-def grow(data: Raw, most: int) -> Integers:
-    """The array behind `shrink`, of at most `most` bytes; anything else is refused."""
+def unpack_integers(data: Raw, most: int) -> Integers:
+    """Unpack an array of at most `most` bytes; raise `ProtocolError` if the data is not valid."""
     try:
         form, kind, dimensions, bits, count = _HEAD.unpack_from(data.data)
         shape = struct.unpack_from(f"<{dimensions}Q", data.data, _HEAD.size)
@@ -70,7 +71,7 @@ def grow(data: Raw, most: int) -> Integers:
 
 
 def _bits(flat: Integers) -> int:
-    """The least number of bits in which all values fit, signed ones as two's complement."""
+    """Return the fewest bits that hold all values; signed values as two's complement."""
     if not flat.size:
         return 1
     if flat.dtype.kind == "u":
@@ -92,7 +93,7 @@ def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
 
 
 def _pieces(bits: int) -> Iterator[tuple[int, int]]:
-    """How b bits are cut, from the lowest on: place and width of each piece."""
+    """Cut b bits into pieces, from the lowest; yield the place and width of each."""
     place = 0
     while place < bits:
         width = next((width for width in (16, 8) if bits - place >= width), bits - place)
@@ -164,6 +165,6 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
 
 
 def _blocks(size: int) -> Iterator[slice]:
-    """Values are picked and put by their places, which is faster than by a mask, some at a time: places are 8 bytes each."""
+    """Yield slices that limit the memory for positions of values, which take 8 bytes each."""
     for start in range(0, size, _BLOCK):
         yield slice(start, min(start + _BLOCK, size))

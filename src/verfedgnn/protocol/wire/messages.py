@@ -1,4 +1,4 @@
-"""The messages of the protocol. docs/protocol.md says who sends which and what it tells."""
+"""The messages of the protocol. docs/protocol.md says who sends each of them and what it reveals."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ __all__ = [
 _KEY = "^[0-9a-f]{64}$"
 _SIGNATURE = "^[0-9a-f]{2,200}$"
 _MOST = 1 << 40
-"""Users, items, ratings: more than anybody has, few enough to compute with."""
+"""Largest number of users, items or ratings: more than anybody has, small enough to compute with."""
 
 Star = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 """A rating."""
 
 
 class Hello(Message):
-    """Party to coordinator, on joining: who it is and the sizes that are public by agreement."""
+    """A party's first message to the coordinator: its name, and the sizes that are public by agreement."""
 
     kind = 1
     party: str = Field(min_length=1, max_length=200)
     users: int = Field(ge=1, le=_MOST)
-    """N, the number of common users; the same everywhere."""
+    """N, the number of common users; the same at every party."""
     items: int = Field(ge=1, le=_MOST)
     """M_p, shared with all parties (Sec. 3.1)."""
     ratings: int = Field(ge=0, le=_MOST)
-    """Training ratings, so that a round's batch can be shared out."""
+    """Number of training ratings, by which a round's batch is shared among the parties."""
     scale: tuple[Star, Star]
     """Lowest and highest rating, for the initial values."""
     config: str = Field(max_length=64)
     """Fingerprint of the configuration."""
     stay: str = Field("", max_length=64)
-    """Drawn anew for every Hello, and repeated in the Welcome that answers it."""
+    """Random name of this stay; the Welcome that answers this Hello repeats it."""
     agreement: str | None = Field(None, max_length=64)
     """Fingerprint of the federation file: roster, certificates, rules."""
     alignment: str | None = Field(None, max_length=64)
-    """Which alignment its rows follow; the same everywhere."""
+    """Name of the user alignment that its rows follow; the same at every party."""
     training: str | None = Field(None, max_length=64)
-    """The training its checkpoint belongs to, when it has one."""
+    """The training that its checkpoint belongs to, if it has one."""
     round: int = Field(0, ge=0, lt=1 << 32)
-    """Round of its last validation, when it has one."""
+    """Round of its last confirmed validation, if there is one."""
     digest: str | None = Field(None, max_length=64)
-    """Hash of its public parameters then."""
+    """Hash of its public parameters in that round."""
     mask_key: str | None = Field(None, pattern=_KEY)
-    """Public key of the party's masks, with masking; fresh for every stay."""
+    """Public key of the party's masks, if masking is on; new for every stay."""
     mask_signature: str | None = Field(None, pattern=_SIGNATURE)
-    """That key, signed with the party's certificate."""
+    """Signature of that key by the party's certificate."""
 
 
 class Welcome(Message):
-    """Coordinator to party: its place, everybody's sizes, a full copy of the public parameters."""
+    """The coordinator's answer to a Hello: the party's place, all sizes, a full copy of the public parameters."""
 
     kind = 2
     arrays: ClassVar = {"parameters": "float32", "accumulator": "float32", "average": "float32"}
@@ -73,29 +73,29 @@ class Welcome(Message):
     items: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
     """M_i of all parties, in order."""
     stay: str = Field(max_length=64)
-    """Of the Hello that this answers."""
+    """Name of the stay, from the Hello that this answers."""
     training: str = Field(max_length=64)
-    """Name of this training, drawn at random; a checkpoint of another one is not taken for this."""
+    """Random name of this training, so that no checkpoint of another training is mistaken for it."""
     config: str = Field(max_length=64)
-    """Fingerprint of the coordinator's configuration; the party checks it too."""
+    """Fingerprint of the coordinator's configuration, which the party checks."""
     ratings: int = Field(ge=0, le=_MOST)
     """Training ratings of all parties together."""
     mask_keys: list[str] | None = None
-    """Public keys of all parties, in order, with masking; "" for those who have not joined."""
+    """Mask keys of all parties, in order, if masking is on; "" for parties that have not joined."""
     mask_signatures: list[str] | None = None
-    """Their signatures."""
+    """Signatures of the mask keys."""
     round: int = Field(ge=0, lt=1 << 32)
     parameters: Floats
     accumulator: Floats
-    """State of the optimiser, one value a parameter."""
+    """State of the optimiser, one value per parameter."""
     average: Floats | None = None
-    """Running average of the parameters, where one is kept."""
+    """Running average of the parameters, if the configuration keeps one."""
     digest: str = Field(max_length=64)
-    """Hash of the parameters, as the coordinator holds them."""
+    """Hash of the coordinator's parameters."""
 
 
 class RoundStart(Message):
-    """Coordinator to party: what the last rounds changed, and what to do now."""
+    """The coordinator's start of a trip: what the last rounds changed, and what to do now."""
 
     kind = 3
     arrays: ClassVar = {
@@ -107,42 +107,42 @@ class RoundStart(Message):
     }
     round: int = Field(ge=1, lt=1 << 32)
     trip: int = Field(ge=0, le=16)
-    """0 for the training trip of a round, counted down from `exchange.refresh` for exchange-only ones."""
+    """0 for the training trip of a round; exchange-only trips count down from `exchange.refresh`."""
     attempt: int = Field(0, ge=0, le=65535)
-    """How often this trip had to be begun anew because a party was lost; each attempt has masks of its own."""
+    """How often this trip was repeated because a party was lost; each attempt has its own masks."""
     active: list[int]
-    """A_t, the parties that take part; masks are between them."""
+    """A_t, the parties that take part and mask their values for each other."""
     train: bool
-    """Compute gradients and send them."""
+    """Whether to compute and send gradients."""
     exchange: bool
-    """Send neighbourhoods."""
+    """Whether to send neighbourhoods."""
     evaluate: bool
-    """Send the error on the validation part."""
+    """Whether to send the validation error."""
     best_round: int = Field(ge=0)
-    """Round of the best evaluation so far; whoever holds the model of that round keeps it."""
+    """Round of the best validation so far; a party that has the model of that round keeps it."""
     updates_from: int = Field(ge=0)
-    """Round of the first update below."""
+    """Round of the first update in `updates`."""
     update_parties: list[list[int]]
-    """For each update, whose gradients it sums."""
+    """For each update, the parties whose gradients it sums."""
     updates: Bytes | Floats | None = None
-    """Summed protected gradients of the parts of users that the updates were about, one after the other."""
+    """Summed protected gradients, one round after the other, each of its round's block of users."""
     neighbourhood_parties: list[int]
-    """Whose neighbourhoods the sum below holds; none without a sum."""
+    """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
     neighbourhood_trip: tuple[int, int] = (0, 0)
-    """Round and trip in which they were sent."""
+    """Round and trip in which these parties sent them."""
     neighbourhoods: Fixed | None = None
-    """Sum of neighbourhoods (K, q, C) of the round's users, fixed point, unless the party has it already."""
+    """Sum of neighbourhoods (K, q, C) of the round's users in fixed point, unless the party has it already."""
     parameters: Floats | None = None
-    """A full copy in place of updates, for a party that missed many."""
+    """Full copy instead of updates, for a party that missed many."""
     accumulator: Floats | None = None
     average: Floats | None = None
     mask_keys: list[str] | None = None
-    """As in Welcome, when a party has joined anew since."""
+    """As in Welcome, if a party has joined since."""
     mask_signatures: list[str] | None = None
 
 
 class RoundReply(Message):
-    """Party to coordinator: its protected share of the round."""
+    """A party's answer to a RoundStart: its protected share of the round."""
 
     kind = 4
     arrays: ClassVar = {"gradient": "any", "neighbourhoods": "fixed"}
@@ -150,19 +150,19 @@ class RoundReply(Message):
     trip: int = Field(ge=0, le=16)
     attempt: int = Field(0, ge=0)
     gradient: Bytes | Floats | None = None
-    """Protected gradient of the public parameters that the round is about: signs, residues if masked, or real numbers."""
+    """Protected gradient of the round's public parameters: signs, residues if masked, or real numbers."""
     neighbourhoods: Fixed | None = None
-    """Own neighbourhoods (K, q, C) of the round's users, projected or masked, fixed point."""
+    """The party's neighbourhoods (K, q, C) of the round's users in fixed point, projected or masked."""
     error: float | None = Field(None, ge=0, le=1e30, allow_inf_nan=False)
-    """When asked: squared errors, summed over the party's validation ratings; or 1 - NDCG@20, summed over its users."""
+    """If asked: squared errors summed over the party's validation ratings, or 1 - NDCG@20 summed over its users."""
     count: int | None = Field(None, ge=0, le=_MOST)
-    """Number of those ratings, or users."""
+    """Number of these ratings or users."""
     digest: str | None = Field(None, max_length=64)
-    """Hash of the party's public parameters, sent with an evaluation."""
+    """Hash of the party's public parameters, sent with a validation."""
 
 
 class Finish(Message):
-    """Coordinator to party: training is over; the public parameters of the best validation, for keeps."""
+    """The coordinator's last message: the public parameters of the best validation."""
 
     kind = 5
     arrays: ClassVar = {"parameters": "float32"}
@@ -173,24 +173,24 @@ class Finish(Message):
 
 
 class Finished(Message):
-    """Party to coordinator: it has its model."""
+    """A party's last message: it has its model."""
 
     kind = 6
     digest: str = Field(max_length=64)
-    """Hash of the public parameters it keeps."""
+    """Hash of the public parameters that it keeps."""
 
 
 class Refused(Message):
-    """Either way: why something was not accepted. The sender goes on without the recipient."""
+    """Sent in either direction: why a message was refused. The sender continues without the recipient."""
 
     kind = 7
     reason: str = Field(max_length=500)
 
 
 class Waiting(Message):
-    """Coordinator to party: heard, and who is still missing."""
+    """The coordinator's acknowledgement: which parties are still missing."""
 
     kind = 8
     missing: list[str]
     align: bool = False
-    """A party came without aligned users: all must align again."""
+    """Whether all parties must align again, because a party came without aligned users."""
