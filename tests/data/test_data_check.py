@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import read_ratings
-from verfedgnn.data.data_check import Checked, check_source, in_common
+from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
 
@@ -48,7 +49,7 @@ def put(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def kinds(found: Checked) -> dict[str, tuple[int, tuple[int, ...]]]:
+def kinds(found: CheckedSource) -> dict[str, tuple[int, tuple[int, ...]]]:
     return {problem.kind: (problem.count, problem.places) for problem in found.problems}
 
 
@@ -349,7 +350,7 @@ def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> Non
     assert code == 2
     assert "(lines 9, 14)" in out
     assert "1 row has a rating that is not a number (line 3 'great'): correct or remove them" in out
-    assert "not usable as it is" in out
+    assert "not usable" in out
     good = put(
         tmp_path / "good.csv",
         "user,item,rating\n" + "".join(f"{u},{i},{1 + (u + i) % 5}\n" for u in range(9) for i in range(9)),
@@ -372,38 +373,86 @@ def test_json_is_one_line(command: Command, tmp_path: Path) -> None:
     (source,) = told["sources"]
     assert {p["kind"]: p["places"] for p in source["problems"]}["broken"] == [9, 14]
     assert source["distribution"]["ratings"] == 4
-    assert told["common"] is None
+    assert told["overlap"] is None
 
 
-def test_several_sources_say_who_is_in_common(command: Command, tmp_path: Path) -> None:
-    film = put(
-        tmp_path / "film.csv",
-        "user,item,rating\n" + "".join(f"Anna{u},f{u % 3},{1 + u % 5}\n" for u in range(10)),
-    )
-    books = put(
-        tmp_path / "books.csv",
-        "user,item,rating\n" + "".join(f"Anna{u},b{u % 3},{1 + u % 5}\n" for u in range(5, 20)),
-    )
+def ratings_of(users: Sequence[str], prefix: str) -> str:
+    lines = (f"{user},{prefix}{n % 3},{1 + n % 5}\n" for n, user in enumerate(users))
+    return "user,item,rating\n" + "".join(lines)
+
+
+def test_several_sources_show_their_overlap(command: Command, tmp_path: Path) -> None:
+    film = put(tmp_path / "film.csv", ratings_of([f"Anna{u}" for u in range(10)], "f"))
+    books = put(tmp_path / "books.csv", ratings_of([f"Anna{u}" for u in range(5, 20)], "b"))
     code, out, _ = command("data", "check", f"film={film}", f"books={books}")
     assert code == 0
-    assert "5 users in all 2 (50 % of film's, 33 % of books's)" in out
+    picture = [line.split() for line in out.split("exactly these parties")[1].splitlines()]
+    assert ["10", "█" * 24, "·", "●"] in picture
+    assert ["5", "█" * 12, "●", "·"] in picture
+    assert ["5", "█" * 12, "●", "●"] in picture
+    assert ["all", "5", "25", "%", "10", "40", "%"] in picture
+    assert ["2", "5", "25", "%", "10", "40", "%"] in picture
+    assert ["any", "20", "100", "%", "25", "100", "%"] in picture
     code, out, _ = command("data", "check", tmp_path, "--json")
-    assert json.loads(out)["common"]["users"] == 5
-    other = put(
-        tmp_path / "music.csv",
-        "user,item,rating\n" + "".join(f"anna{u},b{u % 3},{1 + u % 5}\n" for u in range(10)),
-    )
-    code, out, _ = command("data", "check", film, other, books)
+    overlap = json.loads(out)["overlap"]
+    assert overlap["regions"][0] == {"parties": ["books"], "users": 10, "ratings": 10}
+    assert {"parties": ["books", "film"], "users": 5, "ratings": 10} in overlap["regions"]
+    assert overlap["rules"]["any"] == {"users": 20, "ratings": 25}
+    assert overlap["shared"] == 5
+
+
+def test_different_spellings_and_shared_items_are_pointed_out(command: Command, tmp_path: Path) -> None:
+    film = put(tmp_path / "film.csv", ratings_of([f"Anna{u}" for u in range(10)], "f"))
+    music = put(tmp_path / "music.csv", ratings_of([f"anna{u}" for u in range(10)], "b"))
+    code, out, _ = command("data", "check", film, music)
     assert code == 2
-    assert "5 would be if capitals did not matter" in out
-    assert "3 items are at both music and books" in out
+    assert "no user is at two parties" in out
+    assert "0 users are at two or more parties, 10 if capitals did not matter" in out
+    books = put(tmp_path / "books.csv", ratings_of([f"Anna{u}" for u in range(5, 20)], "b"))
+    code, out, _ = command("data", "check", film, music, books)
+    assert code == 2
+    assert "3 items at both music and books" in out
 
 
-def test_in_common_of_the_unreadable(tmp_path: Path) -> None:
+def test_many_parties_are_listed_by_name_and_small_combinations_summed_up(
+    command: Command, tmp_path: Path
+) -> None:
+    """Ten parties, and user n at the parties of n's bits: 40 combinations."""
+    for party in range(10):
+        users = [f"u{n}" for n in range(1, 1 + 40) if n >> party & 1] or ["u1"]
+        put(tmp_path / f"p{party}.csv", ratings_of(users, f"i{party}-"))
+    code, out, _ = command("data", "check", tmp_path)
+    assert code == 0
+    assert "in 24 other combinations" in out
+    assert re.search(r"p\d, p\d", out)
+
+
+@given(st.lists(st.sets(st.integers(0, 9)), min_size=2, max_size=4))
+def test_regions_are_those_of_the_sets(sets: list[set[int]]) -> None:
+    """Against Python's sets; each user has as many ratings at a party as its number says, plus one."""
+    found = []
+    for number, users in enumerate(sets):
+        ids = pa.array([str(user) for user in sorted(users)], pa.string())
+        counts = np.array([1 + user for user in sorted(users)], np.int64)
+        none = pa.array([], pa.string())
+        found.append(CheckedSource(f"p{number}", "", "row", (), (), None, ids, counts, none))
+    overlap = measure_overlap(found)
+    at = {user: tuple(f"p{p}" for p, one in enumerate(sets) if user in one) for user in set().union(*sets)}
+    expected = {
+        OverlapRegion(
+            where, len(own := [u for u in at if at[u] == where]), sum(len(where) * (1 + u) for u in own)
+        )
+        for where in set(at.values())
+    }
+    assert set(overlap.regions) == expected
+    assert overlap.shared == overlap.shared_ignoring_case == sum(len(where) > 1 for where in at.values())
+
+
+def test_overlap_with_an_unreadable_source(tmp_path: Path) -> None:
     gone = check_source("a", tmp_path / "gone.csv")
-    common = in_common([gone, check_source("b", put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n"))])
-    assert common.users == 0
-    assert not common.usable
+    overlap = measure_overlap([gone, check_source("b", put(tmp_path / "t.csv", "user,item,rating\n1,a,3\n"))])
+    assert overlap.shared == 0
+    assert not overlap.usable
 
 
 def test_the_page_shows_what_is_printed(

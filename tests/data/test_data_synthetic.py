@@ -1,11 +1,24 @@
 """The generator: its promises, and that joining pays on what it makes."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verfedgnn.data import TEST, TRAIN, read_ratings, split_by_rating, split_items, synthetic_ratings
+from verfedgnn.data import (
+    TEST,
+    TRAIN,
+    read_parties,
+    read_ratings,
+    split_by_rating,
+    split_items,
+    synthetic_ratings,
+)
+from verfedgnn.data.synthetic import synthetic_tables
 
 
 def test_default_is_deterministic_and_long_tailed():
@@ -81,3 +94,34 @@ def test_pooling_beats_each_party_alone(seed):
     assert 0.65 < pooled < 0.80
     assert alone > pooled + 0.05
     assert alone < 0.95
+
+
+@pytest.mark.parametrize(("overlap", "shared"), [(0, 0), (0.2, 20), (1, 100)])
+def test_tables_of_parties_overlap_as_asked(overlap: float, shared: int) -> None:
+    tables = synthetic_tables(3, overlap, users=100, items=30, ratings=1500, seed=2)
+    sets = [set(table.user_ids.tolist()) for table in tables]
+    assert [len(users) for users in sets] == [100, 100, 100]
+    assert len(sets[0] & sets[1]) == len(set.intersection(*sets)) == shared
+    assert all(np.unique(table.user).tolist() == list(range(100)) for table in tables)
+    assert [table.user_ids.tolist() == sorted(table.user_ids.tolist()) for table in tables] == [True] * 3
+    again = synthetic_tables(3, overlap, users=100, items=30, ratings=1500, seed=2)
+    np.testing.assert_array_equal(again[2].rating, tables[2].rating)
+
+
+def test_the_command_writes_one_table_per_party(command: Any, tmp_path: Path) -> None:
+    out = tmp_path / "shops"
+    words = ["data", "synth", "--overlap", "0.25", "--parties", "2", "--users", "40", "--out", out]
+    code, text, _ = command(*words, "--json")
+    assert code == 0
+    assert json.loads(text)["shared_users"] == 10
+    parties = read_parties(out)
+    assert [party.name for party in parties] == ["book", "film"]
+    assert {party.ratings.n_users for party in parties} == {70}
+    for extra, reason in (
+        ([], "exists already"),
+        (["--like", "yelp", "--overwrite"], "does not copy a shape"),
+    ):
+        code, _, err = command(*words, *extra)
+        assert code == 2
+        assert reason in err
+    assert command(*words, "--overwrite")[0] == 0

@@ -1,4 +1,4 @@
-"""What `data check` shows: problems with their places, and the distribution of ratings as bars."""
+"""The output of `data check`: problems with their places, the distribution of ratings and the overlap of users."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.data.data_check import Checked, Common
+from verfedgnn.data.data_check import CheckedSource, UserOverlap
 from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count
 from verfedgnn.data.row_problems import DataProblem
 
 _WIDTH = 24
+_MOST_REGIONS = 16
+"""Combinations of parties that are shown; the smaller ones are summed up."""
+_MOST_COLUMNS = 8
+"""Parties that get a column of their own in the picture of the overlap."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def show_checked(console: Console, found: Checked) -> None:
-    """One source: counts, problems, picture."""
+def show_checked(console: Console, found: CheckedSource) -> None:
+    """Print one source: its counts, its problems and the distribution of its ratings."""
     shape = found.shape
     console.print(f"[bold]{escape(found.name)}[/]  [dim]{escape(found.source)}[/]", soft_wrap=True)
     if shape is not None:
-        counts = f"{format_count(shape.ratings, 'rating')} by {format_count(shape.users, 'user')} on {format_count(shape.items, 'item')}"
+        amounts = [
+            format_count(shape.ratings, "rating"),
+            format_count(shape.users, "user"),
+            format_count(shape.items, "item"),
+        ]
+        counts = "{} by {} on {}".format(*amounts)
         span = f", {shape.first} to {shape.last}" if shape.first else ""
         share = float(f"{100 * shape.density:.2g}")  # two digits, and 100 without an exponent
         spread = f"{share:g} % of all pairs), {shape.lowest:g} to {shape.highest:g}, mean {shape.mean:.2f}"
@@ -44,34 +53,71 @@ def show_checked(console: Console, found: Checked) -> None:
         if shape.over_time:
             pictures.append(("ratings over time", shape.over_time))
         console.print(Columns([_bars(title, bars, console) for title, bars in pictures], padding=(1, 3)))
-    verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable as it is[/]"
+    verdict = "[bold green]usable[/]" if found.usable else "[bold red]not usable[/]"
     console.print(f"  {verdict}\n", soft_wrap=True)
 
 
-def show_common(console: Console, common: Common, found: list[Checked]) -> None:
-    """Several sources: who is in all of them."""
-    shares = ", ".join(
-        f"{100 * common.users / max(1, len(each.users)):.0f} % of {each.name}'s" for each in found
-    )
-    console.print(
-        f"[bold]in common[/]  {format_count(common.users, 'user')} in all {len(found)} ({escape(shares)})",
-        soft_wrap=True,
-    )
-    if common.alike > common.users:
-        more = f"{common.alike:,} would be if capitals did not matter; write ids in the same way everywhere"
-        console.print(f"  [yellow]warning[/] {more}", soft_wrap=True)
-    if not common.users:
-        console.print(
-            "  [bold red]error[/]   no user is in all of them; check that they write user ids in the same way",
-            soft_wrap=True,
+def show_overlap(console: Console, overlap: UserOverlap, found: list[CheckedSource]) -> None:
+    """Print how many users are at exactly which parties, and how many take part under each rule."""
+    console.print(_overlap_picture(overlap, [each.name for each in found], console))
+    console.print(_rules_table(overlap))
+    if overlap.shared_ignoring_case > overlap.shared:
+        more = (
+            f"{overlap.shared:,} users are at two or more parties, {overlap.shared_ignoring_case:,} if capitals did not matter:"
+            " spell ids in the same way everywhere"
         )
-    for one, other, items in common.items:
-        text = f"{items:,} items are at both {one} and {other}; an item belongs to one party, drop it at one or prefix the ids"
+        console.print(f"  [yellow]warning[/] {more}", soft_wrap=True)
+    if not overlap.shared:
+        text = "no user is at two parties: check that they spell user ids in the same way"
+        console.print(f"  [bold red]error[/]   {text}", soft_wrap=True)
+    for one, other, items in overlap.shared_items:
+        text = (
+            f"{format_count(items, 'item')} at both {one} and {other}: an item belongs to one party, so drop it at one or"
+            " prefix the ids"
+        )
         console.print(f"  [bold red]error[/]   {escape(text)}", soft_wrap=True)
 
 
-def as_json(found: list[Checked], common: Common | None) -> dict[str, Any]:
-    """The same for programs."""
+def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -> Table:
+    """Return an UpSet plot: one row for each combination of parties, the largest first."""
+    unicode = _is_unicode(console)
+    mark, empty = ("●", "·") if unicode else ("x", ".")
+    table = Table(
+        title="users at exactly these parties", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    table.add_column("users", justify="right")
+    table.add_column("", style="cyan", width=_WIDTH)
+    columns = len(names) <= _MOST_COLUMNS
+    for name in names if columns else ["parties"]:
+        table.add_column(escape(name), justify="center" if columns else "left", no_wrap=columns)
+    most = max((region.users for region in overlap.regions), default=1)
+    for region in overlap.regions[:_MOST_REGIONS]:
+        marks = [mark if name in region.parties else empty for name in names]
+        place = marks if columns else [escape(", ".join(region.parties))]
+        table.add_row(f"{region.users:,}", _bar(region.users / most, console), *place)
+    rest = overlap.regions[_MOST_REGIONS:]
+    if rest:
+        users = sum(region.users for region in rest)
+        table.add_row(f"{users:,}", f"in {format_count(len(rest), 'other combination')}")
+    return table
+
+
+def _rules_table(overlap: UserOverlap) -> Table:
+    table = Table(title="who takes part", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("--users", "users", "", "ratings", ""):
+        table.add_column(name, justify="left" if name == "--users" else "right")
+    every_user, every_rating = overlap.count_from(1)
+    for rule, (users, ratings) in overlap.count_rules().items():
+        shares = [
+            f"{100 * part / max(1, whole):.0f} %"
+            for part, whole in ((users, every_user), (ratings, every_rating))
+        ]
+        table.add_row(rule, f"{users:,}", shares[0], f"{ratings:,}", shares[1])
+    return table
+
+
+def build_json(found: list[CheckedSource], overlap: UserOverlap | None) -> dict[str, Any]:
+    """Return the content of `--json`."""
     sources = [
         {
             "name": each.name,
@@ -84,13 +130,25 @@ def as_json(found: list[Checked], common: Common | None) -> dict[str, Any]:
         }
         for each in found
     ]
-    usable = all(each.usable for each in found) and (common is None or common.usable)
-    shared = (
-        None
-        if common is None
-        else {"users": common.users, "users_ignoring_case": common.alike, "items": common.items}
-    )
-    return {"usable": usable, "sources": sources, "common": shared}
+    usable = all(each.usable for each in found) and (overlap is None or overlap.usable)
+    return {
+        "usable": usable,
+        "sources": sources,
+        "overlap": None if overlap is None else _overlap_json(overlap),
+    }
+
+
+def _overlap_json(overlap: UserOverlap) -> dict[str, Any]:
+    return {
+        "regions": [asdict(region) for region in overlap.regions],
+        "rules": {
+            rule: {"users": users, "ratings": ratings}
+            for rule, (users, ratings) in overlap.count_rules().items()
+        },
+        "shared": overlap.shared,
+        "shared_ignoring_case": overlap.shared_ignoring_case,
+        "shared_items": overlap.shared_items,
+    }
 
 
 def _sentence(problem: DataProblem, unit: str) -> str:
@@ -114,7 +172,11 @@ def _bars(title: str, bars: Bars, console: Console) -> Table:
 
 
 def _bar(share: float, console: Console) -> str:
-    if not console.encoding.lower().startswith("utf"):
+    if not _is_unicode(console):
         return "#" * round(share * _WIDTH)
     whole, part = divmod(round(share * _WIDTH * 8), 8)
     return "█" * whole + (_EIGHTHS[part] if part else "") or ("▏" if share else "")
+
+
+def _is_unicode(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")

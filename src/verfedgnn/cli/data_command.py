@@ -1,4 +1,4 @@
-"""`verfedgnn data`: tables of ratings, made and looked at without training."""
+"""`verfedgnn data`: check tables of ratings, or generate some."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="data",
-    help="Look at tables of ratings, or make some.",
+    help="Check tables of ratings, or generate some.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -35,17 +35,19 @@ def check(
     data: Annotated[
         list[str],
         typer.Argument(
-            help="A file, a folder, postgresql://... or a name; several, NAME=FILE: one source per party."
+            help="A file, a folder, postgresql://... or a name. Several: one source per party, as NAME=FILE."
         ),
     ],
     reading: ReadOptions,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with ratings, with line numbers, and show how they are spread; exit code 2 if they cannot be used."""
-    from verfedgnn.cli.check_view import as_json as to_json
-    from verfedgnn.cli.check_view import show_checked, show_common
-    from verfedgnn.data.data_check import check_source, in_common
+    """List the problems of ratings with their line numbers, and show their distribution and the overlap of several sources.
+
+    The exit code is 2 if the ratings cannot be used.
+    """
+    from verfedgnn.cli.check_view import build_json, show_checked, show_overlap
+    from verfedgnn.data.data_check import check_source, measure_overlap
     from verfedgnn.data.parties import sources_of
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -53,57 +55,135 @@ def check(
     options = reading.for_each(list(sources))
     with output.busy("reading the data"):
         found = [check_source(name, source, **options[name]) for name, source in sources.items()]
-    common = in_common(found) if len(found) > 1 else None
+    overlap = measure_overlap(found) if len(found) > 1 else None
     if as_json:
-        output.result(to_json(found, common))
+        output.result(build_json(found, overlap))
     else:
         console = Console(highlight=False)
         for each in found:
             show_checked(console, each)
-        if common is not None:
-            show_common(console, common, found)
-    if not all(each.usable for each in found) or (common is not None and not common.usable):
+        if overlap is not None:
+            show_overlap(console, overlap, found)
+    if not all(each.usable for each in found) or (overlap is not None and not overlap.usable):
         raise typer.Exit(2)
 
 
 @app.command()
 def synth(
-    out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
+    out: Annotated[Path, typer.Option(help="The Parquet file to write; with --overlap, a folder of them.")],
     like: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help=f"The data set whose shape it has: {', '.join(SHAPES)}.", autocompletion=among(SHAPES)
+            help=f"The data set whose shape to copy: {', '.join(SHAPES)}. Default: yelp.",
+            autocompletion=among(SHAPES),
         ),
-    ] = "yelp",
-    users: Annotated[int | None, typer.Option(help="Users; unset: as there.")] = None,
-    items: Annotated[int | None, typer.Option(help="Items; unset: as there.")] = None,
-    ratings: Annotated[int | None, typer.Option(help="Ratings; unset: as there.")] = None,
-    scale_down: Annotated[float, typer.Option(help="Divide the counts that are unset by this.", min=1)] = 1,
+    ] = None,
+    overlap: Annotated[
+        float | None,
+        typer.Option(
+            help="Write one table per party; this share of each party's users is at every party.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    parties: Annotated[int, typer.Option(help="Number of parties, with --overlap.", min=1)] = 3,
+    users: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of users, with --overlap of each party. Default: as in the shape, or 1000."
+        ),
+    ] = None,
+    items: Annotated[
+        int | None, typer.Option(help="Number of items, likewise. Default: as in the shape, or 200.")
+    ] = None,
+    ratings: Annotated[
+        int | None,
+        typer.Option(help="Number of ratings, likewise. Default: as in the shape, or 20 per user."),
+    ] = None,
+    scale_down: Annotated[float, typer.Option(help="Divide the counts of the shape by this.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything random.", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate ratings in the shape of a large data set: its counts, long tails and columns; tastes are shared by all items."""
+    """Generate ratings, either in the shape of a large data set or for parties whose users overlap in part."""
+    output = Output(quiet=quiet, as_json=as_json)
+    if overlap is None:
+        _write_shape(out, like or "yelp", (users, items, ratings), scale_down, seed, overwrite, output)
+        return
+    if like is not None or scale_down != 1:
+        raise DataError("--overlap does not copy a shape: leave out --like and --scale-down, or --overlap")
+    given = {"users": users, "items": items, "ratings": ratings}
+    counts = {name: count for name, count in given.items() if count is not None}
+    counts.setdefault("ratings", 20 * counts.get("users", 1000))
+    _write_parties(out, parties, overlap, counts, seed, overwrite, output)
+
+
+def _write_parties(
+    out: Path,
+    parties: int,
+    overlap: float,
+    counts: dict[str, int],
+    seed: int,
+    overwrite: bool,
+    output: Output,
+) -> None:
+    from verfedgnn.data.synthetic import synthetic_tables, write_tables
+
+    with output.busy(f"generating {parties} tables"):
+        tables = synthetic_tables(parties, overlap, seed=seed, **counts)
+        known = [out / f"{table.name}.parquet" for table in tables]
+        others = sorted(set(out.iterdir()) - set(known)) if out.is_dir() else []
+        if out.exists() and (not out.is_dir() or others or (any(out.iterdir()) and not overwrite)):
+            raise DataError(
+                f"{out} exists already: choose another --out, or replace its tables with --overwrite"
+            )
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            files = write_tables(tables, out)
+        except OSError as error:
+            raise _cannot_write(out, error) from None
+    made = {
+        "folder": out,
+        "files": files,
+        "parties": parties,
+        "users_per_party": tables[0].n_users,
+        "shared_users": round(overlap * tables[0].n_users),
+        "ratings": sum(len(table) for table in tables),
+    }
+    share = f"{made['shared_users']:,} of the {made['users_per_party']:,} users of each are at all of them"
+    output.result(made, f"{out}: {parties} parties with {made['ratings']:,} ratings; {share}")
+    output.remark(f"next: verfedgnn data check {out}")
+
+
+def _write_shape(
+    out: Path,
+    like: str,
+    counts: tuple[int | None, int | None, int | None],
+    scale_down: float,
+    seed: int,
+    overwrite: bool,
+    output: Output,
+) -> None:
     from verfedgnn.data.synthetic_shapes import LIKE, write_ratings
 
-    output = Output(quiet=quiet, as_json=as_json)
     if like not in LIKE:
         raise DataError(
             f"there is no shape '{like}': use --like {' or '.join(LIKE)}, with --users, --items and --ratings"
         )
     if out.exists() and not overwrite:
         raise DataError(f"{out} exists already: choose another --out, or replace it with --overwrite")
-    there = LIKE[like]
+    model = LIKE[like]
+    users, items, ratings = counts
     shape = replace(
-        there,
-        users=round(there.users / scale_down) if users is None else users,
-        items=round(there.items / scale_down) if items is None else items,
-        ratings=round(there.ratings / scale_down) if ratings is None else ratings,
+        model,
+        users=round(model.users / scale_down) if users is None else users,
+        items=round(model.items / scale_down) if items is None else items,
+        ratings=round(model.ratings / scale_down) if ratings is None else ratings,
     )
     if not out.parent.is_dir():
         raise DataError(
-            f"{out.parent} is not a folder, so {out.name} cannot be written there; make it, or choose another --out"
+            f"cannot write {out}: {out.parent} is not a folder; create it, or choose another --out"
         )
     part = out.with_name(f".{out.name}.part")
     try:
@@ -111,11 +191,15 @@ def synth(
             write_ratings(shape, part, seed=seed)
         part.replace(out)
     except OSError as error:
-        raise DataError(
-            f"cannot write {out}: {error.strerror or error}; choose another --out, or make room"
-        ) from None
+        raise _cannot_write(out, error) from None
     finally:
         part.unlink(missing_ok=True)
     made = {"file": out, "users": shape.users, "items": shape.items, "ratings": shape.ratings}
     output.result(made, f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items")
     output.remark(f"next: verfedgnn train --data {out}")
+
+
+def _cannot_write(out: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot write {out}: {error.strerror or error}; choose another --out, or free some disk space"
+    )

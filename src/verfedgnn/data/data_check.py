@@ -1,6 +1,6 @@
-"""What is wrong with a source of ratings: every kind of problem in one reading, with its count and its first places.
+"""Checks of a source of ratings: every kind of problem in one pass, with its count and its first places.
 
-A source is usable exactly when `read_ratings` with the same options reads it; what else is worth knowing is a warning.
+A source is usable exactly when `read_ratings` with the same options reads it. Everything else is a warning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.checked_rows import read_rows
@@ -23,47 +25,75 @@ from verfedgnn.data.table_sources import is_inter
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
-    """A source and what was found."""
+class CheckedSource:
+    """A source of ratings and the result of its check."""
 
     name: str
     source: str
-    """Where it is, without a password."""
+    """Path or address of the source, without its password."""
     unit: str
-    """What places count: "line" of a text file, "row" of anything else."""
+    """Unit of the problems' places: "line" for text files, "row" for everything else."""
     problems: tuple[DataProblem, ...]
     notes: tuple[str, ...]
     shape: Distribution | None
-    """Of the rows without a problem."""
+    """Distribution of the rows without a problem."""
     users: pa.Array
-    """The different ids, for what sources have in common."""
+    """Distinct user ids."""
+    counts: NDArray[np.int64]
+    """Number of ratings of each of these users."""
     items: pa.Array
+    """Distinct item ids."""
 
     @property
     def usable(self) -> bool:
-        """Whether it can be read as it is."""
+        """Whether the source can be read."""
         return not any(problem.fatal for problem in self.problems)
 
 
 @dataclass(frozen=True)
-class Common:
-    """What several sources have in common."""
+class OverlapRegion:
+    """The users who are at exactly these parties."""
 
+    parties: tuple[str, ...]
     users: int
-    """Users who are in every one of them, and would take part in a training."""
-    alike: int
-    """The same if capitals did not matter; many more of these are ids that are not written in the same way."""
-    items: tuple[tuple[str, str, int], ...]
-    """Pairs of sources with the number of items in both, where there are some; an item belongs to one party."""
+    ratings: int
+
+
+@dataclass(frozen=True)
+class UserOverlap:
+    """How the users of several sources overlap."""
+
+    parties: int
+    """Number of sources."""
+    regions: tuple[OverlapRegion, ...]
+    """Every combination of parties that has users, the largest first."""
+    shared_ignoring_case: int
+    """Number of users at two or more parties if capitals did not matter. A larger number hints at different spellings."""
+    shared_items: tuple[tuple[str, str, int], ...]
+    """Pairs of sources and the number of items in both. An item belongs to one party."""
+
+    @property
+    def shared(self) -> int:
+        """Number of users at two or more parties."""
+        return self.count_from(2)[0]
 
     @property
     def usable(self) -> bool:
-        """Whether parties with these sources could train together."""
-        return bool(self.users) and not self.items
+        """Whether parties with these sources can train together."""
+        return bool(self.shared) and not self.shared_items
+
+    def count_from(self, fewest: int) -> tuple[int, int]:
+        """Return how many users are at `fewest` or more parties, and how many ratings they have."""
+        chosen = [region for region in self.regions if len(region.parties) >= fewest]
+        return sum(region.users for region in chosen), sum(region.ratings for region in chosen)
+
+    def count_rules(self) -> dict[str, tuple[int, int]]:
+        """Return the users and the ratings that take part under each rule of `--users`."""
+        return {"all": self.count_from(self.parties), "2": self.count_from(2), "any": self.count_from(1)}
 
 
-def check_source(name: str, source: str | Path, *, now: int | None = None, **options: Any) -> Checked:
-    """Look at one source, read with the options of `read_ratings`; `now` (seconds since 1970) is for times in the future."""
+def check_source(name: str, source: str | Path, *, now: int | None = None, **options: Any) -> CheckedSource:
+    """Check one source with the options of `read_ratings`. Times after `now`, in seconds since 1970, lie in the future."""
     try:
         plain = _plain_table(source, options)
         return (
@@ -75,28 +105,54 @@ def check_source(name: str, source: str | Path, *, now: int | None = None, **opt
         return _unreadable(name, source, error)
 
 
-def in_common(found: Sequence[Checked]) -> Common:
-    """What the sources share, by intersecting their ids here."""
-    users, alike = (
-        _everywhere([each.users for each in found]),
-        _everywhere([pc.utf8_lower(each.users) for each in found]),
-    )
+def measure_overlap(found: Sequence[CheckedSource]) -> UserOverlap:
+    """Compare the ids of several sources, in the clear."""
     pairs = [(a, b) for k, a in enumerate(found) for b in found[k + 1 :]]
-    shared = [
+    shared_items = [
         (a.name, b.name, int(pc.sum(pc.is_in(a.items, value_set=b.items)).as_py() or 0)) for a, b in pairs
     ]
-    return Common(len(users), len(alike.unique()), tuple(pair for pair in shared if pair[2]))
+    without_case = _membership([pc.utf8_lower(each.users).unique() for each in found])
+    return UserOverlap(
+        len(found),
+        _regions(found),
+        int((without_case.sum(1) > 1).sum()),
+        tuple(pair for pair in shared_items if pair[2]),
+    )
 
 
-def _everywhere(ids: Sequence[pa.Array]) -> pa.Array:
-    common = ids[0]
-    for other in ids[1:]:
-        common = common.filter(pc.is_in(common, value_set=other))
-    return common
+def _regions(found: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
+    member = _membership([each.users for each in found])
+    ratings = np.zeros(len(member), np.int64)
+    for each, codes in zip(found, _codes([each.users for each in found]), strict=True):
+        ratings[codes] += each.counts
+    packed, region_of = np.unique(np.packbits(member, axis=1), axis=0, return_inverse=True)
+    users = np.bincount(region_of.reshape(-1), minlength=len(packed))
+    rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(packed)).astype(np.int64)
+    at = np.unpackbits(packed, axis=1, count=len(found)).astype(bool)
+    regions = [
+        OverlapRegion(tuple(found[p].name for p in np.flatnonzero(row)), int(count), int(amount))
+        for row, count, amount in zip(at, users, rated, strict=True)
+    ]
+    return tuple(sorted(regions, key=lambda region: (-region.users, len(region.parties))))
+
+
+def _membership(ids: Sequence[pa.Array]) -> NDArray[np.bool_]:
+    """Return which user of the union is in which of the lists of distinct ids (users, lists)."""
+    codes = _codes(ids)
+    member = np.zeros((1 + max((int(one.max()) for one in codes if len(one)), default=-1), len(ids)), bool)
+    for column, one in enumerate(codes):
+        member[one, column] = True
+    return member
+
+
+def _codes(ids: Sequence[pa.Array]) -> list[NDArray[np.int64]]:
+    """Return, for each list, the number of each id in the union of all lists."""
+    every = pa.concat_arrays([one.cast(TEXT) for one in ids]).dictionary_encode().indices.to_numpy()
+    return np.split(every.astype(np.int64), np.cumsum([len(one) for one in ids])[:-1])
 
 
 def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path | None:
-    """The table that can be looked at row by row; None: synthetic data, a publisher's layout or events, which have readers."""
+    """Return the table to check row by row, or None for synthetic data, events and publishers' layouts, which have readers."""
     if options.get("events") is not None or (str(source) == "synthetic" and not Path(source).exists()):
         return None
     if is_address(source):
@@ -110,15 +166,21 @@ def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path |
     return path
 
 
-def _check_ratings(name: str, source: str | Path, now: int | None, options: Mapping[str, Any]) -> Checked:
+def _check_ratings(
+    name: str, source: str | Path, now: int | None, options: Mapping[str, Any]
+) -> CheckedSource:
     ratings = read_ratings(source, **options)
     shape = describe_ratings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
     problems = find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
-    users, items = (pa.array(ids, TEXT) for ids in (ratings.user_ids, ratings.item_ids))
-    return Checked(name, redact(source), "row", tuple(problems), ratings.notes, shape, users, items)
+    counts = np.bincount(ratings.user, minlength=ratings.n_users)
+    users = pa.array(ratings.user_ids, TEXT)
+    items = pa.array(ratings.item_ids, TEXT)
+    return CheckedSource(
+        name, redact(source), "row", tuple(problems), ratings.notes, shape, users, counts, items
+    )
 
 
-def _check_table(name: str, source: str | Path, now: int | None, options: Mapping[str, Any]) -> Checked:
+def _check_table(name: str, source: str | Path, now: int | None, options: Mapping[str, Any]) -> CheckedSource:
     opening = {
         key: options[key]
         for key in ("columns", "encoding", "delimiter", "query")
@@ -138,12 +200,23 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
     ]
     placed = rows.placed(problems)
     shape = describe_ratings(good.user, good.item, good.rating, good.time, now)
-    return Checked(
-        name, redact(source), rows.unit, tuple(placed), found.notes, shape, found.users, found.items
+    counts = np.bincount(good.user)
+    return CheckedSource(
+        name,
+        redact(source),
+        rows.unit,
+        tuple(placed),
+        found.notes,
+        shape,
+        found.users,
+        counts[counts > 0],
+        found.items,
     )
 
 
-def _unreadable(name: str, source: str | Path, error: DataError) -> Checked:
+def _unreadable(name: str, source: str | Path, error: DataError) -> CheckedSource:
     nobody = pa.array([], TEXT)
     problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
-    return Checked(name, redact(source), "row", (problem,), (), None, nobody, nobody)
+    return CheckedSource(
+        name, redact(source), "row", (problem,), (), None, nobody, np.zeros(0, np.int64), nobody
+    )

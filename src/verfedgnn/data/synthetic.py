@@ -1,14 +1,18 @@
-"""Ratings from a known model, so that everything runs without a download and federation has something to find.
+"""Generated ratings from a known model, for examples and tests that need no download.
 
     rating = centre + user bias + item bias + <taste of the user, traits of the item> + noise,   rounded to whole stars
 
-A user's taste is one vector for all categories: what someone rates at one organisation tells about them at the others.
-Items are long-tailed (Zipf), users' activity is log-normal. `data/shapes.py` makes larger tables from the same parts, on disk.
+A user's taste is one vector for all categories, so ratings at one organisation say something about the others. The popularity
+of items is long-tailed (Zipf), the activity of users log-normal. `synthetic_shapes.py` writes larger tables to disk.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
@@ -17,7 +21,7 @@ from verfedgnn.data.ratings import Ratings
 
 CATEGORIES = ("film", "book", "album", "game", "podcast", "recipe", "course", "concert")
 FEWEST = 5
-"""Ratings every user has at least."""
+"""Smallest number of ratings of a user."""
 
 _ZIPF = 0.7
 _ACTIVITY = 0.7
@@ -25,23 +29,23 @@ _USER_BIAS, _ITEM_BIAS, _SIGNAL = 0.35, 0.4, 0.85
 _START, _SPAN = 1_577_836_800, 3 * 365 * 86_400
 
 Index = NDArray[np.integer]
-"""Rows of users or items, one per rating."""
+"""Row of the user or of the item, for each rating."""
 
 
 @dataclass(frozen=True)
 class Tastes:
-    """What decides a rating besides chance, drawn at random."""
+    """The parameters of the model, drawn at random."""
 
     taste: NDArray[np.float32]
-    """(N, dim)."""
+    """Tastes of the users (N, dim)."""
     traits: NDArray[np.float32]
-    """(M, dim)."""
+    """Traits of the items (M, dim)."""
     user_bias: NDArray[np.float32]
     item_bias: NDArray[np.float32]
 
     @classmethod
-    def drawn(cls, rng: np.random.Generator, users: int, items: int, dim: int) -> "Tastes":
-        """Of so many users and items, all independent."""
+    def draw(cls, rng: np.random.Generator, users: int, items: int, dim: int) -> "Tastes":
+        """Draw independent parameters for so many users and items."""
         return cls(
             rng.standard_normal((users, dim), np.float32),
             rng.standard_normal((items, dim), np.float32),
@@ -57,12 +61,12 @@ class Tastes:
         noise: float,
         scale: tuple[float, float] = (1, 5),
     ) -> NDArray[np.float32]:
-        """The ratings of these pairs, rounded; `noise` is the standard deviation of what nobody can predict."""
+        """Return the ratings of these pairs, rounded; `noise` is the standard deviation of the unpredictable part."""
         dim = self.taste.shape[1]
         match = np.zeros(len(user), np.float32)
         for k in range(dim):
             match += self.taste[user, k] * self.traits[item, k]
-        # The scale of 1 to 5 is the unit of the constants above.
+        # The constants above are in units of a scale from 1 to 5.
         unit = (scale[1] - scale[0]) / 4
         star = 3.6 + self.user_bias[user] + self.item_bias[item] + _SIGNAL / np.sqrt(dim) * match
         star += noise * rng.standard_normal(len(user), np.float32)
@@ -81,21 +85,22 @@ def synthetic_ratings(
     scale: tuple[float, float] = (1, 5),
     categories: int = 3,
 ) -> Ratings:
-    """About `ratings` ratings, the same for the same arguments; memory grows with ratings, never with users x items.
+    """Generate about `ratings` ratings, the same for the same arguments.
 
     Every user has at least five ratings and every item at least one. Items have titles and the column "category".
-    `dim` is the number of tastes, `noise` the standard deviation of what nobody can predict.
+    `dim` is the number of tastes, `noise` the standard deviation of the unpredictable part. Memory grows with the number of
+    ratings, not with users times items.
     """
     if users < 1 or items < FEWEST or dim < 1 or not 1 <= categories <= items or not scale[0] < scale[1]:
         raise DataError(
-            f"synthetic data with {users} users, {items} items, {dim} dimensions and {categories} categories cannot be:"
-            f" use at least 1 user, {FEWEST} items, 1 dimension, and no more categories than items"
+            f"cannot generate {users} users, {items} items, {dim} dimensions and {categories} categories: use at least 1 user,"
+            f" {FEWEST} items and 1 dimension, and no more categories than items"
         )
     rng = np.random.default_rng(seed)
     user, item = _who_rates_what(rng, users, items, ratings)
-    rating = Tastes.drawn(rng, users, items, dim).stars(rng, user, item, noise, scale)
+    rating = Tastes.draw(rng, users, items, dim).stars(rng, user, item, noise, scale)
     ids, titles, category = _catalogue(rng, items, categories)
-    # The ids are distinct by construction: coding 10 million of them anew would take longer than all the rest.
+    # The ids are distinct by construction. Encoding 10 million of them would take longer than everything else.
     order = np.argsort(ids)
     code = np.empty(items, np.int32)
     code[order] = np.arange(items, dtype=np.int32)
@@ -105,7 +110,7 @@ def synthetic_ratings(
         rating=rating,
         user_ids=_numbered("u", np.arange(users)),
         item_ids=ids[order],
-        time=times(rng, len(user)),
+        time=draw_times(rng, len(user)),
         titles=titles[order],
         columns={"category": category[order]},
         scale=(float(scale[0]), float(scale[1])),
@@ -113,10 +118,87 @@ def synthetic_ratings(
     )
 
 
+def synthetic_tables(
+    parties: int,
+    overlap: float,
+    *,
+    users: int = 1000,
+    items: int = 200,
+    ratings: int = 20_000,
+    dim: int = 4,
+    seed: int = 0,
+    noise: float = 0.6,
+) -> list[Ratings]:
+    """Generate one table for each party, whose users overlap in part.
+
+    Args:
+        parties: Number of tables.
+        overlap: Share of a party's users who are at every party. The others are at this party only.
+        users: Number of users of each party.
+        items: Number of items of each party.
+        ratings: Number of ratings at each party, roughly.
+        dim: Number of tastes.
+        seed: Seed of everything random.
+        noise: Standard deviation of the unpredictable part of a rating.
+    """
+    if parties < 1 or not 0 <= overlap <= 1 or users < 1 or items < FEWEST:
+        raise DataError(
+            f"cannot generate {parties} parties of {users} users and {items} items with overlap {overlap:g}: use at least 1"
+            f" party, 1 user and {FEWEST} items, and an overlap from 0 to 1"
+        )
+    rng = np.random.default_rng(seed)
+    shared = round(overlap * users)
+    own = users - shared
+    tastes = Tastes.draw(rng, shared + parties * own, parties * items, dim)
+    user_ids = _numbered("u", rng.permutation(shared + parties * own))
+    names = [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), parties))][:parties]
+    tables = []
+    for party, name in enumerate(names):
+        rows = np.concatenate([np.arange(shared), shared + party * own + np.arange(own)])
+        user, item = _who_rates_what(rng, users, items, ratings)
+        stars = tastes.stars(rng, rows[user], party * items + item, noise)
+        numbers = np.strings.zfill((1 + np.arange(items)).astype(np.str_), max(3, len(str(items))))
+        order = np.argsort(user_ids[rows])
+        code = np.empty(users, np.int32)
+        code[order] = np.arange(users, dtype=np.int32)
+        table = Ratings(
+            user=code[user],
+            item=item.astype(np.int32),
+            rating=stars,
+            user_ids=user_ids[rows][order],
+            item_ids=np.strings.add(f"{name}-", numbers),
+            time=draw_times(rng, len(user)),
+            titles=np.strings.add(f"{name.capitalize()} ", numbers),
+            scale=(1.0, 5.0),
+            name=name,
+        )
+        tables.append(table)
+    return tables
+
+
+def write_tables(tables: Sequence[Ratings], folder: Path) -> list[Path]:
+    """Write each table to a Parquet file of its name in `folder`, and return the files."""
+    files = []
+    for table in tables:
+        columns = {
+            "user": table.user_ids[table.user].tolist(),
+            "item": table.item_ids[table.item].tolist(),
+            "rating": table.rating,
+            "time": table.time,
+            "title": None if table.titles is None else table.titles[table.item].tolist(),
+        }
+        file = folder / f"{table.name}.parquet"
+        pq.write_table(
+            pa.table({name: values for name, values in columns.items() if values is not None}), file
+        )
+        files.append(file)
+    return files
+
+
 def _who_rates_what(
     rng: np.random.Generator, users: int, items: int, ratings: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct (user, item) pairs: as many per user as their activity says, items by popularity."""
+    """Draw distinct (user, item) pairs, users by activity and items by popularity."""
     activity = rng.lognormal(0, _ACTIVITY, users)
     most = max(FEWEST, items // 2)
     count = np.clip(np.rint(activity * (ratings / activity.sum())), FEWEST, most).astype(np.int64)
@@ -134,14 +216,14 @@ def fill(
     count: NDArray[np.int64],
     popularity: NDArray[np.floating],
 ) -> NDArray[np.int64]:
-    """`keys` (user x M + item) and so many more that every user has `count` different items, drawn by popularity; sorted."""
+    """Add keys (user x M + item) until every user has `count` different items, drawn by popularity; return them sorted."""
     users, items = len(count), len(popularity)
     cumulative = np.cumsum(popularity) / popularity.sum()
     lacking = count - np.bincount(keys // items, minlength=users)
     tries = 0
     while lacking.any():
         who = np.repeat(np.arange(users), lacking)
-        # Users who want nearly everything would wait long for the tail: after some rounds, all items alike.
+        # Users of nearly all items would wait long for the tail, so after some rounds all items are equally likely.
         drawn = (
             np.minimum(np.searchsorted(cumulative, rng.random(len(who)), "right"), items - 1)
             if tries < 5
@@ -153,20 +235,20 @@ def fill(
     return keys
 
 
-def times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """When ratings were given: seconds since 1970, over three years."""
+def draw_times(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """Draw the times of ratings, in seconds since 1970, over three years."""
     return _START + rng.integers(0, _SPAN, count)
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The different keys in order; for ten million, np.unique takes many times as long."""
+    """Return the distinct keys, sorted; np.unique takes many times as long for ten million."""
     ordered: NDArray[np.int64] = np.sort(keys)
     new: NDArray[np.bool_] = np.append(True, ordered[1:] != ordered[:-1])
     return ordered[new]
 
 
 def _catalogue(rng: np.random.Generator, items: int, categories: int) -> tuple[StrArray, StrArray, StrArray]:
-    """Ids such as "film-017", titles such as "Film 017" and the category of each item."""
+    """Return ids such as "film-017", titles such as "Film 017" and the category of each item."""
     names = np.array(
         [*CATEGORIES, *(f"category{n}" for n in range(len(CATEGORIES), categories))][:categories]
     )
