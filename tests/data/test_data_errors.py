@@ -219,7 +219,7 @@ def test_splits():
     fails(lambda: split_by_time(ratings), "has no times", "--columns time=...")
     fails(lambda: split_items(ratings, 3), "2 items cannot go to 3 parties", "--parties from 1 to 2")
     fails(lambda: split_items(ratings, by="genre"), "no item column 'genre'", "there is none")
-    fails(lambda: synthetic_ratings(items=2), "cannot be", "5 items")
+    fails(lambda: synthetic_ratings(items=2), "cannot generate", "5 items")
 
 
 def test_parties():
