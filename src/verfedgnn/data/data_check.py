@@ -130,7 +130,7 @@ def _regions(found: Sequence[CheckedSource]) -> tuple[OverlapRegion, ...]:
     rated = np.bincount(region_of.reshape(-1), ratings, minlength=len(packed)).astype(np.int64)
     at = np.unpackbits(packed, axis=1, count=len(found)).astype(bool)
     regions = [
-        OverlapRegion(tuple(found[p].name for p in np.flatnonzero(row)), int(count), int(amount))
+        OverlapRegion(tuple(found[p].name for p in np.flatnonzero(row).tolist()), int(count), int(amount))
         for row, count, amount in zip(at, users, rated, strict=True)
     ]
     return tuple(sorted(regions, key=lambda region: (-region.users, len(region.parties))))
