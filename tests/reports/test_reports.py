@@ -1,4 +1,4 @@
-"""Documents as Markdown and HTML, and the audit of a small run: written, resumed, true to its findings."""
+"""Documents as Markdown and HTML, the report of a run, and the audit of a small run."""
 
 from __future__ import annotations
 

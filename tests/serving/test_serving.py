@@ -1,4 +1,4 @@
-"""Serving: the same answers as `Run.recommend`, newcomers, reasons that add up, keys, limits, errors, tables."""
+"""Serving: the recommendations of `Run.recommend`, newcomers, explanations, API keys, limits, errors and tables."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -
     assert len(found["recommendations"]) == 3
 
 
-def test_a_mistake_of_ours_is_told_without_its_insides(
+def test_an_internal_error_shows_no_details(
     catalogue: Catalogue, known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -207,7 +207,7 @@ def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> N
     assert answer.json()["error"]["cause"] == "there is no such parameter"
 
 
-def test_filters_that_nobody_keeps_count_of_take_no_memory(catalogue: Catalogue) -> None:
+def test_the_cache_of_filters_is_bounded(catalogue: Catalogue) -> None:
     party = catalogue.parties[0]
     value = str(party.table.columns["category"][0])
     assert int(party.filter_items({"category": value}).sum()) > 0

@@ -1,4 +1,4 @@
-"""Serving many: plain questions answered like all others, many users in one request, workers, clients that hang up, the stop."""
+"""Serving under load: the fast path, batch requests, workers, clients that disconnect, overload and shutdown."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def folder(run: vf.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("", 400),
     ],
 )
-def test_plain_questions_are_answered_like_those_that_go_the_long_way(
+def test_the_fast_path_gives_the_same_response_as_the_endpoint(
     run: vf.Run, client: Any, people: list[str], query: str, status: int
 ) -> None:
     asked = "/v1/recommendations?" + query.replace("USER", people[3]).replace("PARTY", run.parties[1].name)
@@ -173,7 +173,7 @@ def test_clients_that_hang_up_cost_nobody_an_answer(address: str, people: list[s
     assert all(answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"]}") for answer in stayed)
 
 
-def test_more_than_can_wait_is_turned_away(
+def test_an_overloaded_server_refuses_requests(
     run: vf.Run, people: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "LONGEST_QUEUE", 0)
@@ -186,7 +186,7 @@ def test_more_than_can_wait_is_turned_away(
 
 @contextmanager
 def command(folder: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The running command and its address."""
+    """Start the command, and yield its process and address."""
     words = [
         sys.executable,
         "-m",

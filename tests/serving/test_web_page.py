@@ -1,4 +1,4 @@
-"""The page in headless Chromium: by keyboard only, with and without a key, on a phone, asking nobody else."""
+"""The web page in headless Chromium: by keyboard, with and without an API key, on a phone, without other servers."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """A page and everything that went wrong on it."""
+    """A browser page that records its errors and its requests."""
 
     def __init__(self, chromium: Any, address: str, width: int = 1100) -> None:
         self.context = chromium.new_context(viewport={"width": width, "height": 800})
-        self.page, self.troubles, self.asked = self.context.new_page(), [], []
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.asked: list[str] = []
         self.page.set_default_timeout(10_000)
         self.page.on(
             "console",
@@ -73,7 +75,7 @@ class Visit:
         return self.page.locator(selector).all_inner_texts()
 
     def tab_to(self, id: str) -> None:
-        """Tab until the element has the focus."""
+        """Press Tab until the element has the focus."""
         for _ in range(40):
             if self.page.evaluate("document.activeElement.id") == id:
                 return
