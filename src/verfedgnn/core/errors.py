@@ -40,4 +40,5 @@ class Interrupted(VerFedGNNError):
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(f"{what}; {remedy}" if remedy else what)
-        self.what, self.remedy = what, remedy
+        self.what = what
+        self.remedy = remedy

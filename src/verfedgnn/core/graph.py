@@ -56,7 +56,8 @@ class Graph:
     def adjacency(self) -> tuple[Tensor, Tensor]:
         """A (S*N, S*M) and its transpose, every edge 1."""
         ones = torch.ones(len(self.order), device=self.order.device)
-        rows, columns = self.parties * self.users, self.parties * self.items
+        rows = self.parties * self.users
+        columns = self.parties * self.items
         return _csr(*self.by_user, ones, (rows, columns)), _csr(*self.by_item, ones, (columns, rows))
 
     def estimated(self, normalise: Callable[[Tensor], Tensor]) -> Tensor:
@@ -103,7 +104,8 @@ class _NeighbourSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:
-        ctx.graph, ctx.transposed = graph, transposed
+        ctx.graph = graph
+        ctx.transposed = transposed
         ctx.save_for_backward(dense, weights)
         return _multiply(graph, dense, weights, transposed)
 
@@ -147,7 +149,8 @@ def build_graph(
 ) -> Graph:
     """The graph of one party from the ends of its edges; every pair at most once."""
     by_user_order = np.lexsort((item, user))
-    user, item = user[by_user_order], item[by_user_order]
+    user = user[by_user_order]
+    item = item[by_user_order]
     by_item_order = np.argsort(item, kind="stable")
     user_count = np.bincount(user, minlength=users)
     item_count = np.bincount(item, minlength=items)
@@ -168,7 +171,8 @@ def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
     """The graph (S = 1) of some users only, in order; items keep their numbers and the degrees they have in the whole."""
     pointers, columns = (part.cpu().numpy() for part in graph.by_user)
     rows = users if isinstance(users, slice) else users.cpu().numpy()
-    degree, chosen = np.diff(pointers), np.zeros(graph.users, bool)
+    degree = np.diff(pointers)
+    chosen = np.zeros(graph.users, bool)
     chosen[rows] = True
     count = int(chosen.sum())
     user = np.repeat(np.arange(count), degree[rows])
@@ -180,10 +184,15 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
     """Several parties' graphs (each S = 1) as one block-diagonal graph; items are padded to the largest party."""
     if len(graphs) == 1:
         return graphs[0]
-    users, items = graphs[0].users, max(g.items for g in graphs)
+    users = graphs[0].users
+    items = max(g.items for g in graphs)
     edges = [len(g.order) for g in graphs]
     starts = np.concatenate([[0], np.cumsum(edges)])
-    user_pointers, item_columns, item_pointers, user_columns, order = [], [], [], [], []
+    user_pointers = []
+    item_columns = []
+    item_pointers = []
+    user_columns = []
+    order = []
     for p, (g, start) in enumerate(zip(graphs, starts[:-1].tolist(), strict=True)):
         user_pointers.append(g.by_user[0][:-1] + start)
         item_columns.append(g.by_user[1] + p * items)

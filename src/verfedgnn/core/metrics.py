@@ -94,7 +94,8 @@ def measure_ranking(
 
     Recall@k = found / min(k, wanted); NDCG@k with gains of 1 and the ideal order below; HitRate@k = any found.
     """
-    device, catalogue = users.device, len(items)
+    device = users.device
+    catalogue = len(items)
     judged = torch.unique(wanted.user)
     k = min(k, catalogue)
     discount = 1 / torch.log2(torch.arange(k, device=device, dtype=torch.float64) + 2)

@@ -19,7 +19,8 @@ from verfedgnn.data.source_address import check_address, redact, remove_secrets
 
 ROWS = 1 << 16
 """Rows of a batch."""
-_SQLITE, _DUCKDB = b"SQLite format 3\0", b"DUCK"
+_SQLITE = b"SQLite format 3\0"
+_DUCKDB = b"DUCK"
 # A query means the file's tables: no other file, to read or to write, and no variable of this program that has the same name.
 _OWN_FILE_ONLY = {
     "enable_external_access": "false",

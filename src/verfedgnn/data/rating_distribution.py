@@ -109,7 +109,8 @@ def _periods(days: NDArray[np.datetime64], count: NDArray[np.integer]) -> Bars:
     """Ratings by the finest of day, month and year that needs few bars; very long spans end with the newest years."""
     for unit in ("D", "M", "Y"):
         period = days.astype(f"datetime64[{unit}]")
-        first, last = period.min(), period.max()
+        first = period.min()
+        last = period.max()
         if int((last - first).astype(np.int64)) < MOST_BARS:
             break
     place = (period - last).astype(np.int64) + MOST_BARS - 1

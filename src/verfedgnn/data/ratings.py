@@ -181,7 +181,8 @@ def make_ratings(
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     check_options(duplicates, missing)
-    users, items = as_text(user, "user"), as_text(item, "item")
+    users = as_text(user, "user")
+    items = as_text(item, "item")
     found = parse_numbers(rating, scale)
     found.refuse(at)
     values = found.values

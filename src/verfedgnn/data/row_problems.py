@@ -109,10 +109,8 @@ def find_problems(
         problems.append(DataProblem("empty", lack, "check how it was written", 1, fatal=True))
     for role, codes, ids in (("user", user, users), ("item", item, items)):
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
-        what, remedy = (
-            f"have a {role} of more than {LONGEST_ID} characters",
-            f"name another with --columns {role}=...",
-        )
+        what = f"have a {role} of more than {LONGEST_ID} characters"
+        remedy = f"name another with --columns {role}=..."
         note(f"long-{role}", what, remedy, overlong[codes] & ~gone)
         called = (
             np.append(
@@ -174,7 +172,8 @@ def find_warnings(
             places = () if row_of is None else tuple(row_of[first].tolist())
             found.append(DataProblem(kind, _sentence(int(mask.sum()), what), remedy, int(mask.sum()), places))
 
-    low, high = float(rating.min()), float(rating.max())
+    low = float(rating.min())
+    high = float(rating.max())
     if low == high and len(rating) > 1:
         text = f"all ratings are {low:g}: there is nothing to learn from them"
         found.append(
@@ -197,7 +196,8 @@ def find_warnings(
             "check that times are seconds or milliseconds since 1970",
         )
     counts = np.bincount(user)
-    few, everybody = int(((counts > 0) & (counts < FEW)).sum()), int((counts > 0).sum())
+    few = int(((counts > 0) & (counts < FEW)).sum())
+    everybody = int((counts > 0).sum())
     if few:
         have = "has" if few == 1 else "have"
         text = f"{few:,} of {format_count(everybody, 'user')} ({100 * few / everybody:.0f} %) {have} fewer than {FEW} ratings"

@@ -11,7 +11,9 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data.ids import hash64, mix
 from verfedgnn.data.ratings import Ratings
 
-TRAIN, VALID, TEST = 0, 1, 2
+TRAIN = 0
+VALID = 1
+TEST = 2
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -77,7 +77,8 @@ class ParquetSource:
         """All rows, one column a role."""
         with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
             # By row group: a read of all at once holds the packed pages of all as well.
-            columns, groups = list(self.names.values()), range(file.num_row_groups)
+            columns = list(self.names.values())
+            groups = range(file.num_row_groups)
             parts = [file.read_row_group(group, columns=columns) for group in groups]
             return _by_role(pa.concat_tables(parts) if parts else file.read(columns=columns), self.names)
 

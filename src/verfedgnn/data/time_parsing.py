@@ -47,7 +47,8 @@ def parse_times(
         time[kept] = 0 if found is None else found
         return None if found is None else time, notes
     column = _plain(column)
-    written, column = column, parse_time_text(column)
+    written = column
+    column = parse_time_text(column)
     if is_text(column.type):
         column = parse_time_text(column, detect_day_first([column]))
     kind = column.type
@@ -173,7 +174,9 @@ def _why_not(column: pa.ChunkedArray) -> str:
 
 def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
     """How many values from the first one on are of a kind."""
-    low, high, middle = 0, len(given), 1
+    low = 0
+    high = len(given)
+    middle = 1
     while low < high:
         try:
             pc.cast(given[low:middle], kind)

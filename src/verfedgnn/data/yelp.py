@@ -40,7 +40,8 @@ def read_yelp(
         time, notes = parse_times(_dates(table["date"], path))
     if time is not None:
         order = pc.sort_indices(pa.array(time))
-        table, time = table.take(order), time[order.to_numpy()]
+        table = table.take(order)
+        time = time[order.to_numpy()]
         where = lambda row: f"line {order[row].as_py() + 1} of {path.name}"  # noqa: E731
     ratings = make_ratings(
         table["user_id"],

@@ -31,7 +31,8 @@ def identify(plugin: type) -> str | None:
     file = Path(find_source(plugin))
     if not file.is_file():
         return None
-    source, package = file.read_bytes(), _package(plugin)
+    source = file.read_bytes()
+    package = _package(plugin)
     if package is not None:
         source = f"{package}\n".encode() + source
     name = "".join(c if c.isprintable() else "?" for c in package or file.name)[:100]

@@ -105,7 +105,8 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
             "composed": _smaller(pure, events.compose_epsilon(sent, settings.delta), settings.delta),
             "guarantee": f"epsilon = {settings.epsilon:g} per release, at worst {pure:g} over the run",
         }
-    delta, composed = min(1.0, 1 / settings.r), events.compose_total_variation(sent)
+    delta = min(1.0, 1 / settings.r)
+    composed = events.compose_total_variation(sent)
     meaning = "no guarantee" if composed >= WORTHLESS else f"delta {composed:.3g}"
     return report | {
         "r": settings.r,

@@ -46,7 +46,8 @@ class Rescale:
     @classmethod
     def of(cls, config: Config, users: float, parties: int, ratings: float) -> Rescale:
         """As configured: plain factors, or over the root of how many ratings a coordinate of a party's gradient sums over."""
-        gradients, batch = config.gradients, config.training.batch
+        gradients = config.gradients
+        batch = config.training.batch
         if not gradients.rescale_by_ratings:
             return cls(gradients.rescale_users, gradients.rescale_weights)
         users, ratings = (

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ProtocolError
 
-GRADIENT, NEIGHBOURHOOD = 1, 2
+GRADIENT = 1
+NEIGHBOURHOOD = 2
 """What a stream is for; two uses of one trip never share a stream."""
 
 Integer = TypeVar("Integer", bound=np.integer[Any])
@@ -47,7 +48,8 @@ class Masker:
 
     def derive_secrets(self, index: int, keys: Sequence[str]) -> None:
         """Take this party's place and everybody's public keys, in order; "" for those who are not there."""
-        self.index, self._secrets = index, {}
+        self.index = index
+        self._secrets = {}
         known = [key for key in keys if key]
         if not 0 <= index < len(keys) or keys[index] != self.public or len(set(known)) != len(known):
             raise ProtocolError("the coordinator hands out keys that are not the parties' own")

@@ -62,7 +62,9 @@ class Projection:
         device: torch.device | str = "cpu",
         cache_values: int = CACHE_VALUES,
     ) -> None:
-        self.users, self.seed, self.device = users, seed, torch.device(device)
+        self.users = users
+        self.seed = seed
+        self.device = torch.device(device)
         bounds = cut_blocks(users, block)
         self.tiles: list[Tile] = []
         self.protected = True
@@ -89,7 +91,8 @@ class Projection:
     def part(self, users: slice, rows: slice) -> Projection:
         """The same Phi for some users alone, who are whole blocks of it."""
         part = copy.copy(self)
-        part.users, part.rows = users.stop - users.start, rows.stop - rows.start
+        part.users = users.stop - users.start
+        part.rows = rows.stop - rows.start
         part.tiles = [
             Tile(_moved(tile.rows, rows.start), _moved(tile.columns, users.start), tile.index)
             for tile in self.tiles
@@ -173,8 +176,10 @@ class Projection:
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, tile.index])))
             rng.standard_normal(out=place, dtype=np.float32)
         values *= np.float32(1 / math.sqrt(q))
-        first, last = tiles[0], tiles[-1]
-        rows, columns = slice(first.rows.start, last.rows.stop), slice(first.columns.start, last.columns.stop)
+        first = tiles[0]
+        last = tiles[-1]
+        rows = slice(first.rows.start, last.rows.stop)
+        columns = slice(first.columns.start, last.columns.stop)
         return rows, columns, torch.from_numpy(values).to(self.device)
 
 

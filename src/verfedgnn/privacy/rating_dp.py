@@ -123,7 +123,8 @@ def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
             f"a budget needs gradients.mechanism = skellam: {config.gradients.mechanism} gradients have no epsilon over a whole "
             "training worth asking for; start from --preset private"
         )
-    rounds, every = config.training.epochs, config.training.evaluate_every or 1
+    rounds = config.training.epochs
+    every = config.training.evaluate_every or 1
     validations = -(-rounds // every)
 
     def chosen(z: float) -> Config:
@@ -132,9 +133,11 @@ def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
     def spent(z: float) -> float:
         return rating_epsilon(chosen(z), rounds=rounds, validations=validations, delta=delta)
 
-    low, high = 0.01, 1.0
+    low = 0.01
+    high = 1.0
     while spent(high) > wanted:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if high > LARGEST:
             raise ConfigError(
                 f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; ask for more"

@@ -70,7 +70,8 @@ def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
 
     A xi below 0 is counted as 0.
     """
-    rho, xi = l2**2 / (2 * variance) * (1 + 1 / variance), max(0.0, (6 * l1 - l2**2) / (4 * variance**2))
+    rho = l2**2 / (2 * variance) * (1 + 1 / variance)
+    xi = max(0.0, (6 * l1 - l2**2) / (4 * variance**2))
     return ReleaseEvent("ZCDpEvent", (("rho", rho), ("xi", xi)))
 
 

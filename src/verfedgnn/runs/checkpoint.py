@@ -32,7 +32,8 @@ def _write_checkpoint(
     folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    final, part = folder / f"round-{round:08d}", folder / f".round-{round:08d}.part"
+    final = folder / f"round-{round:08d}"
+    part = folder / f".round-{round:08d}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     for name, state in states.items():

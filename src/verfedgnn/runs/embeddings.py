@@ -52,7 +52,8 @@ class Embeddings:
 
 def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Embeddings:
     """What a party serves, with its ids and titles."""
-    table, parts = party.ratings, _parts(config, model.users.shape[1])
+    table = party.ratings
+    parts = _parts(config, model.users.shape[1])
     about = {"party": party.name, "parts": {name: [part.start, part.stop] for name, part in parts.items()}}
     extra = {
         name: values for name, values in table.columns.items() if name not in ("item", "title", "vector")
@@ -67,7 +68,8 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
 
 def _parts(config: Config, width: int) -> dict[str, slice]:
     """The components by what they are, in the order in which `gnn.model`, `protocol.targets` and `evaluation.gate` add them."""
-    model, centred = config.model, not config.training.ranks and config.model.form != "propagation"
+    model = config.model
+    centred = not config.training.ranks and config.model.form != "propagation"
     sizes = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
     if centred and (model.form == "messages" or model.biases):
         sizes["mean"] = 1

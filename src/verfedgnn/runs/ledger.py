@@ -45,5 +45,6 @@ class Ledger:
         ledger = cls()
         for row in data["rows"]:
             key = (row["kind"], row["direction"], row["party"])
-            ledger.messages[key], ledger.bytes[key] = row["messages"], row["bytes"]
+            ledger.messages[key] = row["messages"]
+            ledger.bytes[key] = row["bytes"]
         return ledger

@@ -75,8 +75,10 @@ class Run:
         row = int(self._user_rows(np.array([str(user)]))[0])
         candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
-            table, model = self.parties[p].ratings, self.models[p]
-            scores, ranks = model.items @ model.users[row], self.config.training.ranks
+            table = self.parties[p].ratings
+            model = self.models[p]
+            scores = model.items @ model.users[row]
+            ranks = self.config.training.ranks
             if ranks:
                 scores = scores.softmax(
                     0
@@ -102,7 +104,8 @@ class Run:
         row = self._user_rows(user)
         predicted = np.full(len(user), np.nan)
         for p in self._chosen(party):
-            table, model = self.parties[p].ratings, self.models[p]
+            table = self.parties[p].ratings
+            model = self.models[p]
             place = find_positions(item, table.item_ids)
             here = np.flatnonzero(place >= 0)
             u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
@@ -221,7 +224,8 @@ def read_run_config(folder: Path) -> Config:
 
 def describe_code_change(config: Config) -> str | None:
     """That a configuration's GNN is a plug-in's whose code is another one here, in words; None if it is not."""
-    then, now = config.model.code, plugins.identify_gnn(config.model.gnn, config.model.form)
+    then = config.model.code
+    now = plugins.identify_gnn(config.model.gnn, config.model.form)
     if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):
         return None
     here = origin.format_code(now) if now is not None else "in no file"

@@ -21,14 +21,19 @@ def evaluate(
     the training and validation parts is not recommended again. A model that `ranks` predicts no stars, so it has no errors.
     """
     rows: list[dict[str, Any]] = []
-    tests, valids, rankings = RatingErrors.zero(), RatingErrors.zero(), RankingScores.zero()
+    tests = RatingErrors.zero()
+    valids = RatingErrors.zero()
+    rankings = RankingScores.zero()
     for party, (users, items) in zip(parties, models, strict=True):
         test = valid = RatingErrors.zero()
         if not ranks:
-            test, valid = measure_errors(users, items, party.test), measure_errors(users, items, party.valid)
+            test = measure_errors(users, items, party.test)
+            valid = measure_errors(users, items, party.valid)
         wanted = party.test.take(party.test.rating >= upper_quarter(party.party.ratings.scale))
         found = measure_ranking(users, items, [party.train, party.valid], wanted, k)
-        tests, valids, rankings = tests + test, valids + valid, rankings + found
+        tests = tests + test
+        valids = valids + valid
+        rankings = rankings + found
         table = party.party.ratings
         rows.append(
             {
