@@ -1,5 +1,6 @@
 # make demo   train three organisations on synthetic data and show the results, in half a minute
 # make test   run the whole test suite
+# make coverage  run the test suite and show the coverage of each module, lowest first
 # make lint   check style, types, the order of the rooms, spelling and prose
 # make docs   build the documentation site in site/
 # make setup  only set up the environment (.venv)
@@ -7,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test coverage lint docs clean
 
 setup: .venv/installed
 
@@ -30,6 +31,9 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+coverage: .venv/installed-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report term
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy

@@ -179,7 +179,7 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
     [
         ("user,thing,rating\n1,2,3\n", "no column for item"),
         ("", "is empty"),
-        (b"PAR1junk", "cut off or damaged"),
+        (b"PAR1junk", "truncated or damaged"),
         (b"\0\1\2\3" * 9, "is not a text table"),
     ],
 )

@@ -84,7 +84,7 @@ HEAD = "user,item,rating\n"
             ],
         ),
         (HEAD + "1,2\n", ["line 2 of", "has 2 fields instead of 3", "--delimiter"]),
-        (HEAD, ["holds no ratings", "header but no rows"]),
+        (HEAD, ["has a header but no ratings", "at least one row"]),
         ("", ["is empty", "downloaded completely"]),
         (
             HEAD.encode() + b"1,2,3\nJos\xe9,2,3\n",
@@ -92,7 +92,7 @@ HEAD = "user,item,rating\n"
         ),
         (HEAD + f"1,{'x' * 300},3\n", ["300 characters", "--columns item=..."]),
         (b"\x00\x01\x02\x03" * 50, ["is not a text table", "CSV, TSV or Parquet"]),
-        (b"PAR1" + b"junk" * 20, ["Parquet file that is cut off or damaged", "download it again"]),
+        (b"PAR1" + b"junk" * 20, ["truncated or damaged Parquet file", "download it again"]),
     ],
 )
 def test_bad_tables(tmp_path, text, words):
@@ -114,11 +114,11 @@ def test_truncated_gzip(tmp_path, keep):
     lines = "".join(f"{k},{k * 7919 % 1000},3\n" for k in range(50_000))
     packed = gzip.compress((HEAD + lines).encode())
     file = table(tmp_path, packed[: int(len(packed) * keep)], "t.csv.gz")
-    fails(lambda: read_ratings(file), "cut off or damaged", "download or pack it again")
+    fails(lambda: read_ratings(file), "truncated or damaged", "download or compress it again")
 
 
 def test_gzip_that_is_none(tmp_path):
-    fails(lambda: read_ratings(table(tmp_path, b"\x1f\x8bnonsense", "t.csv.gz")), "cut off or damaged")
+    fails(lambda: read_ratings(table(tmp_path, b"\x1f\x8bnonsense", "t.csv.gz")), "truncated or damaged")
 
 
 def test_files_that_cannot_be_read(tmp_path, monkeypatch):
@@ -129,16 +129,16 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", denied)
-    fails(lambda: read_ratings(file), "may not be read", "permission denied", "change its mode")
+    fails(lambda: read_ratings(file), "cannot be read", "permission denied", "change its mode")
 
 
 def test_unknown_folder(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"x")
     fails(
         lambda: read_ratings(tmp_path),
-        "no layout that is known",
+        "no known layout",
         "it holds photo.jpg",
-        "name the file itself",
+        "Give the path of a file",
     )
 
 
@@ -163,7 +163,7 @@ def test_options(tmp_path):
     fails(lambda: read_ratings(file, missing="no"), "missing='no'", "error, drop")
     fails(lambda: read_ratings(file, encoding="klingon"), "'klingon'", "utf-8 or latin-1")
     fails(lambda: read_ratings(file, delimiter="::"), "'::'", "one character")
-    fails(lambda: read_ratings(file, users=3), "users", "synthetic data only")
+    fails(lambda: read_ratings(file, users=3), "users", "options are for synthetic data")
     fails(lambda: read_ratings("synthetic", colour=3), "colour", "users, items, ratings")
     fails(lambda: read_ratings(file, scale=(4, 5)), "outside the scale 4 to 5", "line 2 of t.csv")
 
@@ -180,7 +180,7 @@ def test_publisher_files_that_are_damaged(tmp_path):
     fails(lambda: read_ratings(table(tmp_path, "User;ISBN\n1;2\n", "BX-Book-Ratings.csv")), "Book-Rating")
     fails(
         lambda: read_ratings(table(tmp_path, "{bad", "yelp_academic_dataset_review.json")),
-        "is not JSON lines",
+        "does not hold Yelp.s JSON lines",
     )
     review = '{"user_id": "u", "stars": 3}\n'
     fails(
@@ -208,8 +208,8 @@ def test_parquet_contents(tmp_path):
 def test_arrays():
     fails(lambda: make_ratings(["a"], ["x"], ["good"]), "is not a number")
     fails(lambda: make_ratings(["a"], ["x"], [1.0, 2.0]), "give one of each per row")
-    fails(lambda: make_ratings(["a", 3], ["x", "y"], [1.0, 2.0]), "mixes types")
-    fails(lambda: make_ratings([], [], []), "holds no ratings")
+    fails(lambda: make_ratings(["a", 3], ["x", "y"], [1.0, 2.0]), "mixes incompatible types")
+    fails(lambda: make_ratings([], [], []), "has no ratings")
     fails(lambda: make_ratings(["a", None], ["x", "y"], [1.0, 2.0]), "no user", "row 1 of ratings")
 
 

@@ -93,8 +93,12 @@ def test_decimal_commas_in_memory() -> None:
 @pytest.mark.parametrize(
     ("texts", "first", "remedy"),
     [
-        (["5", "1,234", "2,500"], "'1,234'", "a comma before three digits may be decimal or of thousands"),
-        (["4.5", "5", "3,5"], "'3,5'", "some have a decimal comma and others a point"),
+        (
+            ["5", "1,234", "2,500"],
+            "'1,234'",
+            "a comma before three digits may be a decimal comma or a thousands separator",
+        ),
+        (["4.5", "5", "3,5"], "'3,5'", "some ratings have a decimal comma and others a point"),
         (["3,5", "1,2,3"], "'1,2,3'", "correct or remove"),
         (["3,5", "1.234,5"], "'1.234,5'", "correct or remove"),
         (["3,5", "4", "great"], "'great'", "correct or remove"),
@@ -260,7 +264,7 @@ def test_lines_are_still_those_of_the_file(tmp_path: Path) -> None:
 
 def test_every_row_has_a_gap(tmp_path: Path) -> None:
     path = put(tmp_path / "t.csv", "user,item,rating\n1,2,\n,3,4\n")
-    with pytest.raises(DataError, match="holds no ratings"):
+    with pytest.raises(DataError, match="has no ratings"):
         read_ratings(path, missing="drop")
     assert not check_source("t", path, missing="drop").usable
 
@@ -337,7 +341,7 @@ def test_check_names_the_option_and_says_how_many(command: Command, tmp_path: Pa
     assert "2 ratings by 2 users on 1 item" in out
     code, _, err = command("data", "check", path, "--missing", "films:drop")
     assert code == 2
-    assert "a source that is not there" in err
+    assert "names an unknown source" in err
 
 
 def test_a_run_remembers_what_was_left_out(command: Command, tmp_path: Path) -> None:

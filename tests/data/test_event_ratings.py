@@ -201,7 +201,7 @@ def test_it_is_never_guessed(shop: Path) -> None:
         "--columns user=...,item=...,event=",
     )
     (shop.parent / "none.csv").write_text("user,item,event\n")
-    fails(lambda: read_ratings(shop.parent / "none.csv", events=1.0), "holds no events")
+    fails(lambda: read_ratings(shop.parent / "none.csv", events=1.0), "has no events")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_noise_is_a_partys_own_unless_agreed_otherwise(
     first = federated.services[small_parties[0].name]
     assert first.candidate.setup.randomness.secret != party_secret(0, 0)
     assert not torch.equal(federated.public(small_parties[0].name), local(small_parties).public)
-    assert "never leaves it" in federated.runs[small_parties[0].name].metrics["privacy"]["randomness"]
+    assert "never leaves the party" in federated.runs[small_parties[0].name].metrics["privacy"]["randomness"]
 
 
 def test_after_training_each_side_keeps_its_own(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:

@@ -45,7 +45,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_registered_gnn_is_configured_and_trained_by_name(small_parties: list[vf.PartyData]) -> None:
     with pytest.raises(
-        vf.ConfigError, match=r"no GNN 'sage' here; there are: gcn, gat, ggnn; .*--plugin FILE.py"
+        vf.ConfigError, match=r"unknown GNN 'sage'; available: gcn, gat, ggnn; .*--plugin FILE.py"
     ):
         vf.Config.preset("best", model="sage")
     vf.register(my_gnn.Sage)
@@ -66,8 +66,8 @@ def test_names_are_taken_once() -> None:
     assert vf.register(my_gnn.Sage) is my_gnn.Sage, "a notebook's cell may be run again"
     for name, text in (
         ("gcn", "'gcn' is built in"),
-        ("sage", "there is a GNN 'sage' already, in my_gnn"),
-        ("A b", "small letters"),
+        ("sage", "a GNN 'sage' is already registered by my_gnn"),
+        ("A b", "lower-case letters"),
     ):
         with pytest.raises(vf.ConfigError, match=text):
             vf.register(type("Other", (my_gnn.Sage,), {"name": name}))
@@ -136,7 +136,7 @@ def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) 
     ("text", "cause"),
     [
         ("import nowhere_at_all", "ModuleNotFoundError"),
-        (None, "is no Python file"),
+        (None, "is not a Python file"),
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> N
     assert load_agreement(hub).config.model.gnn == "sage"
     plugins._gnns.clear()
     needed = hashlib.sha256((EXAMPLES / "my_gnn.py").read_bytes()).hexdigest()[:16]
-    text = rf"federation.toml: there is no GNN 'sage' here; .* package is installed.*; what is needed is my_gnn.py .*{needed}"
+    text = rf"federation.toml: unknown GNN 'sage'; .* install its package.*; the required plug-in is my_gnn.py .*{needed}"
     with pytest.raises(vf.ConfigError, match=text):
         load_agreement(hub)
 
@@ -314,7 +314,7 @@ def test_a_run_remembers_the_code_of_its_plugin(
     monkeypatch.setenv(plugins.FILES, "")
     with pytest.raises(
         vf.ConfigError,
-        match=r"no GNN 'sage' here; .*--plugin FILE.py .*needed is sage.py \(SHA-256 [0-9a-f]{16}",
+        match=r"unknown GNN 'sage'; .*--plugin FILE.py .*required plug-in is sage.py \(SHA-256 [0-9a-f]{16}",
     ):
         vf.Run.load(run)
 

@@ -220,7 +220,7 @@ def test_every_mode_says_what_it_protects(small_parties: list[vf.PartyData], mod
     about = run.metrics["privacy"]["neighbourhoods"]
     words = {
         "projected": "not differential privacy",
-        "masked": "nobody one party's",
+        "masked": "nobody sees a single party's matrix",
         "noised": "epsilon",
         "exact": "none:",
         "off": "never",

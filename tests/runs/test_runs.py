@@ -202,7 +202,7 @@ def test_a_full_disk_leaves_no_half_run(
     config = vf.Config.preset("paper", epochs=1)
     with monkeypatch.context() as patch:
         patch.setattr("verfedgnn.runs.run.write_party_tables", full)
-        with pytest.raises(vf.RunError, match="make room, then repeat the command"):
+        with pytest.raises(vf.RunError, match="free some space, then repeat the command"):
             vf.train(small_parties, config, out=tmp_path / "run")
     vf.train(small_parties, config, out=tmp_path / "run")
     assert (tmp_path / "run" / "metrics.json").is_file()

@@ -1,40 +1,40 @@
-"""Errors meant for the person who reads them: one line that names the cause and the remedy."""
+"""The package's errors. Each message is one line that says what is wrong and how to fix it."""
 
 
 class VerFedGNNError(Exception):
-    """Base of all errors a user can cause and mend; the command line prints it on one line and exits with `exit_code`."""
+    """Base class of errors that a user can fix. The command line prints the message and exits with `exit_code`."""
 
     exit_code = 2
 
 
 class DataError(VerFedGNNError):
-    """A file or table of ratings cannot be used as it is."""
+    """A file or table of ratings that cannot be used."""
 
 
 class ConfigError(VerFedGNNError):
-    """A configuration is contradictory, unknown, or asks for something unprotected without naming it."""
+    """A configuration that is contradictory or unknown, or that is unprotected without acknowledging it."""
 
 
 class DivergedError(VerFedGNNError):
-    """Numbers grew out of bounds while training."""
+    """A training whose values grew out of bounds."""
 
 
 class RunError(VerFedGNNError):
-    """A run folder cannot be written, read or resumed."""
+    """A run folder that cannot be written, read or resumed."""
 
 
 class PluginWarning(UserWarning):
-    """A run is opened with other code of its plug-in than it was trained with."""
+    """Warning that the code of a run's plug-in has changed since training."""
 
 
 class ProtocolError(VerFedGNNError):
-    """A message is malformed, out of order or out of bounds; its content is never part of the text."""
+    """A message that is malformed, out of order or out of bounds. The error never quotes its content."""
 
     exit_code = 3
 
 
 class Interrupted(VerFedGNNError):
-    """A stop was asked for; what was finished is kept. `remedy` says how to go on; without one, by the same command."""
+    """A requested stop. Finished work is kept, and `remedy` says how to resume; by default, repeat the command."""
 
     exit_code = 4
 

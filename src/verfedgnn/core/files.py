@@ -1,6 +1,6 @@
-"""Files that are whole or not there, folders that one process keeps to itself, and what is said when a disk fails.
+"""Atomic file writes, folder locks and readable errors when a disk fails.
 
-Standard library only: commands that write a key or a federation file do not wait for torch.
+This module uses the standard library only, so that commands that write keys or federation files do not load torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verfedgnn.core.errors import RunError
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """A file that is whole or not there."""
+    """Write `data` to `path` atomically: the file is either complete or unchanged."""
     part = path.with_name(f".{path.name}.part")
     try:
         write_through(part, data)
@@ -29,7 +29,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """A file that is on the disk when this returns; a kill on the way leaves a part of it."""
+    """Write `data` to `path` and flush it to disk. If the process is killed, a partial file may remain."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -37,7 +37,7 @@ def write_through(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names in `folder` are on the disk when this returns: a rename outlives a power cut."""
+    """Flush the entries of `folder` to disk, so that a rename survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -47,20 +47,22 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn a failed write into an error that names the place and the remedy."""
+    """Turn an `OSError` in the block into a `RunError` that names `place` and the remedy."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         full = error.errno == errno.ENOSPC
         remedy = (
-            "make room, then repeat the command, or --resume a training" if full else "choose another --out"
+            "free some space, then repeat the command (for a training, add --resume)"
+            if full
+            else "choose another --out"
         )
         raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
 
 
 def check_writable(folder: Path) -> None:
-    """An error if `folder` cannot be written, or made, before hours are spent on what it is for."""
+    """Raise `RunError` if `folder` cannot be created or written. Call it before any long computation."""
     with writing(folder):
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         tempfile.TemporaryDirectory(prefix=".verfedgnn-", dir=there).cleanup()
@@ -68,7 +70,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep a run folder to this process."""
+    """Create `folder` and lock it for this process; raise `RunError` if another process holds the lock."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -77,7 +79,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(
-                f"{folder} is in use by another process; stop that one, or choose another --out"
+                f"{folder} is in use by another process; stop that process, or choose another --out"
             ) from None
         yield
     finally:

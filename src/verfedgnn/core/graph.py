@@ -1,7 +1,7 @@
-"""A party's bipartite graph of users and items, and the sums over neighbours that all three GNNs are made of.
+"""A party's bipartite graph of users and items, and the sums over neighbours that all three GNNs use.
 
-A graph may hold several parties at once (a stack): S parties with N common users each and their own items, padded to the
-same number M. Its adjacency is block-diagonal, so one product serves all parties and none sees another's edges.
+A graph can hold a stack of S parties. They have the same N users and their own items, padded to the same number M.
+The adjacency of a stack is block-diagonal: one product serves all parties, and no party sees another's edges.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Said once per process by torch; products of CSR and dense matrices, all we use, are long established.
+# torch warns once per process; we use only products of CSR and dense matrices, which are long established.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Edges of S parties, by user and by item.
+    """The edges of S parties, sorted by user and by item.
 
     Shapes: S parties, N users, M items (padded), E edges in all.
     """
@@ -34,57 +34,63 @@ class Graph:
     by_user: tuple[Tensor, Tensor]
     """Row pointers (S*N + 1) and item columns (E), both int32: the adjacency A as CSR."""
     by_item: tuple[Tensor, Tensor]
-    """The same for its transpose."""
+    """Row pointers (S*M + 1) and user columns (E), both int32: the transpose of A as CSR."""
     order: Tensor
     """Position in `by_user` of each edge of `by_item` (E)."""
     user_degree: Tensor
-    """N_u^p, own neighbours of each user (S, N, 1)."""
+    """N_u^p, the number of each user's neighbours at the party (S, N, 1)."""
     item_degree: Tensor
-    """N_v, neighbours of each item (S, M, 1), at least 1 so that it can divide."""
+    """N_v, the number of each item's neighbours (S, M, 1); at least 1, so that it can be a divisor."""
     ratio: Tensor
     """sum_i M_i / M_p, the factor of the party-side estimators E_p(.) (Sec. 4.3), (S, 1, 1)."""
     _estimated: dict[Callable[[Tensor], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def edge_users(self) -> Tensor:
-        """Row of the user (in S*N) of each edge, in `by_user` order."""
+        """The user row (in S*N) of each edge, in `by_user` order."""
         pointers, columns = self.by_user
         rows = torch.arange(len(pointers) - 1, device=columns.device, dtype=columns.dtype)
         return torch.repeat_interleave(rows, pointers.diff())
 
     @cached_property
     def adjacency(self) -> tuple[Tensor, Tensor]:
-        """A (S*N, S*M) and its transpose, every edge 1."""
+        """A (S*N, S*M) and its transpose; every edge has the value 1."""
         ones = torch.ones(len(self.order), device=self.order.device)
         rows = self.parties * self.users
         columns = self.parties * self.items
         return _csr(*self.by_user, ones, (rows, columns)), _csr(*self.by_item, ones, (columns, rows))
 
     def estimated(self, normalise: Callable[[Tensor], Tensor]) -> Tensor:
-        """f(E_p(N_u)) with E_p(N_u) = (sum_i M_i / M_p) N_u^p (Sec. 4.3), computed once: (S, N, 1)."""
+        """Return f(E_p(N_u)) with E_p(N_u) = (sum_i M_i / M_p) N_u^p (Sec. 4.3): (S, N, 1).
+
+        The result is cached per function.
+        """
         if normalise not in self._estimated:
             self._estimated[normalise] = normalise(self.ratio * self.user_degree)
         return self._estimated[normalise]
 
     def sum_items(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
-        """For each user, sum over own neighbours v of weights_uv x_v: (S, M, C) -> (S, N, C)."""
+        """Sum weights_uv x_v over the neighbours v of each user: (S, M, C) -> (S, N, C)."""
         out: Tensor = _NeighbourSum.apply(self, items.reshape(self.parties * self.items, -1), weights, False)  # type: ignore[no-untyped-call]
         return out.view(self.parties, self.users, -1)
 
     def sum_users(self, users: Tensor, weights: Tensor | None = None) -> Tensor:
-        """For each item, sum over neighbours u of weights_uv x_u: (S, N, C) -> (S, M, C)."""
+        """Sum weights_uv x_u over the neighbours u of each item: (S, N, C) -> (S, M, C)."""
         out: Tensor = _NeighbourSum.apply(self, users.reshape(self.parties * self.users, -1), weights, True)  # type: ignore[no-untyped-call]
         return out.view(self.parties, self.items, -1)
 
     def products(self, users: Tensor, items: Tensor) -> Tensor:
-        """x_u . x_v along every edge, in `by_user` order: (S, N, C), (S, M, C) -> (E,)."""
+        """Return x_u . x_v for every edge, in `by_user` order: (S, N, C), (S, M, C) -> (E,)."""
         flat = users.reshape(self.parties * self.users, -1), items.reshape(self.parties * self.items, -1)
         out: Tensor = _EdgeProducts.apply(self, *flat)  # type: ignore[no-untyped-call]
         return out
 
 
 class _EdgeProducts(torch.autograd.Function):
-    """Products along edges, without a row per edge: forward a sampled product, backward two sparse ones."""
+    """Inner products along edges: a sampled dense product forward, two sparse products backward.
+
+    No row per edge is materialised.
+    """
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, users: Tensor, items: Tensor) -> Tensor:
@@ -100,7 +106,7 @@ class _EdgeProducts(torch.autograd.Function):
 
 
 class _NeighbourSum(torch.autograd.Function):
-    """A x or A^T x with optional trainable edge weights (E,), both directions as sparse products."""
+    """The product A x or A^T x with optional trainable edge weights (E,), sparse in both directions."""
 
     @staticmethod
     def forward(ctx: Any, graph: Graph, dense: Tensor, weights: Tensor | None, transposed: bool) -> Tensor:
@@ -111,7 +117,8 @@ class _NeighbourSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
-        graph, (dense, weights) = ctx.graph, ctx.saved_tensors
+        graph = ctx.graph
+        dense, weights = ctx.saved_tensors
         grad = grads[0].contiguous()
         to_dense = _multiply(graph, grad, weights, not ctx.transposed) if ctx.needs_input_grad[1] else None
         to_weights = None
@@ -122,7 +129,7 @@ class _NeighbourSum(torch.autograd.Function):
 
 
 def _multiply_along_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
-    """x_u . x_v of every edge (E,)."""
+    """Return x_u . x_v for every edge (E,)."""
     products: Tensor = torch.sparse.sampled_addmm(graph.adjacency[0], users, items.T, beta=0.0).values()
     return products
 
@@ -147,7 +154,7 @@ def build_graph(
     items: int,
     ratio: float = 1.0,
 ) -> Graph:
-    """The graph of one party from the ends of its edges; every pair at most once."""
+    """Build the graph of one party from the user and item of each edge. Each pair must occur at most once."""
     by_user_order = np.lexsort((item, user))
     user = user[by_user_order]
     item = item[by_user_order]
@@ -168,7 +175,7 @@ def build_graph(
 
 
 def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
-    """The graph (S = 1) of some users only, in order; items keep their numbers and the degrees they have in the whole."""
+    """Restrict a graph (S = 1) to `users`, in ascending order. Items keep their numbers and their full degrees."""
     pointers, columns = (part.cpu().numpy() for part in graph.by_user)
     rows = users if isinstance(users, slice) else users.cpu().numpy()
     degree = np.diff(pointers)
@@ -181,7 +188,10 @@ def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:
-    """Several parties' graphs (each S = 1) as one block-diagonal graph; items are padded to the largest party."""
+    """Stack the graphs of several parties (each S = 1) into one block-diagonal graph.
+
+    Items are padded to the number of the largest party.
+    """
     if len(graphs) == 1:
         return graphs[0]
     users = graphs[0].users
@@ -215,7 +225,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
 
 
 def pad_items(rows: Sequence[Tensor], items: int, value: float = 0.0) -> Tensor:
-    """Per-item rows (M_p, C) of S parties as (S, items, C)."""
+    """Stack the item rows (M_p, C) of S parties into (S, items, C), padded with `value`."""
     if len(rows) == 1 and len(rows[0]) == items:
         return rows[0].unsqueeze(0)
     out = rows[0].new_full((len(rows), items, rows[0].shape[1]), value)
@@ -225,7 +235,7 @@ def pad_items(rows: Sequence[Tensor], items: int, value: float = 0.0) -> Tensor:
 
 
 def move_graph(graph: Graph, device: torch.device) -> Graph:
-    """The same graph on `device`."""
+    """Move a graph to `device`."""
     tensors = ("order", "user_degree", "item_degree", "ratio")
     return replace(
         graph,

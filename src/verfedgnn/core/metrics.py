@@ -12,12 +12,12 @@ from torch import Tensor
 from verfedgnn.core.pairs import Pairs
 
 CHUNK_SCORES = 1 << 23
-"""Scores held at a time while ranking."""
+"""Number of scores in memory at a time while ranking."""
 
 
 @dataclass(frozen=True)
 class RatingErrors:
-    """Sums of errors, so that parties' figures add up."""
+    """Sums of prediction errors, which can be added over parties."""
 
     squared: float
     absolute: float
@@ -30,28 +30,28 @@ class RatingErrors:
 
     @classmethod
     def zero(cls) -> RatingErrors:
-        """Where a sum starts."""
+        """Return the errors of no ratings, the start of a sum."""
         return cls(0.0, 0.0, 0)
 
     @property
     def rmse(self) -> float | None:
-        """Root mean squared error; None without ratings to judge."""
+        """Root mean squared error; None if there are no ratings."""
         return math.sqrt(self.squared / self.count) if self.count else None
 
     @property
     def mae(self) -> float | None:
-        """Mean absolute error; None without ratings to judge."""
+        """Mean absolute error; None if there are no ratings."""
         return self.absolute / self.count if self.count else None
 
 
 def measure_errors(users: Tensor, items: Tensor, pairs: Pairs) -> RatingErrors:
-    """Errors of h_u . h_v on rated pairs."""
+    """Sum the errors of h_u . h_v over rated pairs."""
     error = _errors(users, items, pairs)
     return RatingErrors(float(error.square().sum()), float(error.abs().sum()), len(pairs))
 
 
 def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
-    """The squared error of every pair."""
+    """Return the squared error of h_u . h_v for each rated pair."""
     return _errors(users, items, pairs).square()
 
 
@@ -61,7 +61,7 @@ def _errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
 
 @dataclass(frozen=True)
 class RankingScores:
-    """Sums over users with something to find, so that parties' figures add up."""
+    """Sums of ranking scores over users with wanted items, which can be added over parties."""
 
     recall: float
     ndcg: float
@@ -78,11 +78,11 @@ class RankingScores:
 
     @classmethod
     def zero(cls) -> RankingScores:
-        """Where a sum starts."""
+        """Return the scores of no users, the start of a sum."""
         return cls(0.0, 0.0, 0.0, 0)
 
     def means(self, k: int) -> dict[str, float | None]:
-        """Averages over users, by name; None without users to judge."""
+        """Return the averages over users by name; None if there are no users."""
         sums = {f"recall@{k}": self.recall, f"ndcg@{k}": self.ndcg, f"hitrate@{k}": self.hits}
         return {name: value / self.users if self.users else None for name, value in sums.items()}
 
@@ -90,9 +90,10 @@ class RankingScores:
 def measure_ranking(
     users: Tensor, items: Tensor, seen: Sequence[Pairs], wanted: Pairs, k: int = 20
 ) -> RankingScores:
-    """Rank a party's whole catalogue for every user who has `wanted` items, leaving out what was `seen`.
+    """Rank a party's whole catalogue for every user with `wanted` items, leaving out the `seen` ones.
 
-    Recall@k = found / min(k, wanted); NDCG@k with gains of 1 and the ideal order below; HitRate@k = any found.
+    Recall@k = found / min(k, wanted). NDCG@k has gains of 1 and is divided by that of the ideal order.
+    HitRate@k is 1 if any wanted item is found.
     """
     device = users.device
     catalogue = len(items)

@@ -1,14 +1,14 @@
-"""What a process does with memory that it has freed."""
+"""How the process handles freed memory."""
 
 import ctypes
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed for the next time instead of giving it back to the kernel at once; elsewhere nothing happens.
+    """Let glibc reuse freed memory instead of returning it to the kernel. Without glibc, do nothing.
 
-    It maps every block above 32 MiB by itself and unmaps it when it is freed, so that a matrix of a million users is filled with
-    zeros by the kernel, page by page, each time it is made: half of a round's time there (results/scale.md). Threads share one
-    store: what is freed in one that packs messages serves the next.
+    By default glibc maps each block above 32 MiB separately and unmaps it when it is freed. The kernel then zeroes a
+    matrix of a million users page by page each time one is allocated: half of a round's time (results/scale.md).
+    All threads share one arena, so memory freed by the thread that packs messages can be reused by the others.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

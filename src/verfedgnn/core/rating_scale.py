@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def typical_rating(scale: tuple[float, float]) -> float:
-    """Return the middle of a rating scale, near which first predictions should lie.
+    """Return the middle of a rating scale, near which initial predictions should lie.
 
-    For a scale around 0, return half its reach.
+    For a scale centred at or below 0, return half of its largest absolute value.
     """
     low, high = scale
     middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Files, tables and generators of ratings -> `Ratings` -> split -> parties."""
+"""Ratings: reading them from files and databases, generating, splitting and dividing them among parties."""
 
 from verfedgnn.data.bookcrossing import select_densest
 from verfedgnn.data.parties import (

@@ -1,4 +1,4 @@
-"""BookCrossing: BX-Book-Ratings.csv and BX-Books.csv, with semicolons, quotes, backslashes and latin-1."""
+"""Reader of BookCrossing: BX-Book-Ratings.csv and BX-Books.csv, with semicolons, quotes, backslashes and latin-1."""
 
 import html
 from dataclasses import replace
@@ -14,7 +14,7 @@ from verfedgnn.data.ratings import Ratings, format_count, make_ratings
 from verfedgnn.data.text_files import TextTable
 
 PAPER_SUBSET = (6000, 3000)
-"""Users and items of the subset with the most ratings."""
+"""Number of users and items in the paper's dense subset."""
 
 
 def read_bookcrossing(
@@ -26,10 +26,10 @@ def read_bookcrossing(
     duplicates: str = "error",
     missing: str = "error",
 ) -> Ratings:
-    """The explicit ratings (1 to 10; 0 means "implicit"), by default those of the densest users and items.
+    """Read the explicit ratings (1 to 10; 0 means "implicit"), by default those of the most active users and items.
 
-    `subset` = (users, items): the users with the most explicit ratings, then the items with the most ratings by those
-    users, ties in the order of ids; users left without a rating are dropped. None keeps all explicit ratings.
+    `subset` = (users, items) keeps the users with the most explicit ratings, then the items with the most ratings by those
+    users. Ties are broken by the order of ids, and users left without a rating are dropped. None keeps all explicit ratings.
     """
     text = _text(path)
     table = text.read({"User-ID": TEXT, "ISBN": TEXT, "Book-Rating": pa.float64()})
@@ -54,7 +54,7 @@ def read_bookcrossing(
 
 
 def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
-    """The `users` users with the most ratings, then the `items` items with the most ratings by those users."""
+    """Keep the `users` users with the most ratings, then the `items` items with the most ratings by those users."""
     kept = ratings.select_users(_most(ratings.user, ratings.n_users, users))
     kept = kept.select_items(_most(kept.item, kept.n_items, items))
     active = np.bincount(kept.user, minlength=kept.n_users) > 0
@@ -67,7 +67,7 @@ def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
 
 
 def _most(codes: NDArray[np.int32], size: int, count: int) -> NDArray[np.int64]:
-    """The `count` most frequent codes in ascending order; a stable sort gives ties to the smaller id."""
+    """Return the `count` most frequent codes in ascending order. The stable sort breaks ties by the smaller id."""
     frequency = np.bincount(codes, minlength=size)
     return np.sort(np.argsort(-frequency, kind="stable")[:count])
 
@@ -77,7 +77,7 @@ def _text(path: Path) -> TextTable:
 
 
 def _titled(ratings: Ratings, books: Path) -> Ratings:
-    # Copies in circulation have a few torn lines; a title is not worth failing for.
+    # Common copies have a few broken lines, and titles are optional.
     table = _text(books).read({"ISBN": TEXT, "Book-Title": TEXT}, skip_broken=True)
     wanted = table.filter(pc.is_in(table["ISBN"], value_set=pa.array(ratings.item_ids, TEXT)))
     titles = [html.unescape(title) for title in wanted["Book-Title"].to_pylist()]

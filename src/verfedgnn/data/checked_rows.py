@@ -1,4 +1,4 @@
-"""All rows of a plain table that can be read at all, however bad, and where they stand in it."""
+"""The readable rows of a plain table, valid or not, with their line numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,28 +22,31 @@ from verfedgnn.data.text_files import EncodingError
 
 @dataclass(frozen=True, eq=False)
 class CheckedRows:
-    """A table with one column a role, ratings of text files as they are written."""
+    """A table with one column per role. Ratings from text files are kept as text."""
 
     table: pa.Table
     unread: tuple[DataProblem, ...] = ()
-    """What kept other rows from being read, with their lines."""
+    """Problems of the rows that could not be read, with their lines."""
     text: TextSource | None = None
     broken: NDArray[np.int64] | None = None
-    """The records of a text file that are not in the table."""
+    """Record numbers of a text file that are not in the table."""
 
     @property
     def unit(self) -> str:
-        """What places count."""
+        """The unit of places in messages, "line" or "row"."""
         return "row" if self.text is None else "line"
 
     def placed(self, problems: Sequence[DataProblem]) -> list[DataProblem]:
-        """All problems, with lines of the file (or rows counted from 1) for the table's rows, found in one pass."""
+        """Return all problems, with the table's row numbers replaced by lines of the file or by rows counted from 1.
+
+        The file is read once for all problems.
+        """
         rows = sorted({row for problem in problems for row in problem.places})
         if self.text is None or self.broken is None:
             number = {row: row + 1 for row in rows}
         else:
             records = np.array(rows, np.int64) + self.text.text.header
-            # Broken record j stands before a row if it would still do so were the j broken ones before it taken out.
+            # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.
             records += np.searchsorted(self.broken - np.arange(len(self.broken)), records, "right")
             lines = self.text.text.lines(records.tolist())
             number = {row: lines[record] for row, record in zip(rows, records.tolist(), strict=True)}
@@ -56,7 +59,7 @@ class CheckedRows:
         ]
 
     def _values(self, problem: DataProblem) -> tuple[str, ...]:
-        """What stands in a problem's rows, of ratings and times only; no word that is an id in this table, or may be one."""
+        """Return the ratings or times in a problem's rows, without texts that are or may be ids of this table."""
         column = SHOWN_OF.get(problem.kind)
         if column is None or not problem.places:
             return ()
@@ -73,7 +76,7 @@ class CheckedRows:
 
 
 def read_rows(source: str | Path, **opening: Any) -> CheckedRows:
-    """Read what can be read; a file in another encoding as latin-1, which every file is."""
+    """Read all readable rows. If the encoding is wrong, fall back to latin-1, which decodes any file."""
     opened = open_table(source, **opening)
     opened = _only_looked_at(opened)
     if not isinstance(opened, TextSource):
@@ -87,7 +90,7 @@ def read_rows(source: str | Path, **opening: Any) -> CheckedRows:
         count = len(first) + sum(1 for _ in lines)
         encoding = opened.text.encoding or "utf-8"
         verb = "is" if count == 1 else "are"
-        remedy = "read the file with --encoding latin-1, or the one it was written in"
+        remedy = "give the encoding of the file, for example --encoding latin-1"
         unread.append(
             DataProblem(
                 "encoding",
@@ -115,7 +118,7 @@ def read_rows(source: str | Path, **opening: Any) -> CheckedRows:
 
 
 def _only_looked_at(opened: PlainTable) -> PlainTable:
-    """Without titles and other columns of items, which cannot be wrong."""
+    """Drop titles and other item columns, which need no check."""
     return replace(
         opened, names={role: name for role, name in opened.names.items() if role in (*RATING_ROLES, "time")}
     )

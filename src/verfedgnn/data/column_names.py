@@ -1,4 +1,4 @@
-"""Which column of a table is what: names as people spell them, or as `--columns` says."""
+"""Matching of a table's columns to roles such as user, item and rating, by common names or by `--columns`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,12 @@ from verfedgnn.core.errors import DataError
 
 RATING_ROLES = ("user", "item", "rating")
 
-IF_EVENTS = "if each row is an event such as a view, say what events are worth with --events view=1,purchase=5 or --events 1"
-"""What to do about a table without ratings."""
+IF_EVENTS = (
+    "if each row is an event such as a view, give weights with --events view=1,purchase=5 or --events 1"
+)
+"""Advice for a table without ratings."""
 
-# As people spell them, in lower case without punctuation; the earlier wins.
+# Common names in lower case without punctuation; the earlier one wins.
 ALIASES: dict[str, tuple[str, ...]] = {
     "user": ("user", "userid", "uid", "customer", "customerid", "reviewerid", "visitorid"),
     "item": ("item", "itemid", "iid", "movieid", "businessid", "productid", "bookid", "isbn", "asin", "sku"),
@@ -33,8 +35,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def normalise_name(name: str) -> str:
-    """A column's name in lower case without punctuation."""
-    # RecBole writes the type behind the name: user_id:token.
+    """Return a column's name in lower case without punctuation."""
+    # RecBole appends the type to the name: user_id:token.
     return re.sub(r"[^a-z0-9]", "", name.split(":")[0].lower())
 
 
@@ -48,10 +50,10 @@ def match_columns(
     advice: str = "",
     remedy: str | None = None,
 ) -> dict[str, str]:
-    """The table's name for each role it has a column for; a table without the required ones is an error.
+    """Return the name of the table's column for each role; raise `DataError` if a required role has no column.
 
-    A column of events is only looked for, and one of ratings only used, where it is required. `advice` is one more way out,
-    and `remedy` the one for a table that the options of commands are not for.
+    Columns of ratings and events are matched only if they are required. `advice` is added to the suggested remedy, and
+    `remedy` replaces it for tables that do not come from the command line.
     """
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}
@@ -65,7 +67,7 @@ def match_columns(
     missing = [role for role in required if role not in names and role not in wanted]
     if absent or missing:
         lack = (
-            f"--columns names {', '.join(absent)}, which is not there"
+            f"--columns names {', '.join(absent)}, which does not exist"
             if absent
             else f"no column for {', '.join(missing)}"
         )

@@ -1,4 +1,4 @@
-"""Ratings that are in memory already: Arrow tables, data frames of any library that speaks Arrow, and plain arrays."""
+"""Ratings from memory: Arrow tables, data frames of any library that exports Arrow, and plain arrays."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from verfedgnn.data.time_parsing import parse_times
 
 
 def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = ()) -> Ratings:
-    """Ratings from a path or data set's name, an Arrow table, a data frame, or a tuple (users, items, ratings).
+    """Convert a path or data set name, an Arrow table, a data frame, or a tuple (users, items, ratings) to `Ratings`.
 
-    A data frame is anything with `__arrow_c_stream__`: of pandas, polars, DuckDB, ... Its columns are found by the names that
-    files may have, too (user, item, rating; userId, movieId, stars; ...); `keep` names further item columns.
+    A data frame is any object with `__arrow_c_stream__`, for example of pandas, polars or DuckDB. Its columns are matched by
+    the same names as those of files (user, item, rating; userId, movieId, stars; ...). `keep` names further item columns.
     """
     if isinstance(source, Ratings):
         return source
@@ -28,14 +28,14 @@ def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = ()) 
     if isinstance(source, tuple) and len(source) == 3:
         return make_ratings(*source, name=name)
     raise DataError(
-        f"{name}: a {type(source).__name__} is no table of ratings: give a path, an Arrow table, a data frame, or three arrays "
-        "(users, items, ratings)"
+        f"{name}: a {type(source).__name__} is not a table of ratings; give a path, an Arrow table, a data frame, or "
+        "three arrays (users, items, ratings)"
     )
 
 
 def _from_table(table: pa.Table, name: str, keep: Sequence[str]) -> Ratings:
     names = match_columns(
-        table.column_names, {}, keep=keep, source=name, remedy="rename yours to user, item and rating"
+        table.column_names, {}, keep=keep, source=name, remedy="rename them to user, item and rating"
     )
     time, notes = parse_times(table[names["time"]]) if "time" in names else (None, ())
     return make_ratings(

@@ -1,7 +1,7 @@
-"""The databases ratings are read from: DuckDB and SQLite files and PostgreSQL servers, read-only, as Arrow record batches.
+"""Read-only access to DuckDB files, SQLite files and PostgreSQL servers, as Arrow record batches.
 
-DuckDB and PostgreSQL (by ADBC, which copies rows in their binary form) hand out Arrow themselves; SQLite's rows come through
-Python's own module, some at a time.
+DuckDB and PostgreSQL (by ADBC, which copies rows in binary form) return Arrow data directly. Rows of SQLite are read in
+batches by Python's sqlite3 module.
 """
 
 import re
@@ -18,10 +18,10 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.data.source_address import check_address, redact, remove_secrets
 
 ROWS = 1 << 16
-"""Rows of a batch."""
+"""Number of rows in a batch."""
 _SQLITE = b"SQLite format 3\0"
 _DUCKDB = b"DUCK"
-# A query means the file's tables: no other file, to read or to write, and no variable of this program that has the same name.
+# A query may use only the tables of the file: no other files, and no Python variables with the name of a table.
 _OWN_FILE_ONLY = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",
@@ -30,26 +30,26 @@ _OWN_FILE_ONLY = {
 
 
 class Engine(Protocol):
-    """What is asked of a database; every failure is a `DataError`."""
+    """The interface of a database. Every failure is a `DataError`."""
 
     def tables(self) -> dict[str, list[str]]:
-        """The columns of each table and view, by the name a query calls it."""
+        """Return the columns of each table and view, by its name in queries."""
 
     def schema(self, query: str) -> pa.Schema:
-        """Names and types of a query's columns."""
+        """Return names and types of a query's columns."""
 
     def batches(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a query with these columns."""
+        """Yield the rows of a query whose columns have this schema."""
 
 
 def is_database(head: bytes) -> bool:
-    """Whether a file that starts like this is a database."""
+    """Return whether a file that starts with `head` is a database."""
     return head.startswith(_SQLITE) or head[8:12] == _DUCKDB
 
 
 @contextmanager
 def connect(source: str | Path, head: bytes | None) -> Iterator[Engine]:
-    """The database at an address, or in a file that starts with `head`, for reading; closed at the end."""
+    """Open the database at an address (`head` is None), or in a file that starts with `head`, for reading."""
     if head is None:
         with _postgres(str(source)) as server:
             yield server
@@ -68,7 +68,7 @@ def connect(source: str | Path, head: bytes | None) -> Iterator[Engine]:
 
 
 def quote_identifier(name: str) -> str:
-    """A name as an identifier of SQL."""
+    """Quote a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -79,16 +79,16 @@ class DuckDB:
         self.database = database
 
     def tables(self) -> dict[str, list[str]]:
-        """All but DuckDB's own."""
+        """Return all tables except system tables."""
         rows = self.database.sql(_COLUMNS.format(own="'information_schema', 'pg_catalog'")).fetchall()
         return _by_table(rows, "main")
 
     def schema(self, query: str) -> pa.Schema:
-        """As Arrow will hold them."""
+        """Return the schema as DuckDB converts it to Arrow."""
         return self._result(f"select * from ({query}\n) limit 0").to_arrow_reader(ROWS).schema
 
     def batches(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Straight from DuckDB."""
+        """Yield record batches from DuckDB."""
         yield from self._result(query).to_arrow_reader(ROWS)
 
     def _result(self, query: str) -> Any:
@@ -99,13 +99,13 @@ class DuckDB:
 
 
 class Sqlite:
-    """An SQLite file; a column's type is that of the values found in it."""
+    """An SQLite file. The type of a column is that of the values in it."""
 
     def __init__(self, file: sqlite3.Connection) -> None:
         self.file = file
 
     def tables(self) -> dict[str, list[str]]:
-        """All but SQLite's own."""
+        """Return all tables except system tables."""
         names = self.file.execute(
             "select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by name"
         )
@@ -116,14 +116,14 @@ class Sqlite:
         }
 
     def schema(self, query: str) -> pa.Schema:
-        """The narrowest type that holds all values; a mixture is text."""
+        """Return the narrowest type that holds all values of each column; mixed columns are text."""
         names = [column[0] for column in self._description(f"select * from ({query}\n) limit 0")]
         asked = ", ".join(f"group_concat(distinct typeof({quote_identifier(name)}))" for name in names)
         kinds = self.file.execute(f"select {asked} from ({query}\n)").fetchone()
         return pa.schema([(name, _sqlite_type(kind)) for name, kind in zip(names, kinds, strict=True)])
 
     def batches(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Rows as columns, a batch at a time."""
+        """Yield the rows as record batches."""
         rows = self.file.execute(query)
         while part := rows.fetchmany(ROWS):
             columns = zip(schema, zip(*part, strict=True), strict=True)
@@ -139,22 +139,22 @@ class Sqlite:
 
 
 class Postgres:
-    """A PostgreSQL server; nothing is written: every transaction is read-only."""
+    """A PostgreSQL server. Every transaction is read-only."""
 
     def __init__(self, cursor: Any) -> None:
         self.cursor = cursor
 
     def tables(self) -> dict[str, list[str]]:
-        """All that this user may read but the server's own."""
+        """Return all tables that the user may read, except system tables."""
         self.cursor.execute(_COLUMNS.format(own="'information_schema', 'pg_catalog'"))
         return _by_table(self.cursor.fetchall(), "public")
 
     def schema(self, query: str) -> pa.Schema:
-        """As the server describes a prepared statement."""
+        """Return the schema from the server's description of a prepared statement."""
         return self.cursor.adbc_execute_schema(query)
 
     def batches(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """A binary COPY, as it arrives."""
+        """Yield the batches of a binary COPY as they arrive."""
         self.cursor.execute(query)
         yield from self.cursor.fetch_record_batch()
 
@@ -207,33 +207,33 @@ def _driver(module: str, what: str) -> Any:
     try:
         return __import__(module)
     except ImportError:
-        raise DataError(f"to read from {what}, install the drivers: pip install 'verfedgnn[sql]'") from None
+        raise DataError(f"reading from {what} needs a driver; pip install 'verfedgnn[sql]'") from None
 
 
 @contextmanager
 def _failing(source: str | Path, secrets: list[str], kind: type[Exception]) -> Iterator[None]:
-    """A driver's complaint as one line, without the password."""
+    """Turn a driver's exception into a one-line `DataError` without the password."""
     try:
         yield
     except DataError as error:
         raise DataError(f"{redact(source)}: {error}") from None
     except (kind, pa.ArrowException) as error:
-        # Without the chain: a driver may quote what it was given.
+        # Without the chain, because a driver may quote the password.
         raise DataError(f"{redact(source)}: {_reason(remove_secrets(secrets, str(error)))}") from None
 
 
 def _reason(message: str) -> str:
-    """What a driver says, in one line, and what to do about it."""
-    told = re.search(r"(?:ERROR|FATAL|Error):\s+(.*)", message)
+    """Return a driver's message in one line, with a remedy."""
+    reported = re.search(r"(?:ERROR|FATAL|Error):\s+(.*)", message)
     text = (
-        told[1]
-        if told
+        reported[1]
+        if reported
         else message.removeprefix("IO: [libpq] ").removeprefix("Failed to connect: ").strip().splitlines()[0]
     )[:200].rstrip(" .")
     if "Failed to connect" in message:
-        return f"no connection ({text}): check host, port, database and user; the password may come from PGPASSWORD or ~/.pgpass"
+        return f"no connection ({text}); check host, port, database and user. The password can come from PGPASSWORD or ~/.pgpass"
     if re.search(r"lock", text) and "IO Error" in message:
-        return "another process has this database open for writing: close it there, or read a copy"
+        return "another process has this database open for writing; close it there, or read a copy"
     if "different configuration" in text:
-        return "this program has the database open already, with other settings: close that connection, or read a copy"
-    return f"the database answers: {text}; correct --query, or the database"
+        return "this process already has the database open with other settings; close that connection, or read a copy"
+    return f"the database reports: {text}; correct --query or the database"

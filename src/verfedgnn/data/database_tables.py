@@ -1,4 +1,4 @@
-"""Which rows of a database are ratings: those of a query, or of the one table that looks like them."""
+"""Selection of ratings in a database: the rows of a query, or of the only table with suitable columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,37 +14,40 @@ from verfedgnn.data.source_address import address_name, redact
 
 @dataclass(frozen=True)
 class DatabaseTable:
-    """A query with its columns by role; rows are read when asked for."""
+    """A query with its columns by role. Rows are read on demand."""
 
     source: str | Path
     head: bytes | None
-    """The start of the file; None: a server."""
+    """First bytes of the file; None for a server."""
     query: str
     names: dict[str, str]
-    """The query's column for each role."""
+    """Column of the query for each role."""
 
     @property
     def label(self) -> str:
-        """In front of people."""
+        """Name of the database in messages."""
         return address_name(str(self.source)) if self.head is None else Path(self.source).name
 
     def read(self) -> pa.Table:
-        """All rows, one column a role."""
+        """Read all rows, one column per role."""
         with connect(self.source, self.head) as engine:
             query, schema = self._typed(engine)
             return pa.Table.from_batches(engine.batches(query, schema), schema)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows some at a time."""
+        """Yield the rows in batches."""
         with connect(self.source, self.head) as engine:
             yield from engine.batches(*self._typed(engine))
 
     def at(self, row: int) -> str:
-        """The place of a row for people."""
+        """Describe the place of a row for messages."""
         return f"row {row + 1} of {self.label}"
 
     def _typed(self, engine: Engine) -> tuple[str, pa.Schema]:
-        """The query for these columns alone, those Arrow has no plain type for (uuid, numeric) made plain, and its schema."""
+        """Return a query for these columns only, and its schema.
+
+        Columns of types without a plain Arrow equivalent (uuid, numeric) are cast.
+        """
         columns = {role: quote_identifier(name) for role, name in self.names.items()}
         found = engine.schema(self._select(columns))
         odd = [role for role in columns if not _plain(found.field(role).type)]
@@ -70,13 +73,15 @@ def open_database(
     required: Sequence[str],
     keep: Sequence[str],
 ) -> DatabaseTable:
-    """The table of a query; without one, the only table (or view) with the required columns."""
+    """Return the table of a query; without one, the only table or view with the required columns."""
     label = redact(source)
     with connect(source, head) as engine:
         if query is not None:
             asked = query.strip().rstrip(";").strip()
             if not asked:
-                raise DataError('--query is empty: give a select, such as --query "select * from ratings"')
+                raise DataError(
+                    '--query is empty; give a select statement, for example --query "select * from ratings"'
+                )
             there = engine.schema(f"select * from ({asked}\n) as asked").names
             names = match_columns(there, columns, required=required, keep=keep, source="the query")
             return DatabaseTable(source, head, asked, names)
@@ -110,7 +115,7 @@ def open_database(
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """Whether the readers of columns know what to do with a type."""
+    """Return whether the column readers support a type."""
     types = pa.types
     known = (
         types.is_string,

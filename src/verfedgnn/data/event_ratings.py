@@ -1,12 +1,13 @@
-"""Implicit events (views, purchases, plays) as ratings, by one rule that needs no other data than the events of a pair.
+"""Conversion of implicit events (views, purchases, plays) to ratings, by a rule that uses only the events of a pair.
 
-With n_k events of kind k, worth w_k each, a user's interest in an item is s = sum_k w_k n_k, and its rating
+With n_k events of kind k and weight w_k, a user's interest in an item is s = sum_k w_k n_k, and its rating is
 
     r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
 
-No event is a 1; events worth 5 together (one purchase at 5, five views at 1) are a 4, which is where items count as liked
-(`model.threshold`); as much again takes three quarters of what is left to 5. It grows with every event and every weight,
-saturates, and depends neither on the order of rows nor on what others did, so each organisation applies it alone.
+No event gives 1. A total weight of 5 (one purchase at 5, five views at 1) gives 4, from which items count as liked
+(`model.threshold`); each further 5 covers three quarters of the distance to 5. The rating grows with every event and
+every weight, and saturates. It depends neither on the order of rows nor on other users, so each organisation can apply
+the rule alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,24 +24,24 @@ from verfedgnn.data.ratings import FILL_IN, Ratings, format_count, note_left_out
 from verfedgnn.data.time_parsing import detect_day_first, parse_time_text, parse_times
 
 EventWeights = Mapping[str, float] | float
-"""What an event is worth, by its kind or whatever its kind."""
+"""Weight of an event, by its kind, or one weight for all kinds."""
 Batches = Callable[[], Iterable[pa.RecordBatch]]
-"""The rows of a table, some at a time, from the first one whenever it is called."""
+"""A function that iterates over the rows of a table in batches, from the start on each call."""
 
 FULL = 5.0
-"""What events are worth together where they make an item liked: three quarters up the scale."""
+"""Total weight of events from which an item counts as liked, at three quarters of the scale."""
 _PENDING = 1 << 21
 
 
 def required_columns(events: EventWeights | None) -> tuple[str, ...]:
-    """The columns a table must have: ratings, or events."""
+    """Return the columns that a table of ratings or of events must have."""
     if events is None:
         return ("user", "item", "rating")
     return ("user", "item", "event") if isinstance(events, Mapping) else ("user", "item")
 
 
 def parse_events(text: str) -> EventWeights:
-    """`view=1,purchase=5`, or one number for every row."""
+    """Parse `view=1,purchase=5`, or one number for all rows."""
     try:
         pairs = [part.rpartition("=") for part in text.split(",")]
         if len(pairs) == 1 and not pairs[0][1]:
@@ -48,12 +49,12 @@ def parse_events(text: str) -> EventWeights:
         return check_events({kind.strip(): float(weight) for kind, _, weight in pairs})
     except ValueError:
         raise DataError(
-            f"--events takes what events are worth, as view=1,purchase=5 or as one number, not '{text}'"
+            f"--events takes weights such as view=1,purchase=5, or one number, not '{text}'"
         ) from None
 
 
 def check_events(events: EventWeights) -> EventWeights:
-    """The weights, if they are some."""
+    """Return the weights if they are valid, else raise `DataError`."""
     weights = list(events.values()) if isinstance(events, Mapping) else [events]
     if (
         not weights
@@ -62,13 +63,14 @@ def check_events(events: EventWeights) -> EventWeights:
         or "" in _kinds(events)
     ):
         raise DataError(
-            "--events needs a weight above 0 for a kind of event (5: one is a like), and 0 for kinds to leave out"
+            "--events needs a weight above 0 for at least one kind of event (with 5, one event is a like); "
+            "use 0 for kinds to leave out"
         )
     return events
 
 
 def rate_strength(strength: NDArray[np.float64], scale: tuple[float, float] = (1, 5)) -> NDArray[np.float64]:
-    """The rule: a rating from what a pair's events are worth together."""
+    """Return the rating for the total weight of a pair's events."""
     low, high = scale
     return low + (high - low) * (1 - 4.0 ** (-strength / FULL))
 
@@ -82,10 +84,10 @@ def rate_events(
     missing: str = "error",
     where: Callable[[int], str],
 ) -> Ratings:
-    """One rating for each pair of a user and an item with events, in the order of ids; its time is that of the newest.
+    """Return one rating for each pair of a user and an item with events, in the order of ids.
 
-    `batches` have columns user, item, event if weights go by kind, time and item columns if they like; rows without one of
-    the first three are an error, or left out where `missing` is "drop".
+    Its time is that of the newest event. `batches` have the columns user and item, event if weights depend on the kind, and
+    optionally time and item columns. Rows without one of the first three are an error, or left out if `missing` is "drop".
     """
     check_events(events)
     table, dropped = _counted(
@@ -93,7 +95,7 @@ def rate_events(
     )
     rows = int(pc.sum(table["count"]).as_py()) if table.num_rows else 0
     if not rows:
-        raise DataError(f"{name} holds no events: give a table with at least one row")
+        raise DataError(f"{name} has no events; give a table with at least one row")
     used = table
     if isinstance(events, Mapping):
         _refuse_unknown(table, events)
@@ -101,7 +103,7 @@ def rate_events(
         used = table.filter(pc.invert(pc.is_in(table["event"], value_set=ignored)))
         if not used.num_rows:
             raise DataError(
-                f"{name} has only events that --events leaves out: give one of them a weight above 0"
+                f"{name} has only events with weight 0; give one of their kinds a weight above 0 with --events"
             )
     user, user_ids = encode(as_text(used["user"], "user"), "user")
     item, item_ids = encode(as_text(used["item"], "item"), "item")
@@ -134,15 +136,15 @@ def rate_events(
 
 
 def _counted(batches: Batches, *, by_kind: bool, where: Callable[[int], str] | None) -> tuple[pa.Table, int]:
-    """How often each (user, item, kind) occurs, its newest time and its item columns; and how many rows were left out.
+    """Return the count, newest time and item columns of each (user, item, kind), and the number of rows left out.
 
-    Rows are added up a few million at a time, so what is held is what differs.
+    Rows are aggregated a few million at a time, so memory grows with the number of different keys.
     """
     keys = ["user", "item", "event"] if by_kind else ["user", "item"]
     pending: list[pa.Table] = []
     rows = dropped = waiting = 0
     room = _PENDING
-    # What 3/4/2025 means may take a second look at all rows, and is asked when such a date is met.
+    # Deciding what 3/4/2025 means may take a second pass over all rows, so it is done only when such a date occurs.
     order = cache(lambda: detect_day_first(batch.column("time") for batch in batches()))
     for batch in batches():
         table = _prepared(batch, keys, rows, where, order)
@@ -164,7 +166,10 @@ def _prepared(
     where: Callable[[int], str] | None,
     order: Callable[[], bool | None],
 ) -> pa.Table:
-    """A batch with ids as text, times parsed and a count; without a `where` for errors, rows that lack a key are left out."""
+    """Return a batch with ids as text, parsed times and a count.
+
+    Rows that lack a key are an error at the place that `where` names; without `where` they are left out.
+    """
     columns = {name: trim(as_text(batch.column(name), name)) for name in keys}
     absent = {name: pc.fill_null(pc.equal(columns[name], ""), True) for name in keys}
     lacking = [name for name in keys if pc.any(absent[name]).as_py()]
@@ -188,9 +193,9 @@ def _added(tables: list[pa.Table], keys: list[str]) -> pa.Table:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            "the times are written in different ways: write all of them in one, as 2025-12-31 18:05"
+            "the times have different formats; write all of them in one format, for example 2025-12-31 18:05"
         ) from error
-    # The greatest, because it is the same in any order of rows; an empty text comes before all others.
+    # The maximum does not depend on the order of rows, and an empty text sorts before all others.
     others = [name for name in table.column_names if name not in (*keys, "count")]
     grouped = table.group_by(keys).aggregate([("count", "sum"), *((name, "max") for name in others)])
     return grouped.select([*keys, "count_sum", *(f"{name}_max" for name in others)]).rename_columns(
@@ -214,7 +219,10 @@ def _newest(
 def _strength(
     table: pa.Table, events: EventWeights, group: NDArray[np.int64], pairs: int
 ) -> NDArray[np.float64]:
-    """What each pair's events are worth; kinds are added in one order, so that the sum has the same bits in any order of rows."""
+    """Return the total weight of each pair's events.
+
+    Kinds are added in a fixed order, so the sum is bit-identical for any order of rows.
+    """
     count = table["count"].to_numpy()
     if not isinstance(events, Mapping):
         return float(events) * np.bincount(group, weights=count, minlength=pairs).astype(np.float64)
@@ -232,11 +240,11 @@ def _refuse_unknown(table: pa.Table, events: Mapping[str, float]) -> None:
             unknown.group_by("event").aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])
         )
         kinds = dict(zip(totals["event"].to_pylist(), totals["count_sum"].to_pylist(), strict=True))
-        told = ", ".join(
+        examples = ", ".join(
             [f"{kind[:30]} ({count:,})" for kind, count in kinds.items()][:8] + ["..."] * (len(kinds) > 8)
         )
         raise DataError(
-            f"--events does not say what these are worth: {told}; add them, with 0 to leave them out, as"
+            f"--events has no weight for these kinds: {examples}; add them, with 0 to leave them out, for example"
             f" {_text(events)},{next(iter(kinds))[:30]}=0"
         )
 

@@ -1,7 +1,7 @@
-"""Ids as text: coding them, putting them in order, joining on them and hashing them, a column at a time.
+"""Columns of ids as text: encoding, sorting, joining and hashing them.
 
-Ids are fixed-width numpy text (dtype `U`): sorting, searching and viewing them as integers need no Python objects,
-and two million ids of 14 characters take 112 MB. One overlong id would widen all of them, hence `LONGEST_ID`.
+Ids are fixed-width numpy text (dtype `U`). Sorting, searching and viewing them as integers need no Python objects, and two
+million ids of 14 characters take 112 MB. One very long id would widen all of them, so `LONGEST_ID` limits their length.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ StrArray = NDArray[np.str_]
 LONGEST_ID = 256
 LONGEST_TITLE = 160
 NOTHING = pa.csv.ConvertOptions().null_values
-"""What stands for a missing number or time in a text file: nothing, NA, NULL and the like, as Arrow's reader has it."""
+"""Texts that mean a missing number or time in a text file: "", NA, NULL and others, as in Arrow's reader."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -28,29 +28,29 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
-    """Pyarrow text from a numpy array, a pyarrow (chunked) array or a sequence; `what` names it in errors."""
+    """Convert a numpy array, a pyarrow (chunked) array or a sequence to pyarrow text; `what` names it in errors."""
     array = _as_arrow(values, what)
     if pa.types.is_floating(array.type):
-        # Tables that once had a gap hold integer ids as 17.0; as text they must still be '17'.
+        # Tables that once had missing values hold integer ids as 17.0; as text they must still be '17'.
         try:
             array = pc.cast(array, pa.int64())
         except pa.ArrowInvalid as error:
             raise DataError(
-                f"the {what} column holds fractions or NaN, not ids: name another with --columns {what}=..."
+                f"the {what} column holds fractions or NaN, not ids; name another column with --columns {what}=..."
             ) from error
     try:
         return pc.cast(array, TEXT)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
-            f"the {what} column has type {array.type}, which cannot be read as ids: store it as text or integers"
+            f"the {what} column has type {array.type}, which cannot be read as ids; store it as text or integers"
         ) from error
 
 
 def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
-    """Titles and other columns of items as text.
+    """Convert titles and other item columns to text.
 
-    They are for people and for cutting a table, so no type of column is refused: a list is its parts with | between them, as
-    MovieLens writes genres, and what Arrow has no text for is written as Python does.
+    Every type of column is accepted. Lists are joined with |, as in MovieLens' genres, and types that Arrow cannot convert
+    are formatted by Python.
     """
     array = _as_arrow(values, what)
     kind = array.type
@@ -65,7 +65,7 @@ def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
 
 
 def _of_floats(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Whole numbers without a point, as ids are; fractions as they are, and nothing where there is no number."""
+    """Format whole numbers without a decimal point and fractions with one; NaN and infinity become null."""
     array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, array.type))
     try:
         return pc.cast(pc.cast(array, pa.int64()), TEXT)
@@ -79,23 +79,21 @@ def _as_arrow(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
             values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
         )
     except (pa.ArrowException, TypeError) as error:
-        raise DataError(
-            f"the {what} column mixes types that do not go together: give them all as text"
-        ) from error
+        raise DataError(f"the {what} column mixes incompatible types; convert all of them to text") from error
 
 
 def trim(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Text without blanks around it: '17, 4, 5' must not make ' 4' another item than '4' at the next party."""
+    """Strip whitespace from text: with '17, 4, 5', the item ' 4' must equal the item '4' of another party."""
     return pc.utf8_trim_whitespace(column) if is_text(column.type) else column
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text."""
+    """Return whether a column of this type holds text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> StrArray:
-    """Numpy text from pyarrow text; nulls become "" and `longest` cuts what would widen the whole array."""
+    """Convert pyarrow text to numpy text. Nulls become "", and texts are cut to `longest` characters."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     array = pc.fill_null(array, "")
@@ -105,7 +103,7 @@ def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> S
 
 
 def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
-    """The order in which ids, given in both forms, are kept: by number if all of them are integers, else by code point."""
+    """Return the sort order of ids, given in both forms: numeric if all of them are integers, else by code point."""
     # NumPy sorts fixed-width text in half of Arrow's time.
     by_text: NDArray[np.int64] = np.argsort(text)
     if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]{1,18}$")).as_py():
@@ -115,14 +113,14 @@ def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
 
 
 def sort_ids(ids: StrArray) -> StrArray:
-    """Ids in the order of `order_of`, so that everyone who holds the same ids holds them in the same order."""
+    """Sort ids by `order_ids`, so that all holders of the same ids have them in the same order."""
     return ids[order_ids(pa.array(ids, type=TEXT), ids)]
 
 
 def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
-    """The code of each value, in no particular order, and the values; nulls are coded -1."""
+    """Return the code of each value and the distinct values, in no particular order. Nulls have the code -1."""
     found = pc.dictionary_encode(values)
-    # All chunks have the last one's dictionary, as far as it was when they were made.
+    # The dictionary of each chunk is a prefix of the last one's.
     chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
     if not chunks:
         return np.empty(0, np.int32), pa.array([], TEXT)
@@ -131,12 +129,12 @@ def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int
 
 
 def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], StrArray]:
-    """The code of each value and the ids in order, ``ids[codes] == values``."""
+    """Return the code of each value and the sorted ids, with ``ids[codes] == values``."""
     codes, dictionary = encode_unordered(values)
     longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
     if longest > LONGEST_ID:
         raise DataError(
-            f"a {what} id has {longest:,} characters (at most {LONGEST_ID}): that column is hardly one of ids,"
+            f"a {what} id has {longest:,} characters, more than {LONGEST_ID}; if the column does not hold ids,"
             f" name another with --columns {what}=..."
         )
     ids = to_numpy(dictionary)
@@ -147,13 +145,13 @@ def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.in
 
 
 def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
-    """The row of each id in `among`, -1 where it is not there."""
+    """Return the position of each id in `among`, or -1 if it is absent."""
     found = pc.index_in(pa.array(ids, type=TEXT), value_set=pa.array(among, type=TEXT))
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def look_up(ids: StrArray, keys: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> StrArray:
-    """The value that belongs to each id in a table of keys and values, "" where there is none."""
+    """Return the value of each id in a table of keys and values, or "" if it is absent."""
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
     found = pc.index_in(pa.array(ids, type=TEXT), value_set=pc.cast(keys, TEXT))
@@ -161,16 +159,16 @@ def look_up(ids: StrArray, keys: pa.Array | pa.ChunkedArray, values: pa.Array | 
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: a bijection of 64 bits in which each bit of input moves half of the output."""
+    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the output bits."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
 def hash64(ids: StrArray, seed: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of each id, from its code points and the seed only.
+    """Return a 64-bit hash of each id, from its code points and the seed only.
 
-    The padding of fixed-width text is zeros and leaves the hash as it is, so an id hashes alike beside any others.
+    The zero padding of fixed-width text does not change the hash, so it does not depend on the other ids.
     """
     start = np.full(len(ids), int(seed) % 2**64, np.uint64)
     h = mix(start + _GOLDEN)

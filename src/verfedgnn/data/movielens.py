@@ -1,4 +1,4 @@
-"""MovieLens in its three layouts: 100K (u.data), 1M and 10M (ratings.dat), 20M and later (ratings.csv)."""
+"""Readers of MovieLens in its three layouts: 100K (u.data), 1M and 10M (ratings.dat), 20M and later (ratings.csv)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from verfedgnn.data.ratings import Ratings, make_ratings
 from verfedgnn.data.table_sources import read_header, read_table
 from verfedgnn.data.text_files import TextTable, open_stream, read_first_bytes, reading
 
-# u.genre, for copies that lack it.
+# The content of u.genre, for copies that lack it.
 _GENRES_100K = [
     *(
         "unknown",
@@ -41,7 +41,7 @@ def read_100k(
     duplicates: str = "error",
     missing: str = "error",
 ) -> Ratings:
-    """MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
+    """Read MovieLens-100K: u.data, tab separated without a header, and u.item for titles and genres."""
     ratings = _read(
         TextTable(path, delimiter="\t", header=False, quoted=False), list(_COLUMNS), name, duplicates, missing
     )
@@ -66,8 +66,8 @@ def read_dat(
     duplicates: str = "error",
     missing: str = "error",
 ) -> Ratings:
-    """MovieLens-1M or -10M: ratings.dat with '::' between the fields, and movies.dat for titles and genres."""
-    # '::' is ':' twice, so every other column is empty.
+    """Read MovieLens-1M or -10M: ratings.dat with '::' between fields, and movies.dat for titles and genres."""
+    # The delimiter ':' splits '::' into two, so every other column is empty.
     names = ["user", "a", "item", "b", "rating", "c", "time"]
     text = TextTable(path, delimiter=":", header=False, quoted=False)
     ratings = _read(text, names, name, duplicates, missing)
@@ -83,7 +83,7 @@ def read_dat(
     fields = [line.split("::") for line in lines if line]
     if any(len(parts) != 3 for parts in fields):
         raise DataError(
-            f"{items} has lines that are not MovieID::Title::Genres: download it again or move it away"
+            f"{items} has lines that are not MovieID::Title::Genres; download it again or move it away"
         )
     ids, titles, genres = (pa.array([parts[k] for parts in fields], TEXT) for k in range(3))
     return _described(ratings, ids, titles, _first_genre(genres))
@@ -97,7 +97,7 @@ def read_csv(
     duplicates: str = "error",
     missing: str = "error",
 ) -> Ratings:
-    """MovieLens-20M and later, or an older one as CSV: ratings.csv and movies.csv with headers."""
+    """Read MovieLens-20M and later, or an older edition as CSV: ratings.csv and movies.csv with headers."""
     ratings = read_table(path, duplicates=duplicates, missing=missing, name=name)
     ratings = replace(ratings, scale=_stars(ratings.rating))
     if items is None:
@@ -105,7 +105,7 @@ def read_csv(
     found = read_header(TextTable(items), read_first_bytes(items))
     if len(found) < 3:
         raise DataError(
-            f"{items} has columns {', '.join(found)} instead of movieId, title, genres: download it again"
+            f"{items} has columns {', '.join(found)} instead of movieId, title, genres; download it again"
         )
     movies = TextTable(items).read(dict.fromkeys(found[:3], TEXT))
     ids, titles, genres = (movies[column] for column in found[:3])
@@ -113,7 +113,7 @@ def read_csv(
 
 
 def _stars(rating: NDArray[Any]) -> tuple[float, float]:
-    """1 to 5, or 0.5 to 5 in the editions with half stars."""
+    """Return the scale: 1 to 5, or 0.5 to 5 in editions with half stars."""
     return (0.5 if (rating % 1 > 0).any() else 1.0), 5.0
 
 

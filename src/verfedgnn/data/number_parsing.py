@@ -1,7 +1,7 @@
-"""Ratings as numbers, alike wherever they come from: stored as such, or text with a decimal point or a decimal comma.
+"""Parsing of ratings from numeric columns, and from text with a decimal point or a decimal comma.
 
-A comma is decimal where nothing else is possible: no rating of the column has a point, and some comma does not stand before
-exactly three digits (`3,5`, `0,125`), as it would in thousands (`1,234`), or the scale given has no room for thousands.
+A comma is decimal only if nothing else is possible: no rating in the column has a point, and either some comma cannot be a
+thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends below 1,000.
 """
 
 from collections.abc import Callable
@@ -24,49 +24,49 @@ _THOUSANDS = r"^[-+]?[1-9][0-9]{0,2},[0-9]{3}$"
 
 NO_RATING = "have a rating that is missing or NaN"
 INFINITE = "have a rating that is infinite (more than 3.4e38)"
-"""What rows have that cannot be used."""
+"""Descriptions of rows with unusable ratings."""
 CORRECT = "correct or remove them"
-_ONE_WAY = "some have a decimal comma and others a point, write all of them in one way"
+_ONE_WAY = "some ratings have a decimal comma and others a point; use one of them throughout"
 _WHICH = (
-    "a comma before three digits may be decimal or of thousands, write a point or nothing in its place, or say with --scale"
-    " that ratings are below 1,000 (--scale 1,5)"
+    "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the scale"
+    " if ratings are below 1,000 (--scale 1,5)"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class ParsedNumbers:
-    """A column of ratings."""
+    """A parsed column of ratings."""
 
     values: NDArray[np.float64]
-    """NaN where there is none."""
+    """The ratings, NaN if missing or not a number."""
     unlike: Mask
-    """Which are there and are no numbers."""
+    """Mask of the values that are present but not numbers."""
     remedy: str = CORRECT
-    """What to do about those."""
+    """What to do about the values that are not numbers."""
     first: str = ""
-    """The first of those, as it is written."""
+    """Text of the first value that is not a number."""
     notes: tuple[str, ...] = ()
-    """What was decided about all of them."""
+    """Sentences about how the column was read."""
 
     def refuse(self, at: Callable[[int], str]) -> None:
-        """Raise if one is no number; `at` names the place of a row."""
+        """Raise `DataError` if a value is not a number; `at` describes the place of a row."""
         if self.unlike.any():
             place = at(int(self.unlike.argmax()))
             raise DataError(f"the rating {quote_value(self.first)} in {place} is not a number: {self.remedy}")
 
 
 def quote_value(value: str) -> str:
-    """A value in front of people: short, in quotes, and nothing in it that a terminal would obey."""
+    """Return a value for messages: shortened, quoted, and without control characters."""
     return repr(shorten(value))
 
 
 def shorten(value: str) -> str:
-    """The start of a value that is long."""
+    """Shorten a text to 40 characters."""
     return value if len(value) <= 40 else value[:37] + "..."
 
 
 def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> ParsedNumbers:
-    """Ratings from an Arrow column, a numpy array or a sequence; `scale` is the one people gave, if they did."""
+    """Parse ratings from an Arrow column, a numpy array or a sequence; `scale` is the scale that the user gave."""
     if not isinstance(ratings, pa.Array | pa.ChunkedArray):
         array = np.asarray(ratings)
         if array.dtype.kind in "fiub":
@@ -92,7 +92,7 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
         found = pa.array(
             [None if word is None else _number(word) for word in words.to_pylist()], pa.float64()
         )
-    # One more for nulls, whose code is -1.
+    # The appended entry is for nulls, whose code is -1.
     unlike = np.append(np.asarray(pc.and_(pc.is_valid(words), pc.is_null(found)), bool), False)[place]
     values = np.append(found.to_numpy(zero_copy_only=False), np.nan)[place]
     return ParsedNumbers(
@@ -101,7 +101,7 @@ def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> Par
 
 
 def find_infinite(rating: NDArray[np.float64]) -> Mask:
-    """Which ratings are beyond all numbers when they are kept, in single precision."""
+    """Return a mask of the ratings that are infinite in single precision, in which they are stored."""
     with np.errstate(over="ignore"):
         return np.isinf(rating.astype(np.float32))
 
@@ -115,10 +115,10 @@ def _sequence(array: NDArray[Any]) -> pa.Array:
         return pa.array(array.tolist(), from_pandas=True)
     except (pa.ArrowException, TypeError, OverflowError):
         pass
-    try:  # numbers that Arrow does not know, such as fractions
+    try:  # Number types that Arrow does not support, such as fractions.
         return pa.array(array.astype(np.float64))
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError("a rating is not a number: correct it or remove the row") from error
+        raise DataError("a rating is not a number; correct it or remove the row") from error
 
 
 def _stored(column: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
@@ -126,7 +126,7 @@ def _stored(column: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
         cast = pc.cast(column, pa.float64(), safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
-            f"the rating column has type {column.type}, which is not a number: correct or convert it"
+            f"the rating column has type {column.type}, which is not a number; correct or convert it"
         ) from error
     values: NDArray[np.float64] = cast.to_numpy(
         **({} if isinstance(cast, pa.ChunkedArray) else {"zero_copy_only": False})
@@ -135,7 +135,7 @@ def _stored(column: pa.Array | pa.ChunkedArray) -> NDArray[np.float64]:
 
 
 def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Array, str]:
-    """The words with a point for a decimal comma; or as they are, and what to do about commas that may be something else."""
+    """Replace decimal commas by points. If commas are ambiguous, return the words unchanged and a remedy."""
     commas = _count(words, _COMMA)
     if not commas:
         return words, CORRECT
@@ -160,7 +160,7 @@ def _cast(words: pa.Array) -> pa.Array | None:
 
 
 def _number(word: str) -> float | None:
-    """The number Arrow would read, or None."""
+    """Return the number that Arrow reads, or None."""
     try:
         return float(pc.cast(pa.scalar(word), pa.float64()).as_py())
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Tables with different items put together into one."""
+"""Pooling of tables with different items into one."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from verfedgnn.data.ratings import Ratings, format_count
 
 
 def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
-    """All ratings in one table; `column` tells the table each item came from.
+    """Pool all ratings in one table; the item column `column` names the table that each item came from.
 
-    Users and items are those of any table, in the order of ids, so tables with one set of users keep its codes. Times,
-    titles and item columns stay where every table has them.
+    Users and items are the union over all tables, in the order of ids, so tables with the same users keep their codes.
+    Times, titles and item columns are kept if every table has them.
     """
     refuse_shared_items(tables)
     user_ids = tables[0].user_ids
@@ -53,6 +53,6 @@ def refuse_shared_items(tables: Sequence[Ratings]) -> None:
         first, second = [t.name for t in tables if item in t.item_ids][:2]
         shared = int((count > 1).sum())
         raise DataError(
-            f"item {item!r} is at both {first!r} and {second!r} ({format_count(shared, 'such item')}): an item belongs to"
-            " one party, drop it at one of them, or prefix the ids if they mean different things"
+            f"item {item!r} is in both {first!r} and {second!r} ({format_count(shared, 'such item')}); an item belongs to"
+            " one party. Remove it from one of them, or prefix the ids if they mean different items"
         )

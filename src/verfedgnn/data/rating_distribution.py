@@ -1,4 +1,4 @@
-"""How ratings are spread: over the scale, over users and items, over time; as labelled counts that can be drawn."""
+"""The distribution of ratings over the scale, users, items and time, as labelled counts for bar charts."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from verfedgnn.data.time_parsing import EARLIEST, latest_plausible_time
 
 Bars = tuple[tuple[str, int], ...]
-"""Labels and counts, in the order they are drawn."""
+"""Labels and counts of bars, in the order in which they are drawn."""
 
 MOST_BARS = 24
 _VALUES = 11
@@ -17,7 +17,7 @@ _VALUES = 11
 
 @dataclass(frozen=True)
 class Distribution:
-    """A table of ratings seen from afar."""
+    """Summary of a table of ratings."""
 
     ratings: int
     users: int
@@ -26,20 +26,21 @@ class Distribution:
     highest: float
     mean: float
     values: Bars
-    """How often each rating was given, or in ten equal bins where there are many different ones."""
+    """Count of each rating, or of ten equal bins if there are many different ratings."""
     per_user: Bars
-    """Users by how many ratings they have, in bins that grow: 1, 2-4, 5-9, 10-19, ..."""
+    """Number of users by their number of ratings, in growing bins: 1, 2-4, 5-9, 10-19, ..."""
     per_item: Bars
-    """Items likewise."""
+    """Number of items by their number of ratings, in the same bins."""
     first: str | None
-    """The day of the first rating, if there are times."""
+    """Day of the first rating; None without times."""
     last: str | None
+    """Day of the last rating; None without times."""
     over_time: Bars
-    """Ratings by year, month or day, whichever makes a readable number of bars."""
+    """Number of ratings by year, month or day, depending on the time span."""
 
     @property
     def density(self) -> float:
-        """The share of all pairs that are rated."""
+        """Share of all (user, item) pairs that are rated."""
         return self.ratings / max(1, self.users * self.items)
 
 
@@ -50,9 +51,10 @@ def describe_ratings(
     time: NDArray[np.int64] | None,
     now: int | None = None,
 ) -> Distribution | None:
-    """The distribution of ratings given by codes of users and items; None of no ratings.
+    """Describe ratings given by codes of users and items; return None if there are no ratings.
 
-    Times before 1990 or after `now` are mistakes, and would squeeze all others into one bar: they are drawn only if all are so.
+    Times before 1990 or after `now` are probably mistakes and would squeeze all others into one bar. They are left out
+    unless all times are like that.
     """
     if not len(rating):
         return None
@@ -78,7 +80,7 @@ def describe_ratings(
 
 
 def bin_counts(counts: NDArray[np.integer]) -> Bars:
-    """How many counts fall into 1, 2-4, 5-9, 10-19, 20-49, ..., from the smallest to the largest."""
+    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the start."""
     edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
     edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]
     found = np.histogram(counts, [*edges[:-1], np.inf])[0]
@@ -88,7 +90,7 @@ def bin_counts(counts: NDArray[np.integer]) -> Bars:
 
 
 def _values(rating: NDArray[np.floating]) -> Bars:
-    # A sort of millions for a handful of values would cost more than all the rest.
+    # Sorting millions of ratings with a few distinct values would take longer than everything else.
     few = np.unique(rating[: 1 << 16])
     if len(few) <= _VALUES:
         place = np.minimum(np.searchsorted(few, rating), len(few) - 1)
@@ -106,7 +108,10 @@ def _values(rating: NDArray[np.floating]) -> Bars:
 
 
 def _periods(days: NDArray[np.datetime64], count: NDArray[np.integer]) -> Bars:
-    """Ratings by the finest of day, month and year that needs few bars; very long spans end with the newest years."""
+    """Count ratings by the finest of day, month and year that needs at most `MOST_BARS` bars.
+
+    If even years need more, the oldest are merged into the first bar.
+    """
     for unit in ("D", "M", "Y"):
         period = days.astype(f"datetime64[{unit}]")
         first = period.min()
@@ -123,10 +128,10 @@ def _periods(days: NDArray[np.datetime64], count: NDArray[np.integer]) -> Bars:
 
 
 def _by_day(time: NDArray[np.int64]) -> tuple[NDArray[np.datetime64], NDArray[np.integer]]:
-    """The days with ratings, in order, and how many each has."""
+    """Return the days with ratings, in order, and the number of ratings on each."""
     day = time // 86_400
     first = int(day.min())
-    if int(day.max()) - first > 1_000_000:  # no dates: a count of each would be too long a list
+    if int(day.max()) - first > 1_000_000:  # Not plausible dates, and too many days to count each.
         found, count = np.unique(day, return_counts=True)
         return found.astype("datetime64[D]"), count
     count = np.bincount(day - first)

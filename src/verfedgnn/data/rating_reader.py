@@ -1,4 +1,4 @@
-"""`read_ratings`: from a path or the name of a data set to `Ratings`, whatever the layout."""
+"""Reading of ratings from a path or the name of a data set, in any supported layout."""
 
 import os
 import re
@@ -29,11 +29,11 @@ FETCH: dict[str, str] = {
     "yelp": "https://www.yelp.com/dataset",
     "amazon-books-movies-dense": "https://github.com/RaghavPu/wasserstein-cdr-embeddings (data/Amazon-Dense-Subset)",
 }
-"""Where the publishers keep the data sets that are known by name."""
+"""Download pages of the data sets that are known by name."""
 
 SYNTHETIC_OPTIONS = ("users", "items", "ratings", "dim", "noise", "categories")
 
-# Main file, companion with titles, reader; the first whose main file is there names the layout.
+# Main file, companion file with titles, reader. The first entry whose main file exists determines the layout.
 _LAYOUTS = (
     ("u.data", "u.item", movielens.read_100k),
     ("ratings.dat", "movies.dat", movielens.read_dat),
@@ -61,25 +61,34 @@ def read_ratings(
 ) -> Ratings:
     """Read ratings from a file, a folder in a publisher's layout, a database, or a data set by name.
 
-    `path` is a table (CSV, TSV, .inter, Parquet, gzip or not), a DuckDB or SQLite file, a PostgreSQL server
-    ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the item
-    column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic". `columns` maps user, item, rating,
-    time, title and further item columns to the names in a plain table; `duplicates` ("error", "first", "last", "mean") says
-    what becomes of a repeated (user, item) pair, `missing` ("error", "drop") of a row without a user, an item or a rating;
-    `query` is the select that gives a database's table; `events` says what events are worth ({"view": 1, "purchase": 5}, or a
-    number for every row) where each row is one and there are no ratings;
-    `encoding`, `delimiter`, `scale` and `keep` (further item columns, if there) are for plain tables, `subset` for
-    BookCrossing; `seed` and further options (users, items, ratings, ...) for synthetic data.
+    Args:
+        path: A table (CSV, TSV, .inter, Parquet, with or without gzip), a DuckDB or SQLite file, a PostgreSQL server
+            ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
+            item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic".
+        columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
+        duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
+        missing: How to treat rows without a user, an item or a rating: "error" or "drop".
+        seed: Seed of synthetic data.
+        encoding: Text encoding of a plain table.
+        delimiter: Delimiter of a plain table.
+        scale: Lowest and highest rating of a plain table or of synthetic data.
+        keep: Further item columns to keep, if the table has them.
+        query: Select statement that returns the ratings of a database.
+        events: Weights of events ({"view": 1, "purchase": 5}, or one number), for tables of events instead of ratings.
+        subset: Number of users and items of the BookCrossing subset; None for all.
+        **options: Further options of synthetic data (users, items, ratings, ...).
     """
     if str(path) == "synthetic" and not Path(path).exists():
         unknown = options.keys() - SYNTHETIC_OPTIONS
         if unknown:
             raise DataError(
-                f"synthetic data has no option {min(unknown)}: there is {', '.join(SYNTHETIC_OPTIONS)}"
+                f"synthetic data has no option {min(unknown)}; use {', '.join(SYNTHETIC_OPTIONS)}"
             )
         return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
     if options:
-        raise DataError(f"{', '.join(options)}: options of synthetic data only, not of {redact(path)}")
+        raise DataError(
+            f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
+        )
     table = partial(
         read_table,
         columns=columns,
@@ -112,34 +121,32 @@ def read_ratings(
 
 
 def locate(path: str | Path) -> Path:
-    """The file or folder a path or a data set's name stands for."""
+    """Return the file or folder of a path or of a data set's name."""
     given = Path(path).expanduser()
     with reading(given):
         if given.exists():
             return given
     name = redact(path)
     if re.match(r"\w+://", name):
-        raise DataError(
-            f"{name} is not an address that is known: ratings are read from files and from postgresql://..."
-        )
+        raise DataError(f"{name} is not a supported address; give a file or postgresql://...")
     if len(given.parts) != 1 or given.suffix:
         raise missing_file(name)
     fetch = f"fetch it from {FETCH[name]}" if name in FETCH else f"known names: synthetic, {', '.join(FETCH)}"
     folder = os.environ.get(DATA_FOLDER)
     if not folder:
         raise DataError(
-            f"{name} is no file or folder here and {DATA_FOLDER} is not set: set it to the folder that holds your data"
+            f"{name} is not a file or folder, and {DATA_FOLDER} is not set; set it to the folder with your data"
             f" sets, or give a path ({fetch})"
         )
     if not (Path(folder) / name).exists():
         raise DataError(
-            f"{name} is not in {DATA_FOLDER} ({folder}): unpack it there, or give a path ({fetch})"
+            f"{name} is not in {DATA_FOLDER} ({folder}); unpack it there, or give a path ({fetch})"
         )
     return Path(folder) / name
 
 
 def list_tables(folder: Path) -> list[Path]:
-    """The tables of a folder, by name; none is an error that says what was found."""
+    """Return the tables of a folder, sorted by name; raise `DataError` if there are none."""
     with reading(folder):
         names = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     files = [
@@ -150,19 +157,19 @@ def list_tables(folder: Path) -> list[Path]:
     if not files:
         shown = ", ".join(entry.name for entry in names[:8]) or "nothing"
         raise DataError(
-            f"{folder} is no layout that is known (MovieLens, BookCrossing, Yelp, or tables ending in"
-            f" {', '.join(TABLE_SUFFIXES)}); it holds {shown}: name the file itself"
+            f"{folder} has no known layout (MovieLens, BookCrossing, Yelp, or tables ending in"
+            f" {', '.join(TABLE_SUFFIXES)}); it holds {shown}. Give the path of a file"
         )
     return files
 
 
 def is_folder_of_tables(path: Path) -> bool:
-    """Whether a path is a folder without a publisher's layout, to be read as one organisation per table."""
+    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per table."""
     return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
 
 
 def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
-    """Main file, companion if there is one, and reader, for a folder in a publisher's layout or its main file."""
+    """Return main file, companion file or None, and reader, if a path is in a publisher's layout; otherwise None."""
     folder = path if path.is_dir() else path.parent
     for main, companion, read in _LAYOUTS:
         candidates = [folder / main, folder / f"{main}.gz"]
@@ -174,6 +181,6 @@ def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
 
 
 def _is_movielens(path: Path) -> bool:
-    """Whether a ratings.csv is MovieLens' and not just a table of that name."""
+    """Return whether a ratings.csv is that of MovieLens and not another table of that name."""
     names = {normalise_name(name) for name in read_header(TextTable(path), read_first_bytes(path))}
     return {"userid", "movieid", "rating"} <= names

@@ -1,4 +1,4 @@
-"""`Ratings`, a table of (user, item, rating) with its original ids, and `make_ratings`, which checks what goes in."""
+"""The `Ratings` table of (user, item, rating) with original ids, and `make_ratings`, which checks its input."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ from verfedgnn.data.number_parsing import INFINITE, NO_RATING, Mask, find_infini
 DUPLICATES = ("error", "first", "last", "mean")
 MISSING = ("error", "drop")
 FILL_IN = 'fill it in, or leave such rows out with missing="drop" (--missing drop)'
-"""What to do about rows without a user, an item, a rating or a kind of event."""
+"""Remedy for rows without a user, an item, a rating or a kind of event."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,27 +34,27 @@ class Ratings:
     """A table of ratings with its original ids."""
 
     user: NDArray[np.int32]
-    """Row in `user_ids`, per rating."""
+    """Position in `user_ids` of each rating's user."""
     item: NDArray[np.int32]
-    """Row in `item_ids`, per rating."""
+    """Position in `item_ids` of each rating's item."""
     rating: NDArray[np.float32]
-    """The rating itself, finite."""
+    """The ratings, all finite."""
     user_ids: StrArray
-    """The users' ids: integers in numeric order, anything else in text order."""
+    """Ids of the users: integers in numeric order, other ids in text order."""
     item_ids: StrArray
-    """The items' ids, in the same kind of order."""
+    """Ids of the items, in the same order."""
     time: NDArray[np.int64] | None = None
-    """Seconds since 1970, per rating."""
+    """Time of each rating in seconds since 1970."""
     titles: StrArray | None = None
-    """Per item, "" where unknown."""
+    """Title of each item, "" if unknown."""
     columns: Mapping[str, StrArray] = field(default_factory=dict)
-    """Per item, e.g. "genre", "category", "file"; "" where unknown."""
+    """Further columns of the items, for example "genre", "category" or "file"; "" if unknown."""
     scale: tuple[float, float]
-    """Lowest and highest rating, of the data or as given."""
+    """Lowest and highest rating, from the data or as given."""
     name: str
-    """What the table is called in front of people."""
+    """Name of the table in messages."""
     notes: tuple[str, ...] = ()
-    """Sentences about rows that were left out or changed on the way here."""
+    """Sentences about rows that were left out or changed while reading."""
 
     def __post_init__(self) -> None:
         lengths = {len(a) for a in (self.user, self.item, self.rating, self.time) if a is not None}
@@ -83,7 +83,7 @@ class Ratings:
         return len(self.item_ids)
 
     def summary(self) -> str:
-        """One line for people."""
+        """Summarise the table in one line."""
         low, high = self.scale
         people = f"{self.n_users:,} users on {self.n_items:,} items"
         return f"{self.name}: {len(self):,} ratings ({low:g} to {high:g}) by {people}"
@@ -92,7 +92,7 @@ class Ratings:
         return f"<Ratings {self.summary()}>"
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """The ratings of a mask or an index; users and items stay as they are."""
+        """Return the ratings of a mask or an index. Users and items are unchanged."""
         return replace(
             self,
             user=self.user[which],
@@ -102,7 +102,7 @@ class Ratings:
         )
 
     def select_items(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """These items and their ratings, the items coded anew in the order given; the users stay as they are."""
+        """Return the given items and their ratings. Items are recoded in the given order; users are unchanged."""
         index = _as_index(which)
         code = _recode(index, self.n_items)
         kept = self.take(code[self.item] >= 0)
@@ -115,34 +115,34 @@ class Ratings:
         )
 
     def select_users(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """These users and their ratings, the users coded anew in the order given; the items stay as they are."""
+        """Return the given users and their ratings. Users are recoded in the given order; items are unchanged."""
         index = _as_index(which)
         code = _recode(index, self.n_users)
         kept = self.take(code[self.user] >= 0)
         return replace(kept, user=code[kept.user], user_ids=self.user_ids[index])
 
     def with_notes(self, *notes: str) -> "Ratings":
-        """The same table with more to say about it."""
+        """Return the same table with more notes."""
         return replace(self, notes=(*self.notes, *notes))
 
 
 def find_missing(
     user: pa.Array | pa.ChunkedArray, item: pa.Array | pa.ChunkedArray, rating: NDArray[np.float64]
 ) -> dict[str, Mask]:
-    """Which rows have no user, which no item and which no rating."""
+    """Return masks of the rows without a user, an item and a rating."""
     absent = [np.asarray(pc.or_kleene(pc.is_null(ids), pc.equal(ids, "")), bool) for ids in (user, item)]
     return dict(zip(("user", "item", "rating"), (*absent, np.isnan(rating)), strict=True))
 
 
 def check_options(duplicates: str, missing: str) -> None:
-    """Refuse what is not known."""
+    """Raise `DataError` for unknown values of `duplicates` and `missing`."""
     for option, given, known in (("duplicates", duplicates, DUPLICATES), ("missing", missing, MISSING)):
         if given not in known:
-            raise DataError(f"{option}={given!r} is not known: use one of {', '.join(known)}")
+            raise DataError(f"{option}={given!r} is unknown; use one of {', '.join(known)}")
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things in words: "1 user", "1,329 users"."""
+    """Format a count with its noun, such as "1 user" or "1,329 users"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
@@ -172,12 +172,24 @@ def make_ratings(
     notes: tuple[str, ...] = (),
     where: Callable[[int], str] | None = None,
 ) -> Ratings:
-    """Ratings from columns with one entry per rating, checked.
+    """Check columns with one entry per rating and return them as `Ratings`.
 
-    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length; titles and
-    columns belong to items, the first one that is not empty counts. `duplicates` says what becomes of a (user, item)
-    pair that occurs again: "error", "first", "last" or "mean"; `missing` what becomes of a row without a user, an item or a
-    rating: "error" or "drop". `where` names the place of a row in errors.
+    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length. Titles and
+    columns belong to items; the first entry that is not empty is used.
+
+    Args:
+        user: Ids of users.
+        item: Ids of items.
+        rating: Ratings, as numbers or text.
+        time: Seconds since 1970.
+        titles: Titles of items.
+        columns: Further columns of items, by name.
+        scale: Lowest and highest rating; by default those of the data.
+        name: Name of the table in messages.
+        duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
+        missing: How to treat rows without a user, an item or a rating: "error" or "drop".
+        notes: Sentences about how the columns were read.
+        where: Function that describes the place of a row in errors.
     """
     at = where or (lambda row: f"row {row} of {name} (counted from 0)")
     check_options(duplicates, missing)
@@ -188,12 +200,12 @@ def make_ratings(
     values = found.values
     if len({len(users), len(items), len(values)}) > 1:
         raise DataError(
-            f"{name}: {len(users):,} users, {len(items):,} items, {len(values):,} ratings: give one of each per row"
+            f"{name} has {len(users):,} users, {len(items):,} items and {len(values):,} ratings; give one of each per row"
         )
     for what, column in {"time": time, "titles": titles, **(columns or {})}.items():
         if column is not None and len(column) != len(values):
             raise DataError(
-                f"{name}: {len(column):,} entries of {what} for {len(values):,} ratings: give one of each per row"
+                f"{name} has {len(column):,} entries of {what} for {len(values):,} ratings; give one of each per row"
             )
     notes = (*notes, *found.notes)
     absent = find_missing(users, items, values)
@@ -213,11 +225,11 @@ def make_ratings(
             notes=(*notes, note_left_out(int(gone.sum()), "no user, item or rating")),
             where=lambda row: at(int(kept[row])),
         )
-    for what, told in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
-        _refuse(absent[what], told, at, FILL_IN)
+    for role, what in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
+        _refuse(absent[role], what, at, FILL_IN)
     _refuse(find_infinite(values), INFINITE, at, "correct or remove them")
     if not len(values):
-        raise DataError(f"{name} holds no ratings: give a table with at least one row")
+        raise DataError(f"{name} has no ratings; give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
     outside = (values < low) | (values > high)
     _refuse(
@@ -248,12 +260,12 @@ def make_ratings(
 
 
 def note_left_out(count: int, lack: str) -> str:
-    """The note about rows without something."""
+    """Return the note about rows that were left out because they lack something."""
     return f"{format_count(count, 'row')} {'has' if count == 1 else 'have'} {lack}: left out"
 
 
 def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None:
-    """Raise if any row is bad, naming how many and the first."""
+    """Raise `DataError` if any row is bad, with their number and the place of the first."""
     if bad.any():
         count = int(bad.sum())
         verb = what.replace("have", "has", 1) if count == 1 else what
@@ -263,15 +275,15 @@ def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None
 
 
 def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:
-    """The first non-empty value of each item."""
+    """Return the first non-empty value of each item."""
     if not isinstance(values, pa.ChunkedArray) or values.type != pa.dictionary(pa.int32(), TEXT):
         values = as_item_text(values, what)
     codes, texts = encode_unordered(values)
-    # One more for nulls, whose code is -1.
+    # The appended entry is for nulls, whose code is -1.
     dictionary = np.append(to_numpy(texts, LONGEST_TITLE), "")
     filled = np.flatnonzero((dictionary != "")[codes])[::-1]
     first = np.full(n_items, -1, np.int64)
-    # Written last to first, so that what stays is the first.
+    # Assigned from last to first, so that the first value remains.
     first[item[filled]] = codes[filled]
     return dictionary[first]
 

@@ -1,7 +1,7 @@
-"""How sources of ratings are to be read, as people write it: an option for all sources, or `NAME:...` for one of them.
+"""Options for reading sources of ratings, given for all sources or, as `NAME:...`, for one of them.
 
-`--columns user=uid,item=isbn` holds for every source, `--columns books:user=uid,item=isbn` for the one called books; so do
-`--query`, `--events`, `--encoding` and the others. What is said for one source goes before what is said for all.
+`--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source called books.
+The same holds for `--query`, `--events`, `--encoding` and the others. An option for one source takes precedence.
 """
 
 import re
@@ -15,7 +15,7 @@ from verfedgnn.data.event_ratings import parse_events
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of `read_ratings` as texts; hashable, so that what was read can be remembered."""
+    """Options of `read_ratings` as texts. The class is hashable, so that it can be part of a cache key."""
 
     query: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -28,11 +28,11 @@ class ReadOptions:
 
     @classmethod
     def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
-        """From what a command line gives, with None for options that were left out."""
+        """Create options from command-line texts, with None for absent options."""
         return cls(**{option: tuple(given or ()) for option, given in texts.items()})
 
     def to_arguments(self) -> list[str]:
-        """The options as they would stand on a command line."""
+        """Return the options as command-line arguments."""
         return [
             word
             for field in fields(self)
@@ -44,7 +44,7 @@ class ReadOptions:
         return any(getattr(self, field.name) for field in fields(self))
 
     def for_each(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The keyword arguments of `read_ratings` for each of the sources with these names."""
+        """Return the keyword arguments of `read_ratings` for each of the named sources."""
         found: dict[str, dict[str, Any]] = {name: {} for name in names}
         for field in fields(self):
             common, own = _sorted(field.name, getattr(self, field.name), names)
@@ -56,34 +56,32 @@ class ReadOptions:
 
 
 DEFAULT_OPTIONS = ReadOptions()
-"""Without any option."""
+"""No options given: every source is read with the defaults."""
 
 
 def _sorted(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """What is said for all, and for single sources by name."""
+    """Return the text for all sources, and the texts for single sources by name."""
     common: list[str] = []
     own: dict[str, str] = {}
     for text in texts:
         name, colon, value = text.partition(":")
         if colon and name in names:
             if name in own:
-                raise DataError(f"--{option} is given twice for {name}: leave one out")
+                raise DataError(f"--{option} is given twice for {name}; leave one out")
             own[name] = value
         elif colon and re.fullmatch(r"[\w.-]+", name):
-            raise DataError(
-                f"--{option} {name}:... is for a source that is not there; there are: {', '.join(names)}"
-            )
+            raise DataError(f"--{option} {name}:... names an unknown source; use one of: {', '.join(names)}")
         else:
             common.append(text)
     if len(common) > 1:
         raise DataError(
-            f"--{option} is given twice: say which source each is for, as --{option} {names[0]}:..."
+            f"--{option} is given twice; name the source of each, for example --{option} {names[0]}:..."
         )
     return (common[0] if common else None), own
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """`user=...,item=...` as a mapping."""
+    """Parse `user=...,item=...` to a mapping."""
     pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     if len(pairs) != len(text.split(",")):
         raise DataError(f"--columns takes user=...,item=...,rating=..., not '{text}'")
@@ -91,11 +89,13 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def parse_scale(text: str) -> tuple[float, float]:
-    """`1,5` as the lowest and the highest rating."""
+    """Parse `1,5` to the lowest and the highest rating."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise DataError(f"--scale takes the lowest and the highest rating, as 1,5, not '{text}'") from None
+        raise DataError(
+            f"--scale takes the lowest and the highest rating, for example 1,5, not '{text}'"
+        ) from None
     return low, high
 
 

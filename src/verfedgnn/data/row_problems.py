@@ -1,4 +1,4 @@
-"""Kinds of problems a table of ratings can have, looked for in all rows at once."""
+"""Search for problems in all rows of a table of ratings at once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from verfedgnn.data.ratings import check_options, format_count
 from verfedgnn.data.time_parsing import EARLIEST, latest_plausible_time, parse_times
 
 SHOWN = 5
-"""Places that are named for each kind of problem."""
+"""Number of places that are shown for each kind of problem."""
 FEW = 5
-"""A user with fewer ratings than this is one little can be learnt about."""
+"""Number of ratings below which little can be learnt about a user."""
 SHOWN_OF = {
     "not-a-number": "rating",
     "infinite": "rating",
@@ -25,30 +25,32 @@ SHOWN_OF = {
     "future": "time",
     "early": "time",
 }
-"""The column whose values are shown with a kind of problem; never one of ids."""
+"""Column whose values are shown with a kind of problem. Ids are never shown."""
 
 
 @dataclass(frozen=True)
 class DataProblem:
-    """One kind of problem."""
+    """One kind of problem and the rows that have it."""
 
     kind: str
-    """A name for programs."""
+    """Name of the problem for programs."""
     text: str
-    """How many rows have what, for people."""
+    """Description of the problem for people, with the number of rows."""
     remedy: str
+    """What to do about the problem."""
     count: int
+    """Number of rows."""
     places: tuple[int, ...] = ()
-    """The first few, in order."""
+    """The first few rows, in order."""
     values: tuple[str, ...] = ()
-    """What stands there, where it is a rating or a time; "" where it is not to be shown."""
+    """Ratings or times in these rows; "" for values that must not be shown."""
     fatal: bool = False
-    """Whether the table cannot be used as it is."""
+    """Whether the problem makes the table unusable."""
 
 
 @dataclass(frozen=True, eq=False)
 class UsableRows:
-    """The rows without a problem, users and items as codes."""
+    """Rows without a problem, with users and items as codes."""
 
     user: NDArray[np.int32]
     item: NDArray[np.int32]
@@ -58,22 +60,24 @@ class UsableRows:
 
 @dataclass(frozen=True, eq=False)
 class TableScan:
-    """What was found in a table; places of problems are its rows, counted from 0."""
+    """Result of the search in a table. Places of problems are rows counted from 0."""
 
     problems: list[DataProblem]
     good: UsableRows
     row_of: NDArray[np.int64]
-    """The row of each good one."""
+    """Row in the table of each usable row."""
     users: pa.Array
-    """The different ids of good rows."""
+    """Distinct user ids of the usable rows."""
     items: pa.Array
+    """Distinct item ids of the usable rows."""
     notes: tuple[str, ...]
+    """Sentences about how the columns were read."""
 
 
 def find_problems(
     table: pa.Table, *, scale: tuple[float, float] | None, duplicates: str, missing: str
 ) -> TableScan:
-    """Everything that keeps a table from being used, and the rows that are left without it."""
+    """Find all problems that make rows unusable, and the rows without them."""
     check_options(duplicates, missing)
     problems: list[DataProblem] = []
     bad = np.zeros(table.num_rows, bool)
@@ -86,7 +90,7 @@ def find_problems(
     with ThreadPoolExecutor(2) as both:
         (user, users), (item, items) = both.map(_ids, (table["user"], table["item"]), ("user", "item"))
     rating = parse_numbers(table["rating"], scale)
-    # One more for nulls, whose code is -1.
+    # The appended entry is for nulls, whose code is -1.
     absent = {
         "user": np.append(_mask(pc.equal(users, "")), True)[user],
         "item": np.append(_mask(pc.equal(items, "")), True)[item],
@@ -161,7 +165,7 @@ def find_warnings(
     now: int | None = None,
     row_of: NDArray[np.int64] | None = None,
 ) -> list[DataProblem]:
-    """What does not keep ratings from being used and is still likely to be a mistake, or to disappoint."""
+    """Find problems of usable ratings that are likely to be mistakes or to reduce accuracy."""
     if not len(rating):
         return []
     found = []
@@ -175,7 +179,7 @@ def find_warnings(
     low = float(rating.min())
     high = float(rating.max())
     if low == high and len(rating) > 1:
-        text = f"all ratings are {low:g}: there is nothing to learn from them"
+        text = f"all ratings are {low:g}, so there is nothing to learn from them"
         found.append(
             DataProblem("all-equal", text, "if they are events, weigh them with --events", len(rating))
         )
@@ -206,7 +210,7 @@ def find_warnings(
 
 
 def _of_rows(kind: str, what: str, remedy: str, mask: Mask, outcome: str = "") -> DataProblem:
-    """An error; or, where it is said what becomes of such rows, a warning."""
+    """Return a fatal problem or, if `outcome` says how such rows are handled, a warning."""
     count = int(mask.sum())
     places = tuple(np.flatnonzero(mask)[:SHOWN].tolist())
     text = _sentence(count, what)
@@ -226,7 +230,7 @@ def _mask(array: Any) -> Mask:
 
 
 def _ids(column: pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], pa.Array]:
-    """Codes and trimmed ids; millions of rows are trimmed by trimming their different ids."""
+    """Return codes and trimmed ids. Only the distinct ids are trimmed, not every row."""
     codes, ids = encode_unordered(as_text(column, what))
     plain = trim(ids)
     if plain.equals(ids):
@@ -241,7 +245,7 @@ def _used(ids: pa.Array, codes: NDArray[np.int32]) -> pa.Array:
 
 
 def _repeated(user: NDArray[np.int32], item: NDArray[np.int32], items: int, valid: Mask) -> Mask:
-    """The rows whose pair stands in an earlier one."""
+    """Return a mask of the rows whose pair occurs in an earlier row."""
     key = user.astype(np.int64) * items + item
     key[~valid] = -1 - np.flatnonzero(~valid)
     in_order = np.sort(key)

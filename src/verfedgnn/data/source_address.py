@@ -1,4 +1,4 @@
-"""Addresses of databases (`postgresql://...`): what of them may be shown, and what would give a password away."""
+"""Addresses of databases (`postgresql://...`), and how to keep their passwords out of messages."""
 
 import re
 from pathlib import Path
@@ -16,21 +16,22 @@ _PARTS = re.compile(
 
 
 def is_address(source: str | Path) -> bool:
-    """Whether a source of ratings is a PostgreSQL database."""
+    """Return whether a source of ratings is a PostgreSQL address."""
     return isinstance(source, str) and _SCHEME.match(source) is not None
 
 
 def redact(source: str | Path) -> str:
-    """A source as it may stand in errors, logs and files: a path as it is, an address without password and settings.
+    """Return a source for errors, logs and files: a path unchanged, an address without password and settings.
 
-    Whatever stands before the last @ may be part of a password with a character that a URL reserves, so only a user before it
-    is kept; and where that @ follows a ?, what comes after it may be the end of a password that is a setting.
+    A password may contain unescaped characters such as @. Of the text before the last @, only the user name is kept. If
+    that @ follows a ?, the text after it may be the end of a password among the settings, and is removed as well.
     """
     text = str(source)
     about = re.match(r"((?:[^=/]*=)?\w+:/+)(.*)$", text, re.DOTALL)
     if about is None:
         return re.sub(r"(password\s*=\s*)('[^']*'|\S+)", r"\1***", text, flags=re.IGNORECASE)
-    scheme, (rest, _, settings) = about[1], about[2].partition("?")
+    scheme = about[1]
+    rest, _, settings = about[2].partition("?")
     if "@" in settings:
         start, colon, _ = rest.partition(":")
         return scheme + start + (":***" if colon else "")
@@ -40,21 +41,21 @@ def redact(source: str | Path) -> str:
 
 
 def address_name(address: str) -> str:
-    """The database's name, for a table that has no other."""
+    """Return the name of an address's database, which names its table."""
     parts = _PARTS.fullmatch(address)
     return (parts and unquote(parts["database"] or "")) or "postgresql"
 
 
 def check_address(address: str) -> list[str]:
-    """Passwords in an address, as written and as meant, to keep out of errors; an address libpq would misread is an error.
+    """Return the passwords in an address, escaped and unescaped, so that errors can leave them out.
 
-    libpq quotes what it could not make out, which may be half a password.
+    Raise `DataError` for an address that libpq would misread: its message could quote a part of the password.
     """
     parts = _PARTS.fullmatch(address)
     if parts is None or re.search(r"%(?![0-9a-fA-F]{2})", address):
         raise DataError(
-            f"{redact(address)} cannot be read as postgresql://user@host:port/database: write special characters as % and two"
-            " digits (@ is %40, / is %2F), or leave the password out and set PGPASSWORD or ~/.pgpass"
+            f"{redact(address)} is not a valid postgresql://user@host:port/database; escape special characters"
+            " (@ as %40, / as %2F), or leave the password out and use PGPASSWORD or ~/.pgpass"
         )
     secrets = [parts["password"] or ""]
     secrets += [
@@ -66,7 +67,7 @@ def check_address(address: str) -> list[str]:
 
 
 def remove_secrets(secrets: list[str], text: str) -> str:
-    """The text with every secret replaced."""
+    """Replace every secret in a text."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text

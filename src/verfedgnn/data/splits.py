@@ -1,7 +1,7 @@
-"""Which ratings are for training, for choosing and for testing.
+"""Splits of ratings into training, validation and test parts.
 
-A random split is drawn per rating from a hash of (seed, user id, item id): every organisation can compute the part of
-its own ratings alone, the pooled table and the parties' tables agree, and a new rating moves no other.
+The part of a rating in a random split is a hash of (seed, user id, item id). Every organisation can compute the parts of its
+own ratings, the pooled table and the parties' tables agree, and new ratings do not change the parts of others.
 """
 
 import numpy as np
@@ -21,21 +21,21 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def split_by_rating(
     ratings: Ratings, *, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2), seed: int = 0
 ) -> NDArray[np.int8]:
-    """The part (`TRAIN`, `VALID`, `TEST`) of each rating, at random.
+    """Assign each rating to a part (`TRAIN`, `VALID`, `TEST`) at random.
 
-    The fractions hold in expectation: of n ratings a part of fraction f gets f n, with standard deviation
-    sqrt(n f (1 - f)); for a million ratings that is less than 0.05 %.
+    The fractions hold in expectation. A part with fraction f of n ratings gets f n of them, with standard deviation
+    sqrt(n f (1 - f)), less than 0.05 % of a million ratings.
     """
     if len(fractions) != 3 or min(fractions) < 0 or not np.isclose(sum(fractions), 1):
         raise DataError(
-            f"fractions {tuple(fractions)} are not three shares that add up to 1: use for example 0.6,0.2,0.2"
+            f"fractions {tuple(fractions)} are not three shares that add up to 1; use for example 0.6,0.2,0.2"
         )
-    # Of two million common users a party has ratings of some: only theirs are worth hashing.
+    # A party may have ratings of only a few of the common users, so only those are hashed.
     present = np.zeros(ratings.n_users, bool)
     present[ratings.user] = True
     users = np.zeros(ratings.n_users, np.uint64)
     users[present] = hash64(ratings.user_ids[present], seed)
-    # The other salt keeps a user and an item of one id from cancelling.
+    # A different seed keeps a user and an item with the same id from cancelling.
     items = hash64(ratings.item_ids, ~seed)
     pairs = mix((users[ratings.user] ^ mix(items[ratings.item] + _GOLDEN)) + _GOLDEN)
     uniform = (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -47,14 +47,14 @@ def split_by_rating(
 
 
 def split_by_time(ratings: Ratings) -> NDArray[np.int8]:
-    """The part of each rating by time: a user's last is `TEST`, the one before `VALID`, the others `TRAIN`.
+    """Assign each rating to a part by time: a user's last is `TEST`, the one before `VALID`, the others `TRAIN`.
 
-    Users with fewer than three ratings stay in `TRAIN`. Of ratings of one second, the item later in the order of ids
-    counts as later. "Last" means last in this table: split before the items go to parties, or it is last per party.
+    All ratings of users with fewer than three are `TRAIN`. Ties in time are broken by the order of item ids. "Last" refers
+    to this table: to split over all parties, split before items are divided among them.
     """
     if ratings.time is None:
         raise DataError(
-            f"{ratings.name} has no times to split by: split by rating, or name the column with --columns time=..."
+            f"{ratings.name} has no times to split by; split by rating, or name the column with --columns time=..."
         )
     order = np.lexsort((ratings.item, ratings.time, ratings.user))
     user = ratings.user[order]

@@ -1,4 +1,4 @@
-"""Plain tables: text, Parquet and databases with columns user, item, rating and, if they like, more."""
+"""Plain tables in text files, Parquet files and databases, with columns for user, item, rating and optionally more."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,12 +34,12 @@ class TextSource:
 
     @property
     def types(self) -> dict[str, pa.DataType | None]:
-        """What each column is read as; ids stay as they are written."""
+        """Type of each column; ids are read as text."""
         kinds = {"rating": pa.float64(), "time": None}
         return {column: kinds.get(role, TEXT) for role, column in self.names.items()}
 
     def read(self) -> pa.Table:
-        """All rows, one column a role; ratings as they are written if some are no numbers as Arrow's reader knows them."""
+        """Read all rows, one column per role. Ratings are text if Arrow's reader does not accept all of them as numbers."""
         try:
             return self.by_role(self.text.read(self.types))
         except NumberError:
@@ -53,16 +53,16 @@ class TextSource:
         }
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows some at a time; times as they are written, because the first ones do not tell what the others are."""
+        """Yield the rows in batches. Times are text, because the first ones do not determine the format of the others."""
         for batch in self.text.batches({column: kind or TEXT for column, kind in self.types.items()}):
             yield self.by_role(batch)
 
     def by_role(self, rows: Any) -> Any:
-        """Rows of the file with one column a role."""
+        """Return rows of the file with one column per role."""
         return _by_role(rows, self.names)
 
     def at(self, row: int) -> str:
-        """The place of a row for people."""
+        """Describe the place of a row for messages."""
         return self.text.at(row)
 
 
@@ -74,22 +74,22 @@ class ParquetSource:
     names: dict[str, str]
 
     def read(self) -> pa.Table:
-        """All rows, one column a role."""
+        """Read all rows, one column per role."""
         with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
-            # By row group: a read of all at once holds the packed pages of all as well.
+            # Reading by row group avoids holding the compressed pages of the whole file in memory.
             columns = list(self.names.values())
             groups = range(file.num_row_groups)
             parts = [file.read_row_group(group, columns=columns) for group in groups]
             return _by_role(pa.concat_tables(parts) if parts else file.read(columns=columns), self.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows some at a time."""
+        """Yield the rows in batches."""
         with reading(self.path), _undamaged(self.path), pa.parquet.ParquetFile(self.path) as file:
             for batch in file.iter_batches(columns=list(self.names.values())):
                 yield _by_role(batch, self.names)
 
     def at(self, row: int) -> str:
-        """The place of a row for people."""
+        """Describe the place of a row for messages."""
         return f"row {row + 1} of {self.path.name}"
 
 
@@ -97,7 +97,7 @@ PlainTable = TextSource | ParquetSource | DatabaseTable
 
 
 def table_stem(source: str | Path) -> str:
-    """The name of a table without its folder, suffix and .gz; of a server, its database."""
+    """Return the name of a table without folder, suffix and .gz, or the database of a server."""
     if is_address(source):
         return address_name(str(source))
     name = Path(source).name.removesuffix(".gz")
@@ -106,7 +106,7 @@ def table_stem(source: str | Path) -> str:
 
 
 def is_table(path: Path) -> bool:
-    """Whether the file's name says that it is a table; that of a database is believed when it starts like one."""
+    """Return whether a file is a table by its name; a database must also start like one."""
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(DATABASE_SUFFIXES):
         with reading(path), path.open("rb") as file:
@@ -115,7 +115,7 @@ def is_table(path: Path) -> bool:
 
 
 def is_inter(source: str | Path) -> bool:
-    """Whether this is RecBole's kind of table, tab separated and with the type behind each name."""
+    """Return whether a source is a RecBole table: tab separated, with the type after each column name."""
     return not is_address(source) and Path(source).name.lower().removesuffix(".gz").endswith(".inter")
 
 
@@ -129,7 +129,7 @@ def open_table(
     query: str | None = None,
     required: Sequence[str] = RATING_ROLES,
 ) -> PlainTable:
-    """A table whose columns are known and whose rows are not read yet; what it is, its first bytes say."""
+    """Open a table and match its columns, without reading its rows. The first bytes determine its format."""
     head = None if is_address(source) else read_first_bytes(Path(source))
     wanted = columns or {}
     if head is None or is_database(head):
@@ -137,7 +137,7 @@ def open_table(
     path = Path(source)
     if query is not None:
         raise DataError(
-            f"--query is for databases, and {path} is none; with several sources, name the one it is for: --query NAME:SELECT"
+            f"--query is for databases, and {path} is not one; with several sources, name one: --query NAME:SELECT"
         )
     if head.startswith(b"PAR1"):
         with reading(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:
@@ -165,11 +165,11 @@ def read_table(
     name: str | None = None,
     **opening: Any,
 ) -> Ratings:
-    """Ratings from one table, which `opening` says how to open (see `open_table`).
+    """Read ratings from one table; `opening` holds the options of `open_table`.
 
-    With `events` each row is an event, and ratings are made of them (`data/events.py`). Otherwise a (user, item) pair that
-    occurs again is an error, except in .inter files, where the first one is kept. Rows without a user, an item or a rating are
-    an error unless `missing` is "drop".
+    With `events`, each row is an event, and events are converted to ratings (`event_ratings`). By default a repeated
+    (user, item) pair is an error, except in .inter files, where the first row is kept. Rows without a user, an item or a
+    rating are an error unless `missing` is "drop".
     """
     check_options(duplicates or "error", missing or "error")
     opened = open_table(source, required=required_columns(events), **opening)
@@ -185,7 +185,7 @@ def read_table(
         )
     table = opened.read()
     if not table.num_rows:
-        raise DataError(f"{redact(source)} holds no ratings: it has a header but no rows")
+        raise DataError(f"{redact(source)} has a header but no ratings; give a table with at least one row")
     user, item = (trim(as_text(table[role], role)) for role in ("user", "item"))
     rating = parse_numbers(table["rating"], scale)
     rating.refuse(opened.at)
@@ -209,18 +209,18 @@ def read_table(
 
 
 def read_header(text: TextTable, head: bytes) -> list[str]:
-    """The column names in the first line of a text table whose start is `head`."""
+    """Return the column names in the first line of a text table that starts with `head`."""
     wide = (text.encoding or "").lower().replace("-", "").startswith(("utf16", "utf32"))
     if b"\0" in head and not wide:
         raise DataError(
-            f"{text.path} is not a text table: give a CSV, TSV or Parquet file (gzip or not), or a DuckDB or SQLite one"
+            f"{text.path} is not a text table; give a CSV, TSV or Parquet file (with or without gzip), or a DuckDB or SQLite file"
         )
     lines = head.decode(text.encoding or "utf-8", "replace").lstrip("\ufeff").splitlines()
     return next(text.records(line for line in lines if line), [])
 
 
 def _by_role(rows: Any, names: dict[str, str]) -> Any:
-    """A table or batch with one column a role, in the order of `names`."""
+    """Return a table or batch with one column per role, in the order of `names`."""
     columns = [rows.column(column) for column in names.values()]
     return type(rows).from_arrays(columns, names=list(names))
 
@@ -238,5 +238,5 @@ def _undamaged(path: Path) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         raise DataError(
-            f"{path} is a Parquet file that is cut off or damaged: write or download it again"
+            f"{path} is a truncated or damaged Parquet file; write or download it again"
         ) from error

@@ -1,4 +1,4 @@
-"""A file of ratings as a stream: gzip seen by content, and every way to fail as one line that says what to do."""
+"""Delimited text files, with or without gzip. Every failure is a one-line error with a remedy."""
 
 import codecs
 import csv
@@ -24,7 +24,7 @@ _UTF8 = re.compile("UTF8|utf-8")
 
 
 def read_first_bytes(path: Path, count: int = 1 << 16) -> bytes:
-    """The start of a file, unpacked if it is gzip; a file without a byte in it is an error."""
+    """Return the first bytes of a file, decompressed if it is gzip; raise `DataError` if it is empty."""
     with reading(path):
         with path.open("rb") as file:
             head = file.read(count)
@@ -32,22 +32,22 @@ def read_first_bytes(path: Path, count: int = 1 << 16) -> bytes:
             with gzip.open(path) as packed:
                 head = packed.read(count)
     if not head:
-        raise DataError(f"{path} is empty: check that it was written or downloaded completely")
+        raise DataError(f"{path} is empty; check that it was written or downloaded completely")
     return head
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn the system's complaints about a file into a `DataError`."""
+    """Turn an `OSError` about a file into a `DataError`."""
     try:
         yield
     except FileNotFoundError as error:
         raise missing_file(path) from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder: name the file in it") from error
+        raise DataError(f"{path} is a folder; give the path of a file in it") from error
     except PermissionError as error:
         raise DataError(
-            f"{path} may not be read (permission denied): ask its owner or change its mode"
+            f"{path} cannot be read (permission denied); ask its owner or change its mode"
         ) from error
     except (EOFError, gzip.BadGzipFile) as error:
         raise _broken_gzip(path) from error
@@ -55,24 +55,24 @@ def reading(path: Path) -> Iterator[None]:
         if re.search("compress|zlib|gzip", str(error), re.IGNORECASE):
             raise _broken_gzip(path) from error
         reason = (error.strerror or str(error)).splitlines()[0]
-        raise DataError(f"{path} cannot be read ({reason}): check the file and the disk it is on") from error
+        raise DataError(f"{path} cannot be read ({reason}); check the file and its disk") from error
 
 
 def missing_file(path: str | Path) -> DataError:
-    """The error for a path where there is nothing."""
+    """Return the error for a path that does not exist."""
     return DataError(
-        f"{redact(path)} does not exist: check the path, or give the name of a data set such as ml-1m"
+        f"{redact(path)} does not exist; check the path, or give the name of a data set such as ml-1m"
     )
 
 
 def _broken_gzip(path: Path) -> DataError:
     return DataError(
-        f"{path} is a gzip file that is cut off or damaged: download or pack it again (gzip -t tests it)"
+        f"{path} is a truncated or damaged gzip file; download or compress it again (gzip -t tests it)"
     )
 
 
 def open_stream(path: Path) -> pa.NativeFile:
-    """The bytes of a file, unpacked."""
+    """Open a file as a stream of decompressed bytes."""
     with reading(path):
         packed = path.open("rb")
         head = packed.read(2)
@@ -82,7 +82,7 @@ def open_stream(path: Path) -> pa.NativeFile:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let Python's reader of CSV take fields as long as Arrow takes them, and stop where it still cannot go on."""
+    """Raise the field size limit of Python's csv module to that of Arrow, and ignore csv errors in the block."""
     before = csv.field_size_limit(2 * _BLOCK)
     try:
         yield
@@ -93,16 +93,16 @@ def _long_fields() -> Iterator[None]:
 
 
 class EncodingError(DataError):
-    """A text file is in another encoding than it was read with."""
+    """A text file that is not in the given encoding."""
 
 
 class NumberError(DataError):
-    """A field of a text file is not a number with a decimal point."""
+    """A field of a text file that is not a number with a decimal point."""
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A delimited text file and how it is written."""
+    """A delimited text file and its format."""
 
     path: Path
     delimiter: str = ","
@@ -116,10 +116,10 @@ class TextTable:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError as error:
             raise DataError(
-                f"encoding {self.encoding!r} is not known: use for example utf-8 or latin-1"
+                f"encoding {self.encoding!r} is unknown; use for example utf-8 or latin-1"
             ) from error
         if len(self.delimiter) != 1:
-            raise DataError(f"delimiter {self.delimiter!r} is not one character: use for example ',' or ';'")
+            raise DataError(f"delimiter {self.delimiter!r} is not one character; use for example ',' or ';'")
 
     def read(
         self,
@@ -128,7 +128,7 @@ class TextTable:
         names: list[str] | None = None,
         skip_broken: bool = False,
     ) -> pa.Table:
-        """The columns named in `types`, each as its type (None: as it looks); `names` for a file without a header."""
+        """Read the columns in `types`, each as its type (None to infer it); `names` are for a file without a header."""
         try:
             return self._read(types, names, skip_broken, threads=True)
         except pa.ArrowInvalid as error:
@@ -136,7 +136,7 @@ class TextTable:
             read_first_bytes(self.path)
             if _UTF8.search(message):
                 raise self._wrong_encoding() from error
-            # Only a read in one thread knows the row it failed in.
+            # Only a single-threaded read reports the row in which it failed.
             try:
                 self._read(types, names, skip_broken, threads=False)
             except pa.ArrowInvalid as located:
@@ -144,22 +144,25 @@ class TextTable:
             raise self._explained(message) from error
         except KeyError as error:
             raise DataError(
-                f"{self.path} lacks a column: {', '.join(types)} must be in its header; name others with --columns"
+                f"{self.path} lacks a column of {', '.join(types)} in its header; name others with --columns"
             ) from error
         except UnicodeError as error:
             raise self._wrong_encoding() from error
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """The same columns, some rows at a time; each has its type."""
+        """Yield the columns in `types` in batches of rows."""
         try:
             with reading(self.path), open_stream(self.path) as stream:
                 yield from pa.csv.open_csv(stream, **self._options(dict(types)))
         except (pa.ArrowInvalid, KeyError, UnicodeError) as error:
-            self.read(dict(types))  # fails as well, and says where
+            self.read(dict(types))  # Fails as well, and reports where.
             raise self._explained(str(error)) from error
 
     def rows(self, types: dict[str, pa.DataType | None]) -> tuple[pa.Table, list[int]]:
-        """The columns of all rows that can be read, and the records (header included, counted from 0) that cannot."""
+        """Return the columns of all readable rows, and the numbers of unreadable records.
+
+        Records are counted from 0, including the header.
+        """
         broken: list[int | None] = []
 
         def skip(row: Any) -> str:
@@ -180,7 +183,7 @@ class TextTable:
                 raise (
                     self._wrong_encoding() if _UTF8.search(str(error)) else self._explained(str(error))
                 ) from error
-        # Only a read in one thread knows the numbers.
+        # Only a single-threaded read reports the numbers.
         return table, sorted(number - 1 for number in broken if number is not None)
 
     def _read(
@@ -222,20 +225,20 @@ class TextTable:
         value = re.search(r"conversion error to double: invalid value '(.*)'", message, re.DOTALL)
         if value:
             return NumberError(
-                f"the rating {quote_value(value[1])} in {place} is not a number: correct it or remove the line"
+                f"the rating {quote_value(value[1])} in {place} is not a number; correct it or remove the line"
             )
         fields = re.search(r"Expected (\d+) columns, got (\d+)", message)
         if fields:
             return DataError(
-                f"{place} has {fields[2]} fields instead of {fields[1]}: correct the line, or name the delimiter with"
+                f"{place} has {fields[2]} fields instead of {fields[1]}; correct the line, or give the delimiter with"
                 f" --delimiter (now {self.delimiter!r})"
             )
         return DataError(
-            f"{place} cannot be read as a table ({message.splitlines()[0][:120]}): correct or convert the file"
+            f"{place} cannot be read as a table ({message.splitlines()[0][:120]}); correct or convert the file"
         )
 
     def undecodable(self) -> Iterator[int]:
-        """The numbers of the lines that are not text in this encoding."""
+        """Yield the numbers of the lines that cannot be decoded with this encoding."""
         with reading(self.path), open_stream(self.path) as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 try:
@@ -247,12 +250,12 @@ class TextTable:
         line = next(self.undecodable(), None)
         place = str(self.path) if line is None else f"line {line} of {self.path}"
         return EncodingError(
-            f'{place} is not {self.encoding or "utf-8"} text: read the file with encoding="latin-1" (--encoding latin-1) or'
-            " the one it was written in"
+            f"{place} is not {self.encoding or 'utf-8'} text; give the encoding of the file, for example"
+            ' encoding="latin-1" (--encoding latin-1)'
         )
 
     def lines(self, records: Iterable[int]) -> dict[int, int]:
-        """The line in which each of these records (header included, counted from 0) ends."""
+        """Return the line in which each of the records ends. Records are counted from 0, including the header."""
         wanted = set(records)
         last = max(wanted, default=-1)
         with reading(self.path), open_stream(self.path) as stream:
@@ -269,11 +272,11 @@ class TextTable:
         return {record: found.get(record, record + 1) for record in wanted}
 
     def line(self, record: int) -> int:
-        """The line of one record."""
+        """Return the line in which a record ends."""
         return self.lines([record])[record]
 
     def records(self, lines: Iterable[str]) -> Any:
-        """Python's own reader of this kind of file, for headers and for finding lines."""
+        """Return a csv reader for this format, which parses headers and finds lines."""
         return csv.reader(
             lines,
             delimiter=self.delimiter,
@@ -283,5 +286,5 @@ class TextTable:
         )
 
     def at(self, row: int) -> str:
-        """The place of a row of the table, counted from 0, for people."""
+        """Describe the place of a row, counted from 0, for messages."""
         return f"line {self.line(row + self.header)} of {self.path.name}"

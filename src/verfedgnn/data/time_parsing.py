@@ -1,4 +1,4 @@
-"""Columns of times as seconds since 1970, however they are written."""
+"""Parsing of times in several formats to seconds since 1970."""
 
 import time as clock
 from collections.abc import Iterable
@@ -13,32 +13,33 @@ from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.ratings import format_count
 
 EARLIEST = 631_152_000
-"""1990: ratings from before are times in another unit, or none."""
+"""Start of 1990 in seconds since 1970. Earlier times probably have another unit."""
 _DAY = 86_400
 _MOST = 9e18
-"""Beyond this (and NaN) is no number of seconds, nor of milliseconds."""
+"""Largest absolute value of a time in seconds or milliseconds."""
 _KINDS = (
     pa.int64(),
     pa.float64(),
     *(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")),
 )
 _DATE = r"^([0-9]{1,2})%s([0-9]{1,2})%s([0-9]{4})(?:,? +|T|$)"
-"""31.12.2025, or 31/12/2025 18:05, or 3-4-2025, 9:05:00, with the mark to be filled in."""
+"""Pattern of 31.12.2025, 31/12/2025 18:05 or 3-4-2025, 9:05:00; the separator is filled in."""
 _LATE = "(?:1[3-9]|[23][0-9])"
-"""The number of a day that is none of a month."""
+"""Pattern of a day that cannot be a month."""
 
 
 def latest_plausible_time(now: int | None = None) -> int:
-    """Until when ratings can have been given: tomorrow, because zones differ."""
+    """Return the latest plausible time of a rating: one day from now, because time zones differ."""
     return (int(clock.time()) if now is None else now) + _DAY
 
 
 def parse_times(
     column: pa.ChunkedArray, but: Iterable[NDArray[np.bool_]] = ()
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Seconds since 1970 from numbers (seconds or milliseconds), dates or timestamps, and a note if that went wrong.
+    """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970.
 
-    `but` are masks of rows that will be left out, whose times, 0 here, do not matter.
+    Return the seconds, or None if the column cannot be parsed, and notes for the user. `but` are masks of rows that will be
+    left out; their times are 0.
     """
     kept = ~np.logical_or.reduce([np.zeros(len(column), bool), *but])
     if not kept.all():
@@ -53,7 +54,7 @@ def parse_times(
         column = parse_time_text(column, detect_day_first([column]))
     kind = column.type
     if _is_date(kind):
-        # Not by way of a finer unit, which has no room for the years that a date may hold.
+        # A finer unit would overflow for distant years.
         column = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
     elif pa.types.is_floating(kind):
         there = pc.less(pc.abs(column), _MOST)
@@ -66,7 +67,7 @@ def parse_times(
         rows = format_count(column.null_count, "row") + (" has" if column.null_count == 1 else " have")
         return None, (f"{rows} no time: all times are left out",)
     numbers: NDArray[np.int64] = column.to_numpy()
-    # In seconds 1e11 is the year 5138.
+    # 1e11 seconds would be the year 5138.
     if not _is_date(kind) and len(numbers) and np.median(np.abs(numbers)) > 1e11:
         return numbers // 1000, ("times were read as milliseconds",)
     return numbers, ()
@@ -79,10 +80,10 @@ def _is_date(kind: pa.DataType) -> bool:
 def parse_time_text(
     column: pa.Array | pa.ChunkedArray, day_first: bool | None = None
 ) -> pa.Array | pa.ChunkedArray:
-    """Text as numbers, as ISO 8601, with a zone or without, or as 31.12.2025 18:05; anything else as it is.
+    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other columns unchanged.
 
-    31/12/2025 and 31-12-2025 are dates only where `day_first` says which number is the day. What stands for a missing value in
-    a CSV file is one here; where nothing else is there, the type is null, which goes together with any other.
+    31/12/2025 and 31-12-2025 are parsed only if `day_first` says which number is the day. Texts that mean a missing value in
+    a CSV file become null. If all values are missing, the type is null, which can be combined with any other.
     """
     column = _plain(column)
     if not is_text(column.type):
@@ -97,8 +98,8 @@ def parse_time_text(
 
 
 def _cast(given: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray | None:
-    """Text as the first kind that all of it is."""
-    # What is no kind of time is told by its first value, while Arrow takes long to fail for all of them.
+    """Cast text to the first type that fits all values, or return None."""
+    # Testing the first value avoids slow failures on whole columns.
     first = given.slice(pc.index(pc.is_valid(given), True).as_py(), 1)
     for kind in _KINDS:
         try:
@@ -110,9 +111,9 @@ def _cast(given: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray | Non
 
 
 def detect_day_first(parts: Iterable[pa.Array | pa.ChunkedArray]) -> bool | None:
-    """Whether dates such as 3/4/2025 have the day first, which a 31/12/2025 in the same column tells; None: nothing tells.
+    """Return whether dates such as 3/4/2025 have the day first, judged by dates such as 31/12/2025 in the column.
 
-    Only as many parts of the column are looked at as it takes.
+    Return None if no date decides it. Parts of the column are read only until one does.
     """
     for part in parts:
         if not is_text(part.type):
@@ -136,15 +137,15 @@ def _given(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A categorical column by its values."""
+    """Return a categorical column as its values; return other columns unchanged."""
     return pc.cast(column, column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Array | pa.ChunkedArray:
-    """Dates that begin with the day or the month as ISO 8601; what is none, or may be two, as it is."""
+    """Rewrite dates that begin with the day or the month as ISO 8601; leave ambiguous and other texts unchanged."""
     orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
     found = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
-    # One digit as two: of the month, of the day, of the hour.
+    # Pad month, day and hour to two digits.
     digits = [
         (r"^([0-9]{4}-)([0-9]-)", r"\10\2"),
         (r"^([0-9]{4}-[0-9]{2}-)([0-9] )", r"\10\2"),
@@ -157,7 +158,7 @@ def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Arra
 
 
 def _why_not(column: pa.ChunkedArray) -> str:
-    """Why a column is not one of times; a value is shown only where all before it are times."""
+    """Explain why a column is not one of times. A value is shown only if all values before it are times."""
     if not is_text(column.type):
         return "the times are neither numbers nor dates: left out"
     given = _given(column).drop_null()
@@ -173,7 +174,7 @@ def _why_not(column: pa.ChunkedArray) -> str:
 
 
 def _alike(given: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """How many values from the first one on are of a kind."""
+    """Return how many values from the start can be cast to `kind`."""
     low = 0
     high = len(given)
     middle = 1

@@ -1,4 +1,4 @@
-"""Yelp's open data set: JSON lines of reviews, and of businesses for names. The texts are never kept."""
+"""Reader of Yelp's open data set: JSON lines of reviews, and of businesses for names. Review texts are never kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,9 +27,9 @@ def read_yelp(
     duplicates: str = "last",
     missing: str = "error",
 ) -> Ratings:
-    """Reviews as ratings of businesses (1 to 5 stars).
+    """Read reviews as ratings of businesses (1 to 5 stars).
 
-    People do review a business again: by default the latest review counts.
+    By default the latest of several reviews of a business by one user counts.
     """
     read_first_bytes(path)
     table = _read(path, {"user_id": TEXT, "business_id": TEXT, "stars": pa.float64(), "date": TEXT})
@@ -83,7 +83,7 @@ def _read(path: Path, fields: dict[str, pa.DataType]) -> pa.Table:
         except pa.ArrowInvalid as error:
             reason = str(error).splitlines()[0][:120]
             raise DataError(
-                f"{path} is not JSON lines as Yelp writes them ({reason}): give {', '.join(fields)} in each line"
+                f"{path} does not hold Yelp's JSON lines ({reason}); each line needs {', '.join(fields)}"
             ) from error
 
 
@@ -93,5 +93,5 @@ def _dates(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
     except pa.ArrowInvalid as error:
         reason = str(error).splitlines()[0][:120]
         raise DataError(
-            f"{path} has a date that is none ({reason}): write it as 2018-07-07 22:09:11"
+            f"{path} has an invalid date ({reason}); write dates as 2018-07-07 22:09:11"
         ) from error

@@ -1,6 +1,6 @@
-"""What the registry asks of a plug-in: a name, and for a GNN the model form it is written for.
+"""Base classes of plug-ins: a name and, for a GNN, the model form that it is written for.
 
-`gnn.operator.Operator` and `research.baselines.Method` derive from these classes, so that the registry needs to know neither.
+`gnn.operator.Operator` and `research.baselines.Method` derive from these classes, so the registry depends on neither.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ class GnnPlugin:
     """A graph neural network that a configuration can name."""
 
     name: ClassVar[str]
-    """The name in a configuration."""
+    """Name of the GNN in a configuration."""
     form: ClassVar[str] = "propagation"
-    """The `model.form` it is written for."""
+    """The `model.form` that the GNN is written for."""
 
 
 class MethodPlugin:
     """A method that `verfedgnn compare` can name."""
 
     name: ClassVar[str]
-    """The name on the command line."""
+    """Name of the method on the command line."""

@@ -1,11 +1,11 @@
-"""GNNs and methods of one's own, by name: registered in Python, in a file, or offered by an installed package.
+"""The registry of GNN and method plug-ins, which come from Python code, from a file, or from an installed package.
 
-    @verfedgnn.register                    a subclass of gnn.operator.Operator or of baselines.method.Method
-    verfedgnn --plugin FILE.py COMMAND     the command, once the file has registered what it has
-    [project.entry-points."verfedgnn.gnns"]  name = "module" (or "module:Class"); the same for "verfedgnn.methods"
+    @verfedgnn.register                    registers a subclass of gnn.operator.Operator or baselines.method.Method
+    verfedgnn --plugin FILE.py COMMAND     runs FILE.py, which registers its plug-ins, before the command
+    [project.entry-points."verfedgnn.gnns"]  name = "module" (or "module:Class"); likewise "verfedgnn.methods"
 
-A name in a configuration, a run folder or a federation file only chooses among what is installed here; no code ever comes with
-it. Built-in names cannot be taken. Nothing is searched for, nor imported, before a name is asked for that is not built in.
+A name in a configuration, a run folder or a federation file only selects among installed plug-ins; it never brings code
+with it. Built-in names cannot be replaced. Plug-ins are searched for and imported only when a name is not built in.
 """
 
 from __future__ import annotations
@@ -42,33 +42,36 @@ METHOD_NAMES = (
     "best",
     "private",
 )
-"""Names of the built-in methods; `research.baselines` has the methods themselves."""
+"""Names of the built-in methods, which are defined in `research.baselines`."""
 FILES = "VERFEDGNN_PLUGINS"
-"""Environment variable with plug-in files, as in PATH; so that processes a command starts have them, too."""
-REMEDY = "a plug-in's is found once its package is installed, or by `verfedgnn --plugin FILE.py ...`"
+"""Environment variable with plug-in files, separated as in PATH. Child processes of a command inherit it."""
+REMEDY = "for a plug-in, install its package or run `verfedgnn --plugin FILE.py ...`"
+"""What to do about an unknown name."""
 
 _gnns: dict[str, dict[str, type[GnnPlugin]]] = {}
-"""Registered operators by name and form."""
+"""Registered operators, by name and form."""
 _methods: dict[str, MethodPlugin] = {}
 _codes: dict[type, str | None] = {}
-"""Which code each registered class is, as it was when it was registered: its file may change while it is in use."""
+"""Identity of the code of each registered class at registration; its file may change later."""
 
 Plugin = TypeVar("Plugin", bound=type[Any])
 
 
 def register(plugin: Plugin) -> Plugin:
-    """Make a GNN (an `Operator`) or a method (a `Method`) known under its `name`; a class decorator.
+    """Register a GNN (an `Operator`) or a method (a `Method`) under its `name`; use it as a class decorator.
 
-    The same class may be registered again, as a notebook does when a cell is run again; another one of that name is refused.
+    The same class can be registered again, as when a notebook cell is rerun. A different class of that name is an error.
     """
     if not (isinstance(plugin, type) and issubclass(plugin, GnnPlugin | MethodPlugin)) or inspect.isabstract(
         plugin
     ):
-        raise ConfigError(f"register takes a finished subclass of Operator or Method, and {plugin!r} is none")
+        raise ConfigError(
+            f"register takes a subclass of Operator or Method without abstract methods, not {plugin!r}"
+        )
     name = getattr(plugin, "name", "")
     if not re.fullmatch(r"[a-z0-9][a-z0-9+._-]*", name):
         raise ConfigError(
-            f"{plugin.__name__} needs a name of small letters, digits and +._-, such as 'sage'; it has {name!r}"
+            f"{plugin.__name__} has the name {name!r}; use lower-case letters, digits and +._-, for example 'sage'"
         )
     if issubclass(plugin, GnnPlugin):
         forms = _gnns.setdefault(name, {})
@@ -90,32 +93,28 @@ def _refuse_taken(name: str, plugin: type, what: str, built_in: Any, before: typ
         origin.find_source(plugin),
         plugin.__qualname__,
     ):
-        raise ConfigError(
-            f"there is {what} '{name}' already, in {before.__module__}; give one of them another name"
-        )
+        raise ConfigError(f"{what} '{name}' is already registered by {before.__module__}; rename one of them")
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------------
 
 
 def list_gnns() -> list[str]:
-    """Every GNN there is here, built-in ones first."""
+    """Return the names of all available GNNs, built-in ones first."""
     _load_files()
     return [*GNNS, *sorted({*_gnns, *_offered("verfedgnn.gnns")} - set(GNNS))]
 
 
 def check_gnn(name: str, code: str | None = None) -> str:
-    """`name`, if there is a GNN of that name here; `code` is what is known of the one that is looked for."""
+    """Return `name` if that GNN is available, else raise. `code` identifies the plug-in for the error message."""
     if name in GNNS or name in _gnns or name in list_gnns():
         return name
-    wanted = f"; what is needed is {origin.format_code(code)}" if code else ""
-    raise ConfigError(
-        f"there is no GNN '{name[:40]}' here; there are: {', '.join(list_gnns())}; {REMEDY}{wanted}"
-    )
+    wanted = f"; the required plug-in is {origin.format_code(code)}" if code else ""
+    raise ConfigError(f"unknown GNN '{name[:40]}'; available: {', '.join(list_gnns())}; {REMEDY}{wanted}")
 
 
 def load_gnn(name: str, form: str) -> type[GnnPlugin]:
-    """The operator of a plug-in for one form of the model; factors call none, so any of its operators will do."""
+    """Return the operator of a plug-in for a model form. The form "factors" calls no operator, so any of them will do."""
     check_gnn(name)
     if name not in _gnns:
         _load(name, "verfedgnn.gnns", _gnns)
@@ -124,14 +123,14 @@ def load_gnn(name: str, form: str) -> type[GnnPlugin]:
         return next(iter(found.values()))
     if form not in found:
         raise ConfigError(
-            f"GNN '{name}' comes with model.form = {' and '.join(found)}, not {form}; "
+            f"GNN '{name}' supports model.form = {' and '.join(found)}, not {form}; "
             f"start from preset {'paper' if form == 'messages' else 'best'}, or register an operator with form = '{form}'"
         )
     return found[form]
 
 
 def load_methods() -> dict[str, MethodPlugin]:
-    """Every method that is not built in, by name."""
+    """Return all methods of plug-ins, by name."""
     _load_files()
     for name in _offered("verfedgnn.methods"):
         if name not in _methods:
@@ -140,12 +139,12 @@ def load_methods() -> dict[str, MethodPlugin]:
 
 
 def identify_gnn(name: str, form: str) -> str | None:
-    """Which code a plug-in's GNN is here (see `origin`); None for built-in ones, and for those that are in no file."""
+    """Return the identity of a GNN's code (see `origin`); None for built-in GNNs and for classes without a file."""
     return None if name in GNNS else _codes[load_gnn(name, form)]
 
 
 def hash_code(plugin: type) -> str:
-    """A hash of a registered plug-in's code, for records that must not outlive a change of it; "" where it is in no file."""
+    """Return a hash of a plug-in's code, by which stored records become stale when it changes; "" without a file."""
     found = _codes[plugin]
     return "" if found is None else origin.extract_digest(found)[:16]
 
@@ -154,14 +153,14 @@ def hash_code(plugin: type) -> str:
 
 
 def load_file(path: str | Path) -> None:
-    """Run a Python file that registers plug-ins, here and in processes that are started from here."""
+    """Run a Python file that registers plug-ins, in this process and in its child processes."""
     file = Path(path).resolve()
     _run(file)
     os.environ[FILES] = os.pathsep.join(dict.fromkeys([*list_files(), str(file)]))
 
 
 def list_files() -> list[str]:
-    """The files that plug-ins come from."""
+    """Return the plug-in files that were loaded or named in the environment."""
     return [path for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
@@ -172,13 +171,12 @@ def _load_files() -> None:
 
 @cache
 def _run(file: Path) -> None:
-    place = hashlib.sha256(str(file).encode()).hexdigest()[
-        :8
-    ]  # files of one name in two folders are two modules
+    # Files with the same name in two folders must become two modules.
+    place = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"verfedgnn_plugin_{file.stem}_{place}", file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise ConfigError(
-            f"the plug-in {file} is no Python file; give the file in which @verfedgnn.register stands"
+            f"the plug-in {file} is not a Python file; give the file that calls @verfedgnn.register"
         )
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     with _blamed(str(file)):
@@ -187,7 +185,7 @@ def _run(file: Path) -> None:
 
 @cache
 def _offered(group: str) -> dict[str, EntryPoint]:
-    """What installed packages offer, by name; reads their metadata and imports nothing."""
+    """Return the entry points of installed packages by name. Reads metadata and imports nothing."""
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
         other = found.setdefault(entry.name, entry)
@@ -206,18 +204,18 @@ def _load(name: str, group: str, registered: dict[str, Any]) -> None:
             register(loaded)
     if name not in registered:
         raise ConfigError(
-            f"the plug-in {entry.value} is offered as '{name}' and registers no such name; mend or uninstall it"
+            f"the plug-in {entry.value} is offered as '{name}' but does not register that name; fix or uninstall it"
         )
 
 
 @contextmanager
 def _blamed(plugin: str) -> Iterator[None]:
-    """Whatever goes wrong in a plug-in's own code is told as one line that names it."""
+    """Turn any exception in a plug-in's code into a `ConfigError` that names the plug-in."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"the plug-in {plugin} cannot be loaded ({type(error).__name__}: {error}); mend it"
+            f"the plug-in {plugin} cannot be loaded ({type(error).__name__}: {error}); fix its code"
         ) from error

@@ -1,4 +1,4 @@
-"""What a run's releases guarantee, one by one and composed, and what they do not."""
+"""The privacy report of a run: the guarantee of each release and of all releases composed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from verfedgnn.privacy.release_events import Release
 from verfedgnn.privacy.skellam_noise import noised_sum_event
 
 SIMULATED = (
-    "simulated: on one machine the noise derives from the run's seed, so whoever knows it can undo the noise"
+    "simulated: on one machine the noise derives from the run's seed; anyone who knows the seed can remove it"
 )
-SECRET = "each party's own: noise and batches derive from a secret that never leaves it"
+SECRET = "private: noise and batches derive from a secret that never leaves the party"
 WORTHLESS = 0.5
-"""A delta from which on nothing worth the name is promised."""
+"""Smallest delta that is reported as no guarantee."""
 
 
 def privacy_report(
@@ -35,11 +35,17 @@ def privacy_report(
     validations: int,
     randomness: str,
 ) -> dict[str, Any]:
-    """The `privacy` part of metrics.json.
+    """Build the `privacy` section of metrics.json.
 
-    `releases` is how often the busiest party sent gradients, `exchanges` how often neighbourhoods; `rows` is q, `protected`
-    whether 2q <= N + 1 in every block; `validations` how often parties reported their validation error; `randomness` where
-    their noise came from.
+    Args:
+        config: Configuration of the training.
+        releases: Number of gradients that the busiest party sent.
+        exchanges: Number of neighbourhoods that the busiest party sent.
+        users: Number of users N.
+        rows: Number of rows q of the projection.
+        protected: Whether 2q <= N + 1 holds in every block.
+        validations: Number of validation errors that each party reported.
+        randomness: Source of the parties' noise, `SIMULATED` or `SECRET`.
     """
     sent = (
         _gradient_releases(config, releases),
@@ -94,7 +100,7 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
     if settings.mechanism == "skellam":
         return report | _single_ratings(config, releases, validations)
     if settings.mechanism == "none":
-        return report | {"guarantee": "none: the coordinator receives each party's gradients as they are"}
+        return report | {"guarantee": "none: the coordinator receives each party's exact gradients"}
     report["neighbouring"] = (
         "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
     )
@@ -117,7 +123,7 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
 
 
 def _smaller(pure: float, composed: float, delta: float) -> dict[str, float]:
-    """Sums of epsilons need no delta, but grow faster than what composes with one."""
+    """Return the better of the plain sum of epsilons, which needs no delta, and the composed epsilon."""
     return {"epsilon": pure, "delta": 0.0} if pure <= composed else {"epsilon": composed, "delta": delta}
 
 
@@ -130,19 +136,21 @@ def _single_ratings(config: Config, releases: int, validations: int) -> dict[str
     return {
         "clip": config.training.error_clip,
         "noise": noise_multiplier(config),
-        "neighbouring": "one rating of one user at one party, there or not",
+        "neighbouring": "two data sets that differ in one rating of one user at one party",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
         "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every single rating, over all {releases:,} rounds, against "
-        "whoever sees sums and the trained model",
+        "anyone who sees the sums and the trained model",
     }
 
 
 def _validation(config: Config, validations: int) -> dict[str, Any]:
     if config.gradients.mechanism == "skellam":
         report = {"mechanism": "gaussian", "releases": validations}
-        return report | {"guarantee": "part of the epsilon of gradients: a rating is in one of the two parts"}
-    guarantee = "none: each party's sum of squared errors and its count, as they are"
+        return report | {
+            "guarantee": "covered by the epsilon of gradients: a rating is in one of the two parts"
+        }
+    guarantee = "none: each party's exact sum of squared errors and its count"
     return {"mechanism": "none", "releases": validations, "guarantee": guarantee}
 
 
@@ -159,7 +167,10 @@ def _neighbourhoods(
         return report | {
             "guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
         }
-    seen = "the coordinator sees the sum over all active parties, a party the sum of the others, nobody one party's matrix"
+    seen = (
+        "the coordinator sees the sum over all active parties, a party sees the sum over the others, "
+        "and nobody sees a single party's matrix"
+    )
     if exchange.mode == "masked":
         if "sums" in config.unprotected:
             seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
@@ -172,10 +183,11 @@ def _neighbourhoods(
     return report | {
         "noise": exchange.noise,
         "row_clip": exchange.row_clip,
-        "neighbouring": "two matrices of one party that differ in one user's row, by at most row_clip in l2 (a row there or not)",
+        "neighbouring": "two matrices of one party that differ in one user's row by at most row_clip in l2, as when a row is absent",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
-        "guarantee": f"{seen}; epsilon {one:.3g} at delta {delta:g} per release for a user's row, {whole:.3g} over {exchanges:,}",
+        "guarantee": f"{seen}; for a user's row, epsilon {one:.3g} at delta {delta:g} per release and {whole:.3g} over "
+        f"{exchanges:,} releases",
     }
 
 
@@ -184,7 +196,7 @@ def _projected(config: Config, users: int, rows: int, protected: bool) -> dict[s
         protected = False
     condition = "2q <= N + 1 holds in every block" if protected else "2q <= N + 1 does not hold"
     text = (
-        f"{condition}: no single value can be solved for exactly (Theorem 1); an obfuscation, not differential privacy"
+        f"{condition}: no single value can be solved for exactly (Theorem 1); this is obfuscation, not differential privacy"
         if protected
         else "none: "
         + (condition if config.model.estimators else "exact degrees travel beside the neighbourhoods")

@@ -1,13 +1,13 @@
-r"""Masked sums: the coordinator adds up what it cannot read.
+r"""Masked sums: the coordinator can add up messages that it cannot read.
 
-Every pair of parties i < j shares a secret (X25519). For each message they stretch it into a stream of integers m_ij
-(HKDF-SHA256, ChaCha20); i adds it and j subtracts it, modulo 2^b,
+Every pair of parties i < j shares a secret (X25519). For each message they expand it into a stream of integers m_ij
+(HKDF-SHA256, ChaCha20). Party i adds the stream and party j subtracts it, modulo 2^b:
 
 .. math::
     y_i = x_i + \sum_{j > i} m_{ij} - \sum_{j < i} m_{ji} \pmod{2^b}, \qquad \sum_i y_i = \sum_i x_i \pmod{2^b}
 
-so that masks cancel exactly in the sum over all that take part, and any smaller set of messages is uniformly random to whoever
-lacks the secrets. A party that drops out leaves the sum useless: the trip is repeated without it, under fresh masks.
+The masks cancel exactly in the sum over all participants. Without the secrets, any smaller set of messages is uniformly
+random. After a dropout the sum is useless: the trip is repeated without that party, under fresh masks.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from verfedgnn.core.errors import ProtocolError
 
 GRADIENT = 1
 NEIGHBOURHOOD = 2
-"""What a stream is for; two uses of one trip never share a stream."""
+"""Uses of a stream. Two uses in one trip never share a stream."""
 
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
 class Masker:
-    """One party's key pair, and once the others' public keys are known, its masks.
+    """One party's key pair, and the masks that it derives once the others' public keys are known.
 
-    A key pair serves one stay in a federation: whoever joins again makes a new one, so no stream is ever used twice.
+    A key pair serves one stay in a federation. A party that joins again makes a new one, so no stream is used twice.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,15 @@ class Masker:
         self._secrets: dict[int, bytes] = {}
 
     def derive_secrets(self, index: int, keys: Sequence[str]) -> None:
-        """Take this party's place and everybody's public keys, in order; "" for those who are not there."""
+        """Derive the secrets shared with the other parties.
+
+        `index` is this party's position in `keys`, the public keys of all parties in order, "" for absent parties.
+        """
         self.index = index
         self._secrets = {}
         known = [key for key in keys if key]
         if not 0 <= index < len(keys) or keys[index] != self.public or len(set(known)) != len(known):
-            raise ProtocolError("the coordinator hands out keys that are not the parties' own")
+            raise ProtocolError("the coordinator sent public keys that are not those of the parties")
         for other, key in enumerate(keys):
             if key and other != index:
                 try:
@@ -74,10 +77,10 @@ class Masker:
         attempt: int = 0,
         context: bytes = b"",
     ) -> NDArray[Integer]:
-        """`values` plus this party's masks towards the others of `parties`, modulo 2^bits of their type.
+        """Return `values` plus this party's masks towards the other `parties`, modulo 2^bits of their type.
 
-        `context` stands for everything the values were computed from that all parties have been told: masks of parties that
-        were told different things do not cancel, so nobody can single one out by giving the others other parameters.
+        `context` identifies the common inputs of all parties. Masks of parties with different inputs do not cancel, so
+        nobody can single out a party by giving the others different parameters.
         """
         flat = np.ascontiguousarray(values).reshape(-1)
         width = flat.dtype.itemsize
@@ -85,7 +88,7 @@ class Masker:
         for other in parties:
             if other != self.index:
                 if other not in self._secrets:
-                    raise ProtocolError(f"no key is known of party {other}, which is to take part")
+                    raise ProtocolError(f"party {other} takes part, but its public key is unknown")
                 nonce = struct.pack("<IIHHI", 0, round, trip, use, attempt)
                 secret = sha256(b"verfedgnn stream 1" + self._secrets[other] + context).digest()
                 stream = np.frombuffer(_stream(secret, flat.nbytes, nonce), f"<u{width}")
@@ -94,7 +97,7 @@ class Masker:
 
 
 def check_public_key(key: str) -> None:
-    """Raise `ProtocolError` unless a public key can be used; some points of the curve give every secret away."""
+    """Raise `ProtocolError` unless a public key is usable; some points of the curve reveal every secret."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
     except ValueError:
@@ -102,5 +105,5 @@ def check_public_key(key: str) -> None:
 
 
 def _stream(secret: bytes, size: int, nonce: bytes) -> bytes:
-    """ChaCha20 under `nonce`: a block counter from 0, then 96 bits that never repeat under a key."""
+    """Expand `secret` with ChaCha20. `nonce` is a block counter of 0, then 96 bits that never repeat under a key."""
     return Cipher(ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(size))

@@ -3,8 +3,8 @@ r"""Random projection of neighbourhoods (Sec. 4.4, Theorems 1 and 2).
 .. math::
     Y = \Phi X, \quad \hat X = \Phi^T Y, \quad \Phi \in R^{q \times N}, \quad \Phi_{ij} \sim N(0, 1/q)
 
-With a block size B < N, users are cut into blocks of B and Phi is block-diagonal: each block has its own Gaussian, satisfies
-Theorem 1 by itself and costs O(N B) instead of O(N q). B >= N is the paper's Phi.
+With a block size B < N, users are cut into blocks of B and Phi is block-diagonal. Each block has its own Gaussian matrix
+and satisfies Theorem 1 separately; the cost is O(N B) instead of O(N q). B >= N is the paper's Phi.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch import Tensor
 from verfedgnn.core.errors import ConfigError
 
 TILE_VALUES = 1 << 22
-"""Values of Phi drawn at a time (16 MiB)."""
+"""Number of values of Phi that are drawn at a time (16 MiB)."""
 CACHE_VALUES = 1 << 28
-"""Phi is kept between applications up to this many values (1 GiB) and drawn anew from its seed above that."""
+"""Largest number of values of Phi that is cached (1 GiB). A larger Phi is redrawn from its seed for each use."""
 MOST_VALUES = 1 << 34
-"""No Phi is larger: to draw one anew takes about a minute and a half on one core, twice a round."""
+"""Largest number of values of Phi. Redrawing it takes about 90 seconds on one core, twice a round."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of Phi: all rows of one block, some of its columns."""
+    """A piece of Phi: all rows of one block and a range of its columns."""
 
     rows: slice
     columns: slice
@@ -40,16 +40,16 @@ class Tile:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Number of rows and columns."""
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
 Piece = tuple[slice, slice, Tensor]
-"""Rows, columns and values (B, q, w) of B successive blocks of one shape; of a large block, of some of its columns."""
+"""Rows, columns and values (B, q, w) of B successive blocks of one shape, or of some columns of one large block."""
 
 
 class Projection:
-    """Phi for N users, defined by its seed alone: every holder of the seed has the same one on any device."""
+    """The projection Phi for N users, defined by its seed alone and therefore equal on every device."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class Projection:
             values += q * (stop - start)
         if values > MOST_VALUES:
             raise ConfigError(
-                f"exchange.block = {block} makes the projection of {users:,} users a matrix of {values:.1e} values, too many to "
-                "draw in every round; cut users into blocks with exchange.block = 256, which protects each of them as well"
+                f"with exchange.block = {block}, the projection of {users:,} users has {values:.1e} values, too many to "
+                "draw in every round; set exchange.block = 256, which protects each block equally well"
             )
         self._cache: list[Piece] | None = [] if values <= cache_values else None
         self._scale = self._scales(bounds, ratio) if reconstruction == "scaled" else None
         self._members: Tensor | None = None
 
     def part(self, users: slice, rows: slice) -> Projection:
-        """The same Phi for some users alone, who are whole blocks of it."""
+        """Return the part of Phi for a range of `users` that consists of whole blocks."""
         part = copy.copy(self)
         part.users = users.stop - users.start
         part.rows = rows.stop - rows.start
@@ -103,14 +103,17 @@ class Projection:
         return part
 
     def among(self, members: Tensor) -> Projection:
-        """The same Phi where only some users (in order) have a row in X, and the others' is 0; it is drawn and kept once."""
+        """Return the same Phi for an X with rows of `members` only (in order); the other rows are 0.
+
+        Both share one cache.
+        """
         among = copy.copy(self)
         among._members = members
         among._scale = None if self._scale is None else self._scale[members]
         return among
 
     def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
-        """1 / (1 + (m+1)/q) of each user's block (N, 1): among multiples of Phi^T Y the one of least expected error."""
+        """Return 1 / (1 + (m+1)/q) for each user's block (N, 1), the multiple of Phi^T Y with the least expected error."""
         scale = np.empty((self.users, 1), np.float32)
         for start, stop in bounds:
             m = stop - start
@@ -118,7 +121,7 @@ class Projection:
         return torch.from_numpy(scale).to(self.device)
 
     def project(self, x: Tensor) -> Tensor:
-        """Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
+        """Compute Y = Phi X: (N, C) -> (q, C) (eq. 13)."""
         y = x.new_zeros(self.rows, x.shape[1])
         for rows, columns, phi in self._pieces():
             place, inside = self._inside(columns)
@@ -129,7 +132,7 @@ class Projection:
         return y
 
     def reconstruct(self, y: Tensor) -> Tensor:
-        """X^ = Phi^T Y, scaled if so configured: (q, C) -> (N, C) (eq. 14)."""
+        """Compute X^ = Phi^T Y, scaled if configured: (q, C) -> (N, C) (eq. 14)."""
         x = y.new_empty(self.users if self._members is None else len(self._members), y.shape[1])
         for rows, columns, phi in self._pieces():
             place, inside = self._inside(columns)
@@ -139,7 +142,7 @@ class Projection:
         return x if self._scale is None else x.mul_(self._scale)
 
     def _inside(self, columns: slice) -> tuple[slice, Tensor | None]:
-        """Rows of X that belong to some columns, and to which of them; None: to all."""
+        """Return the rows of X that belong to `columns`, and the position of each among them; None if all are there."""
         if self._members is None:
             return columns, None
         first, last = torch.searchsorted(
@@ -158,7 +161,7 @@ class Projection:
         return iter(self._cache)
 
     def _groups(self) -> Iterator[list[Tile]]:
-        """Successive tiles of one shape, together no more than a tile may be."""
+        """Group successive tiles of one shape, up to `TILE_VALUES` values together."""
         group: list[Tile] = []
         for tile in self.tiles:
             if group and (
@@ -184,7 +187,7 @@ class Projection:
 
 
 class IdentityProjection:
-    """The exact exchange: X itself travels. It protects nothing."""
+    """The identity in place of Phi: X itself is sent, without protection."""
 
     protected = False
 
@@ -193,15 +196,15 @@ class IdentityProjection:
         self._members = members
 
     def part(self, users: slice, rows: slice) -> IdentityProjection:
-        """The same for some users alone."""
+        """Return the identity for a range of users."""
         return IdentityProjection(users.stop - users.start)
 
     def among(self, members: Tensor) -> IdentityProjection:
-        """The same where only some users have a row in X, and the others' is 0."""
+        """Return the identity for an X with rows of `members` only; the other rows are 0."""
         return IdentityProjection(self.users, members)
 
     def project(self, x: Tensor) -> Tensor:
-        """X."""
+        """Return X, with rows of zeros for users who are not members."""
         return (
             x
             if self._members is None
@@ -209,18 +212,19 @@ class IdentityProjection:
         )
 
     def reconstruct(self, y: Tensor) -> Tensor:
-        """Y."""
+        """Return the rows of Y that belong to members."""
         return y if self._members is None else y.index_select(0, self._members)
 
 
 def _joined(pieces: list[Piece]) -> Piece:
-    """All columns of one large block side by side, so that a kept block is one product; others are alone."""
-    (rows, first, _), (_, last, _) = pieces[0], pieces[-1]
+    """Join the pieces of one large block, so that a cached block needs one product. Other lists have one piece."""
+    rows, first, _ = pieces[0]
+    _, last, _ = pieces[-1]
     return rows, slice(first.start, last.stop), torch.cat([phi for _, _, phi in pieces], -1)
 
 
 def _blocks_of(x: Tensor, phi: Tensor) -> Tensor:
-    """Rows (B w, C) as (B, w, C), one matrix for each block of `phi`."""
+    """View rows (B w, C) as (B, w, C), one matrix for each block of `phi`."""
     return x.view(len(phi), -1, x.shape[1])
 
 
@@ -229,10 +233,10 @@ def _moved(place: slice, by: int) -> slice:
 
 
 def cut_blocks(users: int, block: int) -> list[tuple[int, int]]:
-    """First and last-plus-one user of each block; block 0: one for all.
+    """Return the start and stop of each block of users. With `block` = 0 there is one block.
 
-    As many blocks as have room for `block` users each; what is left over is spread over the last ones, so that none is smaller
-    than that, and neighbours are mostly of one size.
+    There are `users` // `block` blocks. The remaining users are spread over the last blocks, so that no block is smaller
+    than `block` and successive blocks mostly have the same size.
     """
     count = max(1, users // block) if block else 1
     size, larger = divmod(users, count)
@@ -241,10 +245,13 @@ def cut_blocks(users: int, block: int) -> list[tuple[int, int]]:
 
 
 def block_rows(users: int, ratio: float) -> int:
-    """q for a block of `users`: users / ratio, rounded down, at least 1."""
+    """Return q for a block of `users`: users / ratio, rounded down, at least 1."""
     return max(1, int(users / ratio))
 
 
 def is_protected(users: int, rows: int) -> bool:
-    """Theorem 1's condition 2q <= N + 1; a block of one user has q = N, and its value is sent times a known number."""
+    """Return whether Theorem 1's condition 2q <= N + 1 holds and q < N.
+
+    A block of one user has q = N: its value would be sent times a known number.
+    """
     return 2 * rows <= users + 1 and rows < users

@@ -1,17 +1,18 @@
-r"""Differential privacy of single ratings, for a whole training.
+r"""Differential privacy of single ratings over a whole training.
 
-Neighbouring: one rating of one user at one party, there or not. Errors are cut off at c and embeddings kept within a ball of
-radius B, so that a rating moves its user's row of the gradient, and its item's row, by at most
+Neighbouring data sets differ in one rating of one user at one party. Errors are clipped at c and embeddings are kept
+within a ball of radius B. A rating therefore changes its user's and its item's row of the gradient by at most
 
 .. math::
     \Delta = 2 c \sqrt{B^2 + 1}, \qquad
     g_u = \sum_v 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_v, 1), \quad g_v = \sum_u 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_u, 1),
 
-the 1 being the bias. Both get noise of standard deviation z Delta in every round: the users' rows, which leave the party, Skellam
-noise that all parties share out under masked sums; the items' rows, which stay, Gaussian noise. The next round starts from noisy
-sums alone, also inside a party; therefore rounds compose, and nothing that leaves it later owes more to a rating than this.
+where the 1 belongs to the bias. Both rows get noise of standard deviation z Delta in every round. The users' rows leave the
+party with Skellam noise, to which all parties contribute under masked sums. The items' rows stay and get Gaussian noise.
+The next round starts from noisy sums only, even inside a party. Rounds therefore compose, and later messages reveal no
+more about a rating.
 
-Validation ratings are not trained on: a rating is in one part, so the two parts' epsilons are not added.
+A rating is either in the training or in the validation part, so the epsilons of the two parts are not added.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from verfedgnn.privacy.release_events import Release
 from verfedgnn.privacy.skellam_noise import draw_skellam
 
 STEPS = 512.0
-"""About how many integers one standard deviation of the noise spans; finer ones would only cost bytes."""
+"""Approximate number of integers per standard deviation of the noise. Finer steps would only cost bytes."""
 LARGEST = 1e6
-"""The largest noise that is tried for a budget."""
+"""Largest noise multiplier that is tried for a budget."""
 
 
 def sensitivity(config: Config) -> float:
-    """Delta."""
+    """Return Delta, the largest l2 change of a gradient row by one rating."""
     assert config.training.error_clip is not None
     assert config.model.bound is not None
     return 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
@@ -50,16 +51,16 @@ def noise_multiplier(config: Config) -> float:
 
 
 def unit(config: Config) -> float:
-    """Integers for 1, a power of two: gradients travel as multiples of 1/unit."""
+    """Return the integer that stands for 1, a power of two: gradients are sent as multiples of 1/unit."""
     return 2.0 ** round(math.log2(STEPS / (noise_multiplier(config) * sensitivity(config))))
 
 
 def release_gradient(
     gradient: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """A party's public gradient, flat, as integers with its share of the noise.
+    """Convert a party's flat public gradient to integers and add its share of the noise.
 
-    The noise of all other active parties together has the whole variance: a recipient can subtract its own.
+    A recipient can subtract its own noise. The other active parties' noise alone therefore has the full variance.
     """
     scale = unit(config)
     limit = (2**31 - 1) // max(1, parties) - 1
@@ -71,7 +72,10 @@ def release_gradient(
 def add_item_noise(
     gradients: dict[str, Tensor], config: Config, rng: np.random.Generator
 ) -> dict[str, Tensor]:
-    """A party's private gradients with Gaussian noise; it never leaves the party, but what does is computed from it."""
+    """Add Gaussian noise to a party's private gradients.
+
+    They never leave the party, but later messages are computed from them.
+    """
     deviation = noise_multiplier(config) * sensitivity(config)
     return {
         name: value
@@ -83,7 +87,10 @@ def add_item_noise(
 def add_validation_noise(
     squared: Tensor, scale: tuple[float, float], config: Config, rng: np.random.Generator
 ) -> tuple[float, int]:
-    """Sum of squared errors, each cut off at the square of the scale's width, and their number, both with Gaussian noise."""
+    """Return the sum of squared errors and their number, both with Gaussian noise.
+
+    Each squared error is clipped at the square of the scale's width.
+    """
     widest = (scale[1] - scale[0]) ** 2
     noise = noise_multiplier(config) * rng.normal(0.0, 1.0, 2)
     total = float(squared.clamp(max=widest).sum()) + widest * noise[0]
@@ -92,7 +99,7 @@ def add_validation_noise(
 
 
 def training_releases(config: Config, rounds: int) -> list[Release]:
-    """What a rating of the training part takes part in."""
+    """Return the releases that a training rating affects."""
     z = noise_multiplier(config)
     columns = config.model.dim + config.model.biases
     scale = unit(config)
@@ -102,7 +109,7 @@ def training_releases(config: Config, rounds: int) -> list[Release]:
 
 
 def validation_releases(config: Config, validations: int) -> list[Release]:
-    """What a rating of the validation part takes part in."""
+    """Return the releases that a validation rating affects."""
     event = events.gaussian(noise_multiplier(config))
     return [
         Release("validation errors", validations, event),
@@ -111,17 +118,17 @@ def validation_releases(config: Config, validations: int) -> list[Release]:
 
 
 def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
-    """Epsilon at `delta` for one rating over a training: the larger of what training and validation ratings have."""
+    """Return the epsilon at `delta` of one rating over a training, the larger of those of the two parts."""
     parts = training_releases(config, rounds), validation_releases(config, validations)
     return max(events.compose_epsilon(part, delta) for part in parts)
 
 
 def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
-    """The configuration with the least noise, to a thousandth of it, with which its training stays within (`wanted`, `delta`)."""
+    """Return the configuration with the least noise, within 0.1 %, whose training stays within (`wanted`, `delta`)."""
     if config.gradients.mechanism != "skellam":
         raise ConfigError(
-            f"a budget needs gradients.mechanism = skellam: {config.gradients.mechanism} gradients have no epsilon over a whole "
-            "training worth asking for; start from --preset private"
+            f"a privacy budget needs gradients.mechanism = skellam; {config.gradients.mechanism} gradients give no useful "
+            "epsilon over a whole training. Start from --preset private"
         )
     rounds = config.training.epochs
     every = config.training.evaluate_every or 1
@@ -140,7 +147,8 @@ def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
         high = 2 * high
         if high > LARGEST:
             raise ConfigError(
-                f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; ask for more"
+                f"no noise keeps {rounds:,} rounds within epsilon = {wanted:g} at delta = {delta:g}; "
+                "allow a larger epsilon"
             )
     while high - low > 1e-3 * low:
         middle = math.sqrt(low * high)

@@ -1,13 +1,13 @@
-r"""Releases as events, and what they compose to.
+r"""Releases as privacy events, and their composition.
 
-A release is one kind of message that a party sends again and again. Its event says how far two neighbouring inputs can be told
-apart by one of them; what the neighbours are is the caller's to say. Noise is composed by Renyi divergences in `dp-accounting`,
-whose events these are; ternary values have a total variation and no epsilon, and k of them compose to
+A release is one kind of message that a party sends repeatedly. Its event says how well one message distinguishes two
+neighbouring inputs; the caller defines which inputs are neighbours. `dp-accounting` composes noisy releases by Renyi
+divergences, and the events have its names. Ternary values have a total variation instead of an epsilon; k of them compose to
 
 .. math::
     \delta_k = 1 - \prod_{i \le k} (1 - \delta_i) .
 
-A release without any event is protected otherwise, or not at all; it has no place in an epsilon.
+A release without an event is protected by other means or not at all, and is not part of any epsilon.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from dataclasses import dataclass
 from typing import Any
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
-"""Orders alpha at which Renyi divergences are composed; Skellam's bound is proven for whole ones."""
+"""Orders alpha at which Renyi divergences are composed. The Skellam bound is proven for integer orders."""
 
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """How far one release moves: a name of `dp-accounting`'s events with its parameters, or `total variation`."""
+    """Privacy loss of one release: the name of an event in `dp-accounting` with its parameters, or `total variation`."""
 
     name: str
     parameters: tuple[tuple[str, float], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the event for a report."""
         return {"event": self.name, **dict(self.parameters)}
 
 
 @dataclass(frozen=True)
 class Release:
-    """One kind of message, sent `count` times; without an event it has no differential privacy."""
+    """One kind of message, sent `count` times. Without an event it has no differential privacy."""
 
     what: str
     count: int
     event: ReleaseEvent | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the release for a report."""
         return {
             "what": self.what,
             "count": self.count,
@@ -51,24 +51,24 @@ class Release:
 
 
 def gaussian(noise: float) -> ReleaseEvent:
-    """Normal noise of `noise` times the l2 sensitivity."""
+    """Return the event of Gaussian noise of `noise` times the l2 sensitivity."""
     return ReleaseEvent("GaussianDpEvent", (("noise_multiplier", noise),))
 
 
 def laplace(epsilon: float) -> ReleaseEvent:
-    """Laplace noise of 1/epsilon times the l1 sensitivity."""
+    """Return the event of Laplace noise of 1/epsilon times the l1 sensitivity."""
     return ReleaseEvent("LaplaceDpEvent", (("noise_multiplier", 1 / epsilon),))
 
 
 def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
-    r"""Skellam noise on integers that differ by (l2, l1) (Agarwal, Kairouz and Liu, NeurIPS 2021).
+    r"""Return the event of Skellam noise on integers that differ by (l2, l1) (Agarwal, Kairouz and Liu, NeurIPS 2021).
 
     .. math::
         D_\alpha \le \frac{\alpha \Delta_2^2}{2 \mu} + \frac{(2 \alpha - 1) \Delta_2^2 + 6 \Delta_1}{4 \mu^2}
                  = \xi + \rho \alpha, \quad
         \rho = \frac{\Delta_2^2}{2 \mu} \left(1 + \frac{1}{\mu}\right), \; \xi = \frac{6 \Delta_1 - \Delta_2^2}{4 \mu^2}
 
-    A xi below 0 is counted as 0.
+    A negative xi is replaced by 0.
     """
     rho = l2**2 / (2 * variance) * (1 + 1 / variance)
     xi = max(0.0, (6 * l1 - l2**2) / (4 * variance**2))
@@ -76,12 +76,12 @@ def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
 
 
 def ternary(r: float) -> ReleaseEvent:
-    """Def. 4.2 on gradients that differ by 1 in l1: each release moves by at most 1/r."""
+    """Return the event of Def. 4.2 on gradients that differ by 1 in l1, a total variation of at most 1/r."""
     return ReleaseEvent("total variation", (("delta", min(1.0, 1 / r)),))
 
 
 def compose_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The epsilon at `delta` of noisy releases together."""
+    """Compose noisy releases and return their epsilon at `delta`."""
     from dp_accounting import dp_event  # takes a second to load
     from dp_accounting.rdp import RdpAccountant
 
@@ -95,7 +95,7 @@ def compose_epsilon(releases: Iterable[Release], delta: float) -> float:
 
 
 def compose_total_variation(releases: Iterable[Release]) -> float:
-    """The delta at epsilon = 0 of ternary releases together."""
+    """Compose ternary releases and return their delta at epsilon = 0."""
     events = [(release.event, release.count) for release in releases]
     return 1 - math.prod(
         (1 - dict(event.parameters)["delta"]) ** count for event, count in events if event is not None

@@ -1,4 +1,4 @@
-"""Who sees what of a party during a training, by configuration: what a reviewer asks first (docs/protocol.md has every field)."""
+"""What the coordinator and other parties see of a party's data during a training (docs/protocol.md lists every field)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ HEADER = ("what a party has", "the coordinator sees", "another party sees")
 
 
 def who_sees_what(config: Config) -> list[tuple[str, str, str]]:
-    """Rows of (what, the coordinator, another party)."""
+    """Return rows of (data, what the coordinator sees, what another party sees) for a configuration."""
     private = config.gradients.mechanism == "skellam"
     return [
         ("ratings, item ids, titles, item embeddings", NOBODY, NOBODY),
         ("gradient of public parameters", *_gradient(config)),
         ("sums over users' neighbourhoods", *_sums(config)),
-        ("validation error and its count", "yes, with noise" if private else "yes, as they are", NOBODY),
+        ("validation error and its count", "yes, with noise" if private else "yes, exactly", NOBODY),
         (
             "number of training ratings",
-            "no: 0 is said" if private else "yes",
-            "no" if private else "all parties' together",
+            "no, it is reported as 0" if private else "yes",
+            "no" if private else "only the total of all parties",
         ),
         ("number of items, rating scale", "yes", "number of items"),
         (
@@ -35,7 +35,7 @@ def _gradient(config: Config) -> tuple[str, str]:
         "ternary": "quantized to -1, 0, 1",
         "laplace": "with Laplace noise",
         "skellam": "with Skellam noise",
-        "none": "as it is",
+        "none": "exact",
     }[config.gradients.mechanism]
     one = f"only the sum of all parties' ({how})" if config.masking else f"each party's, {how}"
     return one, f"only the sum of all parties' ({how})"
@@ -46,7 +46,7 @@ def _sums(config: Config) -> tuple[str, str]:
     if exchange.mode == "off":
         return NOBODY, NOBODY
     if exchange.mode == "exact":
-        return "each party's, as they are", "the sum of the others'"
+        return "each party's, exact", "the sum of the others'"
     if exchange.mode == "masked":
         return "only the sum of all parties', exact", "only the sum of the others', exact"
     if exchange.mode == "noised":

@@ -1,1 +1,1 @@
-"""What a training leaves behind: the run folder, checkpoints, tables, embeddings and figures."""
+"""The results of a training: run folder, checkpoints, tables, embeddings and metrics."""

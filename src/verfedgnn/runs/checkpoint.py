@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written beside the last one and put in place by a rename, so that a kill leaves the last good one."""
+"""Checkpoints on disk. A new one is written beside the last and renamed into place, so a kill leaves a complete one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 
 _NAME = re.compile(r"round-(\d{8})~?")
-"""A checkpoint; with ~ one that is being replaced by another of the same round."""
+"""Folder name of a checkpoint; a trailing ~ marks one that is being replaced by another of the same round."""
 
 
 def write_checkpoint(
     folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
 ) -> None:
-    """All states of `round` as `folder`/round-N, then remove the older ones."""
+    """Write all states of `round` to `folder`/round-N, then remove older checkpoints."""
     with files.writing(folder):
         _write_checkpoint(folder, round, states, values)
 
@@ -53,7 +53,7 @@ def _write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str, Any]] | None:
-    """The newest complete checkpoint and its plain values, or None if there is none."""
+    """Return the states and plain values of the newest complete checkpoint, or None if there is none."""
     found = (
         sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name))
         if folder.is_dir()
@@ -72,7 +72,5 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str,
             for name, values in plain.pop("states").items()
         }
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise RunError(
-            f"the checkpoint {newest} cannot be read ({error}); without it the run must be trained again"
-        ) from None
+        raise RunError(f"the checkpoint {newest} cannot be read ({error}); train the run again") from None
     return states, plain

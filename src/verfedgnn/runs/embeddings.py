@@ -1,8 +1,7 @@
-"""A run's vectors as Arrow tables, and as files that any other program reads.
+"""A run's vectors as Arrow tables, and as Parquet or NumPy files for other programs.
 
-What is exported is what a party serves: for every pair, the product of the user's and the item's vector is the predicted rating
-(of a ranking, the score). Biases and the mean rating are components of these vectors, so that a product is all there is;
-`Embeddings.parts` says which components are which.
+The vectors are those that a party serves: the inner product of a user's and an item's vector is the predicted rating, or
+the score of a ranking. Biases and the mean rating are components of the vectors. `Embeddings.parts` names the components.
 """
 
 from __future__ import annotations
@@ -36,22 +35,21 @@ class Embeddings:
 
     party: str
     users: pa.Table
-    """`user`, its id; `vector`, C numbers."""
+    """Table with the columns `user`, the id, and `vector`, C numbers."""
     items: pa.Table
-    """`item`, its id; `title`; further columns of the catalogue; `vector`, C numbers."""
+    """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C numbers."""
     parts: Mapping[str, slice]
-    """Which components are what: factors, user bias, item bias, mean; with a gate, the same again with "alone" before them."""
-
+    """Components by name: factors, user bias, item bias, mean. With a gate, the same again with the prefix "alone"."""
     scale: tuple[float, float]
-    """Lowest and highest rating at the party, which a product may miss a little."""
+    """Lowest and highest rating at the party. Products may lie slightly outside."""
 
     def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The vectors of users (N, C) and of items (M, C)."""
+        """Return the vectors of users (N, C) and of items (M, C)."""
         return _matrix(self.users), _matrix(self.items)
 
 
 def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Embeddings:
-    """What a party serves, with its ids and titles."""
+    """Return the vectors that a party serves, with ids and titles."""
     table = party.ratings
     parts = _parts(config, model.users.shape[1])
     about = {"party": party.name, "parts": {name: [part.start, part.stop] for name, part in parts.items()}}
@@ -67,14 +65,14 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
 
 
 def _parts(config: Config, width: int) -> dict[str, slice]:
-    """The components by what they are, in the order in which `gnn.model`, `protocol.targets` and `evaluation.gate` add them."""
+    """Return the components by name, in the order in which the model, the rating targets and the gate append them."""
     model = config.model
     centred = not config.training.ranks and config.model.form != "propagation"
     sizes = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
     if centred and (model.form == "messages" or model.biases):
         sizes["mean"] = 1
     once = sum(sizes.values())
-    if width == 2 * once:  # a gate between the shared model and the party's own
+    if width == 2 * once:  # a gate blends the shared model with the one trained alone
         sizes |= {f"alone {name}": size for name, size in sizes.items()}
     elif width != once:
         sizes = {"components": width}
@@ -97,9 +95,12 @@ def _matrix(table: pa.Table) -> NDArray[np.float32]:
 
 
 def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Path]:
-    """Write them as `parquet` or `npy`, a folder a party, and embeddings.json, which explains them; the files, in order."""
+    """Write embeddings as `parquet` or `npy`, one folder per party, with embeddings.json that explains them.
+
+    Return the written files.
+    """
     if kind not in FORMATS:
-        raise ConfigError(f"there is no format '{kind}'; there are: {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown format '{kind}'; use one of {', '.join(FORMATS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists already; choose another --out")
     files: list[Path] = []
@@ -109,7 +110,7 @@ def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str)
             place.mkdir(parents=True)
             files += _write_parquet(each, place) if kind == "parquet" else _write_npy(each, place)
         about = {
-            "score": "the product of a user's and an item's vector is the predicted rating, or a ranking's score",
+            "score": "the inner product of a user's and an item's vector is the predicted rating, or the score of a ranking",
             "parties": [{"name": e.party, **_about(e)} for e in embeddings],
             "files": [str(file.relative_to(folder)) for file in files],
         }

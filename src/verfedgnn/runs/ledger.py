@@ -1,4 +1,4 @@
-"""The ledger of bytes: every encoded message is an event; totals are sums over events."""
+"""The ledger of communication: the number and the encoded bytes of all messages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _Key = tuple[str, Direction, str]
 
 
 class Ledger:
-    """Counts messages and encoded bytes by kind, direction (up: to the coordinator) and party."""
+    """Counts of messages and encoded bytes by kind, direction (up: to the coordinator) and party."""
 
     def __init__(self) -> None:
         self.messages: Counter[_Key] = Counter()
         self.bytes: Counter[_Key] = Counter()
 
     def record(self, kind: str, direction: Direction, party: str, size: int) -> None:
-        """One message of `size` encoded bytes."""
+        """Record one message of `size` encoded bytes."""
         self.messages[kind, direction, party] += 1
         self.bytes[kind, direction, party] += size
 
     def total(
         self, direction: Direction | None = None, *, kind: str | None = None, party: str | None = None
     ) -> int:
-        """Bytes of the messages that match."""
+        """Return the bytes of all messages that match the given direction, kind and party."""
         return sum(
             size
             for (k, d, p), size in self.bytes.items()
@@ -32,7 +32,7 @@ class Ledger:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For ledger.json: totals, and one row per kind, direction and party."""
+        """Return the content of ledger.json: totals, and one row per kind, direction and party."""
         rows = [
             {"kind": k, "direction": d, "party": p, "messages": self.messages[k, d, p], "bytes": size}
             for (k, d, p), size in sorted(self.bytes.items())
@@ -41,7 +41,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
-        """The ledger behind `to_dict`."""
+        """Restore a ledger from the result of `to_dict`."""
         ledger = cls()
         for row in data["rows"]:
             key = (row["kind"], row["direction"], row["party"])

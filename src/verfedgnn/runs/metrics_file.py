@@ -1,4 +1,4 @@
-"""metrics.json: what a training reached, cost and protects, for one party's side of it or for all."""
+"""The content of metrics.json: accuracy, cost and privacy of a training, for one party or for all."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def build_metrics(
     digest: str,
     gates: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """The content of metrics.json; `digest` is the hash of the public parameters, `gates` how much of them the parties take."""
-    figures = {
+    """Build the content of metrics.json.
+
+    `digest` is the hash of the public parameters; `gates` is the share of the shared model in each party's predictions.
+    """
+    metrics = {
         "users": prepared[0].party.ratings.n_users,
         **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.ranks),
         **summarise_cost(ledger, rounds, len(models), seconds),
@@ -41,13 +44,13 @@ def build_metrics(
         "seed": config.seed,
         "environment": describe_environment(prepared[0].train.user.device),
     }
-    for row, gate in zip(figures["parties"], gates or [], strict=False):
+    for row, gate in zip(metrics["parties"], gates or [], strict=False):
         row["gate"] = gate
-    return figures
+    return metrics
 
 
 def summarise_cost(ledger: Ledger, rounds: int, parties: int, seconds: float) -> dict[str, Any]:
-    """Rounds, seconds and bytes."""
+    """Return the rounds, seconds and bytes of a training."""
     traffic = ledger.total(kind="RoundStart") + ledger.total(kind="RoundReply")
     return {
         "rounds": rounds,
@@ -61,13 +64,13 @@ def summarise_cost(ledger: Ledger, rounds: int, parties: int, seconds: float) ->
 
 
 def history_entry(round: int, error: float, config: Config, ledger: Ledger, seconds: float) -> dict[str, Any]:
-    """A line of history.jsonl: a validation, under its name."""
+    """Return one line of history.jsonl, the result of a validation."""
     judged = {f"valid_{name}": value for name, value in config.training.judged(error).items()}
     return {"round": round, **judged, "bytes": ledger.total(), "seconds": round_seconds(seconds)}
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """What the figures were computed on."""
+    """Describe the software and the device that a training ran on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "python": platform.python_version(),
@@ -78,5 +81,5 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def round_seconds(seconds: float) -> float:
-    """Seconds to the millisecond."""
+    """Round seconds to milliseconds."""
     return round(seconds, 3)

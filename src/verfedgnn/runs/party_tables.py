@@ -1,4 +1,4 @@
-"""The parties' tables inside a run folder: the common users once, then a Parquet file a party with its items as metadata."""
+"""The parties' tables in a run folder: one file of common users, and one Parquet file per party with its items as metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEY = b"verfedgnn"
 
 
 def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
-    """File names for the parties, in order: theirs made plain, and numbered where two would be the same in any case."""
+    """Return a file name for each party: its name in plain characters, numbered if names differ only in case."""
     names: list[str] = []
     for party in parties:
         called = party if isinstance(party, str) else party.name
@@ -33,7 +33,7 @@ def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
 
 
 def write_party_tables(folder: Path, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
-    """All tables and the part of each rating, into `folder`."""
+    """Write the tables of all parties and the part of each rating to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     users = pa.table({"user": parties[0].ratings.user_ids.tolist()})
     _write(folder / "_users.parquet", users)
@@ -43,13 +43,15 @@ def write_party_tables(folder: Path, parties: Sequence[PartyData], parts: Sequen
 
 
 def read_party_tables(folder: Path) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
-    """What `write_party_tables` wrote."""
+    """Read the tables and parts that `write_party_tables` wrote."""
     try:
         users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
         files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
         found = [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the data of the run in {folder} cannot be read ({error})") from None
+        raise RunError(
+            f"the data of the run in {folder} cannot be read ({error}); restore the folder or train again"
+        ) from None
     return [party for party, _ in found], [part for _, part in found]
 
 

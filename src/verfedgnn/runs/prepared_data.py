@@ -1,4 +1,4 @@
-"""From a party's table to what the protocol and the evaluation take: rated pairs by part, as tensors."""
+"""A party's ratings as tensors, split into training, validation and test pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verfedgnn.data.ratings import format_count
 
 @dataclass(frozen=True)
 class Prepared:
-    """A party's data on its device; the test part is for the evaluation alone and never enters the protocol."""
+    """A party's data on its device. The test part is for evaluation only and never enters the protocol."""
 
     party: PartyData
     parts: NDArray[np.int8]
@@ -30,7 +30,7 @@ class Prepared:
 
     @property
     def input(self) -> PartyInput:
-        """What the protocol's party gets."""
+        """The party's input to the protocol, without the test part."""
         table = self.party.ratings
         return PartyInput(self.party.name, table.n_users, table.n_items, table.scale, self.train, self.valid)
 
@@ -41,16 +41,16 @@ def prepare(
     device: torch.device,
     parts: Sequence[NDArray[np.int8]] | None = None,
 ) -> list[Prepared]:
-    """Split each party's ratings as configured (or as given by `parts`) and move them to `device`; each by itself."""
+    """Split each party's ratings as configured, or as given by `parts`, and move them to `device`."""
     if parts is None:
         parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
-        raise DataError("parts must give TRAIN, VALID or TEST for every rating of every party, in order")
+        raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
     return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
 
 
 def split_ratings(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:
-    """The part of each rating; a party computes it alone."""
+    """Return the part of each rating. A party computes it without the others."""
     if config.kind == "time":
         return split_by_time(ratings)
     return split_by_rating(ratings, fractions=config.fractions, seed=seed)
@@ -61,8 +61,8 @@ def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) ->
     for name, pairs in (("training", train), ("validation", valid)):
         if not len(pairs):
             raise DataError(
-                f"party '{party.name}' has {format_count(len(party.ratings), 'rating')} and none of them falls into its {name} part; "
-                "give it more data or change split.fractions"
+                f"none of the {format_count(len(party.ratings), 'rating')} of party '{party.name}' falls into its {name} part; "
+                "add data or change split.fractions"
             )
     return Prepared(party, parts, train, valid, test)
 

@@ -1,4 +1,4 @@
-"""Count how often a party released gradients and neighbourhoods; privacy accounting composes these counts."""
+"""Counts of released gradients and neighbourhoods, which privacy accounting composes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A run: what a training left behind, in memory or as a folder.
+"""A run: the result of a training, in memory or as a folder.
 
     RUN/config.toml  metrics.json  history.jsonl  ledger.json  parties/  model/  checkpoint/
 
-Everything a later command needs is in the folder; the data it was trained from may be gone.
+The folder holds everything that later commands need, including the training data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """The predicted rating, within the party's scale; of a ranking, the item's share in the party's softmax."""
+    """The predicted rating within the party's scale; for a ranking, the item's share in the party's softmax."""
 
 
 @dataclass
@@ -62,15 +62,18 @@ class Run:
     history: list[dict[str, Any]]
     ledger: Ledger
     public: Tensor
-    """Public parameters of the kept model, flat."""
+    """Public parameters of the best model, flat."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     alone: list[PartyModel] | None = None
-    """What each party reaches alone, where a gate asked for it."""
+    """The models that the parties trained alone, if a gate needs them."""
 
     def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
-        """The k items of the parties' catalogues (or of one party's) that `user` has not rated and would rate highest."""
+        """Return the k items with the highest predictions for `user`, without items that the user has rated.
+
+        By default they come from the catalogues of all parties; `party` selects one.
+        """
         if k < 1:
-            raise RunError(f"k = {k} asks for no recommendation; use 1 or more")
+            raise RunError(f"k = {k} is too small; use 1 or more")
         chosen = self._chosen(party)
         row = int(self._user_rows(np.array([str(user)]))[0])
         candidates: list[tuple[float, Recommendation]] = []
@@ -80,9 +83,8 @@ class Run:
             scores = model.items @ model.users[row]
             ranks = self.config.training.ranks
             if ranks:
-                scores = scores.softmax(
-                    0
-                )  # shares of the party's catalogue: those of different parties can be compared
+                # Shares of a catalogue are comparable between parties.
+                scores = scores.softmax(0)
             scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
             top = scores.topk(min(k, len(scores)))
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
@@ -94,13 +96,16 @@ class Run:
         return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
 
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
-        """The predicted rating of each pair of ids, two of one length or one id each.
+        """Predict the rating of each pair of user and item ids: two sequences of one length, or one id each.
 
-        They are within the scale of the party whose item it is; a ranking has scores. `party` looks in its catalogue only.
+        Predictions are clipped to the scale of the item's party; a ranking returns scores. `party` restricts the search for
+        items to its catalogue.
         """
         user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
         if len(user) != len(item):
-            raise RunError(f"{len(user):,} users and {len(item):,} items are no pairs; give as many of both")
+            raise RunError(
+                f"{len(user):,} users and {len(item):,} items do not form pairs; give the same number of both"
+            )
         row = self._user_rows(user)
         predicted = np.full(len(user), np.nan)
         for p in self._chosen(party):
@@ -109,7 +114,7 @@ class Run:
             place = find_positions(item, table.item_ids)
             here = np.flatnonzero(place >= 0)
             u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
-            scores = (model.users[u] * model.items[v]).sum(-1).double().cpu().numpy()
+            scores = model.predict_rows(u, v).cpu().numpy()
             predicted[here] = scores if self.config.training.ranks else scores.clip(*table.scale)
         missing = np.flatnonzero(np.isnan(predicted))
         if len(missing):
@@ -126,7 +131,10 @@ class Run:
     def embeddings(self, party: None = None) -> dict[str, Embeddings]: ...
 
     def embeddings(self, party: str | None = None) -> Embeddings | dict[str, Embeddings]:
-        """What a party serves, as Arrow tables of ids, titles and vectors whose products are ratings; unset: all, by name."""
+        """Return the vectors of one party as Arrow tables with ids and titles, or of all parties by name.
+
+        The inner product of a user's and an item's vector is the predicted rating.
+        """
         made = {
             self.parties[p].name: party_embeddings(self.parties[p], self.models[p], self.config)
             for p in self._chosen(party)
@@ -147,32 +155,32 @@ class Run:
         return row
 
     def _chosen(self, party: str | None) -> list[int]:
-        """Which parties are meant."""
+        """Return the index of `party`, or all indices if it is None."""
         chosen = [p for p in range(len(self.parties)) if party in (None, self.parties[p].name)]
         if not chosen:
             names = ", ".join(p.name for p in self.parties)
-            raise RunError(f"there is no party '{party}' in this run; there are: {names}")
+            raise RunError(f"there is no party '{party}' in this run; use one of: {names}")
         return chosen
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
-        """Accuracy and ranking of the kept model, computed anew."""
+        """Compute accuracy and ranking scores of the best model again."""
         models = [(m.users, m.items) for m in self.models]
         return evaluate(self.prepared(), models, k, ranks=self.config.training.ranks)
 
     def prepared(self) -> list[Prepared]:
-        """The parties' data, split as in training."""
+        """Return the parties' data, split as in training."""
         return prepare(self.parties, self.config, self.device, self.parts)
 
     def save(self, path: str | Path) -> None:
-        """Write the run as a new folder."""
+        """Write the run to a new folder."""
         folder = Path(path)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} exists already; save the run under another name")
+            raise RunError(f"{folder} already exists; save the run under another name")
         begin_folder(folder, self.config, self.parties, self.parts)
         self.complete_folder(folder)
 
     def complete_folder(self, folder: Path) -> None:
-        """What a run folder holds after the last round; metrics.json comes last and marks it as finished."""
+        """Write the results into the run folder. metrics.json comes last and marks the run as finished."""
         with writing(folder):
             write_history(folder, self.history)
             write_public(folder, self.public)
@@ -184,14 +192,14 @@ class Run:
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """A finished run from its folder."""
+        """Load a finished run from its folder."""
         folder = Path(path)
         config = read_run_config(folder)
         if not (folder / "metrics.json").is_file():
-            raise RunError(f"{folder} is not finished; continue it with `verfedgnn train --resume {folder}`")
+            raise RunError(f"{folder} is not finished; resume it with `verfedgnn train --resume {folder}`")
         if not (folder / "parties").is_dir():
             raise RunError(
-                f"{folder} is a coordinator's run: it holds public parameters only; give a party's run folder"
+                f"{folder} is a coordinator's run with public parameters only; give a party's run folder"
             )
         parties, parts = read_party_tables(folder / "parties")
         try:
@@ -203,32 +211,36 @@ class Run:
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            raise RunError(f"the run {folder} cannot be read ({error})") from None
+            raise RunError(
+                f"the run {folder} cannot be read ({error}); restore the folder or train again"
+            ) from None
         return cls(
             config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone
         )
 
 
 def read_run_config(folder: Path) -> Config:
-    """The configuration of a run; warns where its GNN is a plug-in's and other code than the run was trained with."""
+    """Read the configuration of a run. Warn if the code of its GNN plug-in has changed since training."""
     if not (folder / "config.toml").is_file():
         what = "is not a run folder" if folder.exists() else "does not exist"
         raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
     config = load_config(folder / "config.toml")
     other = describe_code_change(config)
     if other is not None:
-        text = f"{folder} was trained with {other}; what it computes anew may differ, so go back to that version or train again"
+        text = (
+            f"{folder} was trained with {other}; new results may differ. Install that version or train again"
+        )
         warnings.warn(text, PluginWarning, stacklevel=3)
     return config
 
 
 def describe_code_change(config: Config) -> str | None:
-    """That a configuration's GNN is a plug-in's whose code is another one here, in words; None if it is not."""
+    """Describe how the code of a configuration's GNN plug-in differs here; None if it is the same or built in."""
     then = config.model.code
     now = plugins.identify_gnn(config.model.gnn, config.model.form)
     if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):
         return None
-    here = origin.format_code(now) if now is not None else "in no file"
+    here = origin.format_code(now) if now is not None else "without a file"
     return f"other code of GNN '{config.model.gnn}': {origin.format_code(then)} then, {here} now"
 
 
@@ -250,7 +262,7 @@ def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]
 def begin_folder(
     folder: Path, config: Config, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]
 ) -> None:
-    """What a run folder holds before the first round."""
+    """Create a run folder with the configuration and the parties' data, before the first round."""
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -258,7 +270,7 @@ def begin_folder(
             write_history(folder, [])
             write_party_tables(folder / "parties", parties, parts)
     except RunError:
-        # Half a run could not be resumed, and would be in the way; what else is in the folder is not ours.
+        # An incomplete run could not be resumed. Other files in the folder are not ours.
         shutil.rmtree(folder / "parties", ignore_errors=True)
         for name in ("config.toml", "history.jsonl"):
             with suppress(OSError):
@@ -267,7 +279,7 @@ def begin_folder(
 
 
 def write_public(folder: Path, public: Tensor) -> None:
-    """The public parameters of the kept model, flat."""
+    """Write the flat public parameters of the best model."""
     (folder / "model").mkdir(exist_ok=True)
     write_bytes(
         folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()})
@@ -275,15 +287,15 @@ def write_public(folder: Path, public: Tensor) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file that is whole or not there."""
+    """Write a JSON file atomically."""
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_history(folder: Path, history: Sequence[dict[str, Any]]) -> None:
-    """history.jsonl, one evaluation a line."""
+    """Write history.jsonl, one validation per line."""
     write_bytes(folder / "history.jsonl", "".join(json.dumps(entry) + "\n" for entry in history).encode())
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """What `write_history` wrote."""
+    """Read history.jsonl."""
     return [json.loads(line) for line in (folder / "history.jsonl").read_text("utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""The figures of metrics.json that judge a model: per party and overall."""
+"""Accuracy and ranking scores of a model, per party and overall, as in metrics.json."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from verfedgnn.runs.prepared_data import Prepared
 def evaluate(
     parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], k: int = 20, *, ranks: bool = False
 ) -> dict[str, Any]:
-    """`test`, `valid` and `parties` of metrics.json for each party's h_u and h_v.
+    """Compute `test`, `valid` and `parties` of metrics.json from each party's h_u and h_v.
 
-    A test item is wanted when its rating reaches the neighbour threshold of the scale's upper quarter; what a user rated in
-    the training and validation parts is not recommended again. A model that `ranks` predicts no stars, so it has no errors.
+    A test item is wanted if its rating is in the upper quarter of the scale. Items that a user rated in the training and
+    validation parts are not ranked. A model that `ranks` does not predict ratings, so it has no rating errors.
     """
     rows: list[dict[str, Any]] = []
     tests = RatingErrors.zero()
