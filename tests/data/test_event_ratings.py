@@ -185,7 +185,7 @@ def test_it_is_never_guessed(shop: Path) -> None:
     fails(lambda: read_ratings(shop), "no column for rating", "--events view=1,purchase=5 or --events 1")
     fails(
         lambda: read_ratings(shop, events={"transaction": 5}),
-        "does not say what these are worth: view (3), addtocart (1)",
+        "has no weight for these kinds: view (3), addtocart (1)",
         "transaction=5,view=0",
     )
     fails(

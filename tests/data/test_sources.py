@@ -465,7 +465,7 @@ def test_options_that_cannot_be_meant(two: list[str]) -> None:
         texts = {name: (text,) if isinstance(text, str) else text for name, text in options.items()}
         return lambda: read_parties(two, reading=ReadOptions(**texts))
 
-    fails(read(query="flm:select 1"), "--query flm:... is for a source that is not there", "film, books")
+    fails(read(query="flm:select 1"), "--query flm:... names an unknown source", "film, books")
     fails(read(columns="book:user=uid"), "--columns book:...", "film, books")
     fails(read(encoding=("latin-1", "utf-8")), "--encoding is given twice", "--encoding film:...")
     fails(read(encoding=("film:latin-1", "film:utf-8")), "--encoding is given twice for film")

@@ -87,12 +87,12 @@ def test_one_table_is_cut() -> None:
 
 def test_what_is_no_table_is_named() -> None:
     with pytest.raises(
-        vf.DataError, match=r"film: a dict is no table of ratings: give a path, an Arrow table"
+        vf.DataError, match=r"film: a dict is not a table of ratings; give a path, an Arrow table"
     ):
         vf.VerFedRecommender().fit({"film": {}})
     with pytest.raises(
         vf.DataError,
-        match=r"no column for rating; its columns are: user, item, colour; rename yours to user, item and rating$",
+        match=r"no column for rating; its columns are: user, item, colour; rename them to user, item and rating$",
     ):
         as_ratings(pa.table({"user": [1], "item": [2], "colour": ["red"]}))
 
