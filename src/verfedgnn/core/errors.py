@@ -2,7 +2,10 @@
 
 
 class VerFedGNNError(Exception):
-    """Base class of errors that a user can fix. The command line prints the message and exits with `exit_code`."""
+    """Base class of errors that a user can fix.
+
+    The command line prints the message and exits with `exit_code`.
+    """
 
     exit_code = 2
 
@@ -34,7 +37,10 @@ class ProtocolError(VerFedGNNError):
 
 
 class Interrupted(VerFedGNNError):
-    """A requested stop. Finished work is kept, and `remedy` says how to resume; by default, repeat the command."""
+    """A requested stop.
+
+    Finished work is kept, and `remedy` says how to resume; by default, repeat the command.
+    """
 
     exit_code = 4
 

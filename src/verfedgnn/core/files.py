@@ -1,6 +1,7 @@
 """Atomic file writes, folder locks and readable errors when a disk fails.
 
-This module uses the standard library only, so that commands that write keys or federation files do not load torch.
+This module uses the standard library only, so that commands that write keys or federation files do not load
+torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A party's bipartite graph of users and items, and the sums over neighbours that all three GNNs use.
 
-A graph can hold a stack of S parties. They have the same N users and their own items, padded to the same number M.
-The adjacency of a stack is block-diagonal: one product serves all parties, and no party sees another's edges.
+A graph can hold a stack of S parties. They have the same N users and their own items, padded to the same
+number M. The adjacency of a stack is block-diagonal: one product serves all parties, and no party sees
+another's edges.
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ def build_graph(
 
 
 def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
-    """Restrict a graph (S = 1) to `users`, in ascending order. Items keep their numbers and their full degrees."""
+    """Restrict a graph (S = 1) to `users`, in ascending order.
+
+    Items keep their numbers and their full degrees.
+    """
     pointers, columns = (part.cpu().numpy() for part in graph.by_user)
     rows = users if isinstance(users, slice) else users.cpu().numpy()
     degree = np.diff(pointers)

@@ -14,6 +14,8 @@ def typical_rating(scale: tuple[float, float]) -> float:
 
 
 def upper_quarter(scale: tuple[float, float]) -> float:
-    """Return the rating from which an item counts as liked: 4 on a scale of 1-5, 8 on 1-10 (the paper's thd, App. G)."""
+    """Return the rating from which an item counts as liked: 4 on a scale of 1-5, 8 on 1-10 (the paper's thd,
+    App. G).
+    """
     low, high = scale
     return low + 0.75 * (high - low)

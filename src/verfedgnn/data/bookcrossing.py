@@ -1,4 +1,6 @@
-"""Reader of BookCrossing: BX-Book-Ratings.csv and BX-Books.csv, with semicolons, quotes, backslashes and latin-1."""
+"""Reader of BookCrossing: BX-Book-Ratings.csv and BX-Books.csv, with semicolons, quotes, backslashes and
+latin-1.
+"""
 
 import html
 from dataclasses import replace
@@ -26,10 +28,12 @@ def read_bookcrossing(
     duplicates: str = "error",
     missing: str = "error",
 ) -> Ratings:
-    """Read the explicit ratings (1 to 10; 0 means "implicit"), by default those of the most active users and items.
+    """Read the explicit ratings (1 to 10; 0 means "implicit"), by default those of the most active users and
+    items.
 
-    `subset` = (users, items) keeps the users with the most explicit ratings, then the items with the most ratings by those
-    users. Ties are broken by the order of ids, and users left without a rating are dropped. None keeps all explicit ratings.
+    `subset` = (users, items) keeps the users with the most explicit ratings, then the items with the most
+    ratings by those users. Ties are broken by the order of ids, and users left without a rating are dropped.
+    None keeps all explicit ratings.
     """
     text = _text(path)
     table = text.read({"User-ID": TEXT, "ISBN": TEXT, "Book-Rating": pa.float64()})
@@ -54,7 +58,9 @@ def read_bookcrossing(
 
 
 def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
-    """Keep the `users` users with the most ratings, then the `items` items with the most ratings by those users."""
+    """Keep the `users` users with the most ratings, then the `items` items with the most ratings by those
+    users.
+    """
     kept = ratings.select_users(_most(ratings.user, ratings.n_users, users))
     kept = kept.select_items(_most(kept.item, kept.n_items, items))
     active = np.bincount(kept.user, minlength=kept.n_users) > 0
@@ -67,7 +73,10 @@ def select_densest(ratings: Ratings, users: int, items: int) -> Ratings:
 
 
 def _most(codes: NDArray[np.int32], size: int, count: int) -> NDArray[np.int64]:
-    """Return the `count` most frequent codes in ascending order. The stable sort breaks ties by the smaller id."""
+    """Return the `count` most frequent codes in ascending order.
+
+    The stable sort breaks ties by the smaller id.
+    """
     frequency = np.bincount(codes, minlength=size)
     return np.sort(np.argsort(-frequency, kind="stable")[:count])
 

@@ -37,7 +37,8 @@ class CheckedRows:
         return "row" if self.text is None else "line"
 
     def placed(self, problems: Sequence[DataProblem]) -> list[DataProblem]:
-        """Return all problems, with the table's row numbers replaced by lines of the file or by rows counted from 1.
+        """Return all problems, with the table's row numbers replaced by lines of the file or by rows counted
+        from 1.
 
         The file is read once for all problems.
         """
@@ -59,7 +60,9 @@ class CheckedRows:
         ]
 
     def _values(self, problem: DataProblem) -> tuple[str, ...]:
-        """Return the ratings or times in a problem's rows, without texts that are or may be ids of this table."""
+        """Return the ratings or times in a problem's rows, without texts that are or may be ids of this
+        table.
+        """
         column = SHOWN_OF.get(problem.kind)
         if column is None or not problem.places:
             return ()

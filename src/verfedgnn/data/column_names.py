@@ -50,10 +50,11 @@ def match_columns(
     advice: str = "",
     remedy: str | None = None,
 ) -> dict[str, str]:
-    """Return the name of the table's column for each role; raise `DataError` if a required role has no column.
+    """Return the name of the table's column for each role; raise `DataError` if a required role has no
+    column.
 
-    Columns of ratings and events are matched only if they are required. `advice` is added to the suggested remedy, and
-    `remedy` replaces it for tables that do not come from the command line.
+    Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
+    remedy, and `remedy` replaces it for tables that do not come from the command line.
     """
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}

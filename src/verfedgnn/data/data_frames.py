@@ -14,10 +14,12 @@ from verfedgnn.data.time_parsing import parse_times
 
 
 def as_ratings(source: Any, *, name: str = "ratings", keep: Sequence[str] = ()) -> Ratings:
-    """Convert a path or data set name, an Arrow table, a data frame, or a tuple (users, items, ratings) to `Ratings`.
+    """Convert a path or data set name, an Arrow table, a data frame, or a tuple (users, items, ratings) to
+    `Ratings`.
 
-    A data frame is any object with `__arrow_c_stream__`, for example of pandas, polars or DuckDB. Its columns are matched by
-    the same names as those of files (user, item, rating; userId, movieId, stars; ...). `keep` names further item columns.
+    A data frame is any object with `__arrow_c_stream__`, for example of pandas, polars or DuckDB. Its columns
+    are matched by the same names as those of files (user, item, rating; userId, movieId, stars; ...). `keep`
+    names further item columns.
     """
     if isinstance(source, Ratings):
         return source

@@ -1,7 +1,7 @@
 """Read-only access to DuckDB files, SQLite files and PostgreSQL servers, as Arrow record batches.
 
-DuckDB and PostgreSQL (by ADBC, which copies rows in binary form) return Arrow data directly. Rows of SQLite are read in
-batches by Python's sqlite3 module.
+DuckDB and PostgreSQL (by ADBC, which copies rows in binary form) return Arrow data directly. Rows of SQLite
+are read in batches by Python's sqlite3 module.
 """
 
 import re

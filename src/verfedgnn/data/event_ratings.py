@@ -1,13 +1,14 @@
-"""Conversion of implicit events (views, purchases, plays) to ratings, by a rule that uses only the events of a pair.
+"""Conversion of implicit events (views, purchases, plays) to ratings, by a rule that uses only the events of
+a pair.
 
 With n_k events of kind k and weight w_k, a user's interest in an item is s = sum_k w_k n_k, and its rating is
 
     r = low + (high - low) (1 - 4^(-s / 5)),    on the scale 1 to 5:  r = 5 - 4^(1 - s / 5).
 
-No event gives 1. A total weight of 5 (one purchase at 5, five views at 1) gives 4, from which items count as liked
-(`model.threshold`); each further 5 covers three quarters of the distance to 5. The rating grows with every event and
-every weight, and saturates. It depends neither on the order of rows nor on other users, so each organisation can apply
-the rule alone.
+No event gives 1. A total weight of 5 (one purchase at 5, five views at 1) gives 4, from which items count as
+liked (`model.threshold`); each further 5 covers three quarters of the distance to 5. The rating grows with
+every event and every weight, and saturates. It depends neither on the order of rows nor on other users, so
+each organisation can apply the rule alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,8 +87,9 @@ def rate_events(
 ) -> Ratings:
     """Return one rating for each pair of a user and an item with events, in the order of ids.
 
-    Its time is that of the newest event. `batches` have the columns user and item, event if weights depend on the kind, and
-    optionally time and item columns. Rows without one of the first three are an error, or left out if `missing` is "drop".
+    Its time is that of the newest event. `batches` have the columns user and item, event if weights depend on
+    the kind, and optionally time and item columns. Rows without one of the first three are an error, or left
+    out if `missing` is "drop".
     """
     check_events(events)
     table, dropped = _counted(
@@ -136,7 +138,8 @@ def rate_events(
 
 
 def _counted(batches: Batches, *, by_kind: bool, where: Callable[[int], str] | None) -> tuple[pa.Table, int]:
-    """Return the count, newest time and item columns of each (user, item, kind), and the number of rows left out.
+    """Return the count, newest time and item columns of each (user, item, kind), and the number of rows left
+    out.
 
     Rows are aggregated a few million at a time, so memory grows with the number of different keys.
     """

@@ -1,7 +1,8 @@
 """Columns of ids as text: encoding, sorting, joining and hashing them.
 
-Ids are fixed-width numpy text (dtype `U`). Sorting, searching and viewing them as integers need no Python objects, and two
-million ids of 14 characters take 112 MB. One very long id would widen all of them, so `LONGEST_ID` limits their length.
+Ids are fixed-width numpy text (dtype `U`). Sorting, searching and viewing them as integers need no Python
+objects, and two million ids of 14 characters take 112 MB. One very long id would widen all of them, so
+`LONGEST_ID` limits their length.
 """
 
 from typing import Any
@@ -28,7 +29,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
-    """Convert a numpy array, a pyarrow (chunked) array or a sequence to pyarrow text; `what` names it in errors."""
+    """Convert a numpy array, a pyarrow (chunked) array or a sequence to pyarrow text; `what` names it in
+    errors.
+    """
     array = _as_arrow(values, what)
     if pa.types.is_floating(array.type):
         # Tables that once had missing values hold integer ids as 17.0; as text they must still be '17'.
@@ -49,8 +52,8 @@ def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
 def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
     """Convert titles and other item columns to text.
 
-    Every type of column is accepted. Lists are joined with |, as in MovieLens' genres, and types that Arrow cannot convert
-    are formatted by Python.
+    Every type of column is accepted. Lists are joined with |, as in MovieLens' genres, and types that Arrow
+    cannot convert are formatted by Python.
     """
     array = _as_arrow(values, what)
     kind = array.type
@@ -103,7 +106,9 @@ def to_numpy(array: pa.Array | pa.ChunkedArray, longest: int | None = None) -> S
 
 
 def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
-    """Return the sort order of ids, given in both forms: numeric if all of them are integers, else by code point."""
+    """Return the sort order of ids, given in both forms: numeric if all of them are integers, else by code
+    point.
+    """
     # NumPy sorts fixed-width text in half of Arrow's time.
     by_text: NDArray[np.int64] = np.argsort(text)
     if len(ids) and pc.all(pc.match_substring_regex(ids, r"^-?[0-9]{1,18}$")).as_py():
@@ -118,7 +123,10 @@ def sort_ids(ids: StrArray) -> StrArray:
 
 
 def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
-    """Return the code of each value and the distinct values, in no particular order. Nulls have the code -1."""
+    """Return the code of each value and the distinct values, in no particular order.
+
+    Nulls have the code -1.
+    """
     found = pc.dictionary_encode(values)
     # The dictionary of each chunk is a prefix of the last one's.
     chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
@@ -159,7 +167,9 @@ def look_up(ids: StrArray, keys: pa.Array | pa.ChunkedArray, values: pa.Array | 
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the output bits."""
+    """Apply the finaliser of splitmix64, a bijection of 64 bits in which each input bit flips half of the
+    output bits.
+    """
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))

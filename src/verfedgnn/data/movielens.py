@@ -1,4 +1,6 @@
-"""Readers of MovieLens in its three layouts: 100K (u.data), 1M and 10M (ratings.dat), 20M and later (ratings.csv)."""
+"""Readers of MovieLens in its three layouts: 100K (u.data), 1M and 10M (ratings.dat), 20M and later
+(ratings.csv).
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Parsing of ratings from numeric columns, and from text with a decimal point or a decimal comma.
 
-A comma is decimal only if nothing else is possible: no rating in the column has a point, and either some comma cannot be a
-thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends below 1,000.
+A comma is decimal only if nothing else is possible: no rating in the column has a point, and either some
+comma cannot be a thousands separator (`3,5`, `0,125`, unlike `1,234`) or the given scale ends below 1,000.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,9 @@ def shorten(value: str) -> str:
 
 
 def parse_numbers(ratings: Any, scale: tuple[float, float] | None = None) -> ParsedNumbers:
-    """Parse ratings from an Arrow column, a numpy array or a sequence; `scale` is the scale that the user gave."""
+    """Parse ratings from an Arrow column, a numpy array or a sequence; `scale` is the scale that the user
+    gave.
+    """
     if not isinstance(ratings, pa.Array | pa.ChunkedArray):
         array = np.asarray(ratings)
         if array.dtype.kind in "fiub":

@@ -12,8 +12,8 @@ from verfedgnn.data.ratings import Ratings, format_count
 def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
     """Pool all ratings in one table; the item column `column` names the table that each item came from.
 
-    Users and items are the union over all tables, in the order of ids, so tables with the same users keep their codes.
-    Times, titles and item columns are kept if every table has them.
+    Users and items are the union over all tables, in the order of ids, so tables with the same users keep
+    their codes. Times, titles and item columns are kept if every table has them.
     """
     refuse_shared_items(tables)
     user_ids = tables[0].user_ids

@@ -53,8 +53,8 @@ def describe_ratings(
 ) -> Distribution | None:
     """Describe ratings given by codes of users and items; return None if there are no ratings.
 
-    Times before 1990 or after `now` are probably mistakes and would squeeze all others into one bar. They are left out
-    unless all times are like that.
+    Times before 1990 or after `now` are probably mistakes and would squeeze all others into one bar. They are
+    left out unless all times are like that.
     """
     if not len(rating):
         return None
@@ -80,7 +80,9 @@ def describe_ratings(
 
 
 def bin_counts(counts: NDArray[np.integer]) -> Bars:
-    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the start."""
+    """Return how many counts fall into the bins 1, 2-4, 5-9, 10-19, 20-49, ..., without empty bins at the
+    start.
+    """
     edges = [step * 10**power for power in range(19) for step in (1, 2, 5)]
     edges = edges[: int(np.searchsorted(edges, counts.max(), "right")) + 1]
     found = np.histogram(counts, [*edges[:-1], np.inf])[0]

@@ -164,12 +164,16 @@ def list_tables(folder: Path) -> list[Path]:
 
 
 def is_folder_of_tables(path: Path) -> bool:
-    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per table."""
+    """Return whether a path is a folder of several tables without a publisher's layout, one organisation per
+    table.
+    """
     return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
 
 
 def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:
-    """Return main file, companion file or None, and reader, if a path is in a publisher's layout; otherwise None."""
+    """Return main file, companion file or None, and reader, if a path is in a publisher's layout; otherwise
+    None.
+    """
     folder = path if path.is_dir() else path.parent
     for main, companion, read in _LAYOUTS:
         candidates = [folder / main, folder / f"{main}.gz"]

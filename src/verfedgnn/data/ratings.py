@@ -102,7 +102,10 @@ class Ratings:
         )
 
     def select_items(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """Return the given items and their ratings. Items are recoded in the given order; users are unchanged."""
+        """Return the given items and their ratings.
+
+        Items are recoded in the given order; users are unchanged.
+        """
         index = _as_index(which)
         code = _recode(index, self.n_items)
         kept = self.take(code[self.item] >= 0)
@@ -115,7 +118,10 @@ class Ratings:
         )
 
     def select_users(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
-        """Return the given users and their ratings. Users are recoded in the given order; items are unchanged."""
+        """Return the given users and their ratings.
+
+        Users are recoded in the given order; items are unchanged.
+        """
         index = _as_index(which)
         code = _recode(index, self.n_users)
         kept = self.take(code[self.user] >= 0)
@@ -174,8 +180,8 @@ def make_ratings(
 ) -> Ratings:
     """Check columns with one entry per rating and return them as `Ratings`.
 
-    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length. Titles and
-    columns belong to items; the first entry that is not empty is used.
+    `user`, `item`, `rating`, `time`, `titles` and each of `columns` are arrays or sequences of one length.
+    Titles and columns belong to items; the first entry that is not empty is used.
 
     Args:
         user: Ids of users.

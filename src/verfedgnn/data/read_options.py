@@ -1,7 +1,8 @@
 """Options for reading sources of ratings, given for all sources or, as `NAME:...`, for one of them.
 
-`--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source called books.
-The same holds for `--query`, `--events`, `--encoding` and the others. An option for one source takes precedence.
+`--columns user=uid,item=isbn` applies to every source, `--columns books:user=uid,item=isbn` to the source
+called books. The same holds for `--query`, `--events`, `--encoding` and the others. An option for one source
+takes precedence.
 """
 
 import re

@@ -23,8 +23,9 @@ def is_address(source: str | Path) -> bool:
 def redact(source: str | Path) -> str:
     """Return a source for errors, logs and files: a path unchanged, an address without password and settings.
 
-    A password may contain unescaped characters such as @. Of the text before the last @, only the user name is kept. If
-    that @ follows a ?, the text after it may be the end of a password among the settings, and is removed as well.
+    A password may contain unescaped characters such as @. Of the text before the last @, only the user name
+    is kept. If that @ follows a ?, the text after it may be the end of a password among the settings, and is
+    removed as well.
     """
     text = str(source)
     about = re.match(r"((?:[^=/]*=)?\w+:/+)(.*)$", text, re.DOTALL)

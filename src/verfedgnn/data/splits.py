@@ -1,7 +1,8 @@
 """Splits of ratings into training, validation and test parts.
 
-The part of a rating in a random split is a hash of (seed, user id, item id). Every organisation can compute the parts of its
-own ratings, the pooled table and the parties' tables agree, and new ratings do not change the parts of others.
+The part of a rating in a random split is a hash of (seed, user id, item id). Every organisation can compute
+the parts of its own ratings, the pooled table and the parties' tables agree, and new ratings do not change
+the parts of others.
 """
 
 import numpy as np
@@ -23,8 +24,8 @@ def split_by_rating(
 ) -> NDArray[np.int8]:
     """Assign each rating to a part (`TRAIN`, `VALID`, `TEST`) at random.
 
-    The fractions hold in expectation. A part with fraction f of n ratings gets f n of them, with standard deviation
-    sqrt(n f (1 - f)), less than 0.05 % of a million ratings.
+    The fractions hold in expectation. A part with fraction f of n ratings gets f n of them, with standard
+    deviation sqrt(n f (1 - f)), less than 0.05 % of a million ratings.
     """
     if len(fractions) != 3 or min(fractions) < 0 or not np.isclose(sum(fractions), 1):
         raise DataError(
@@ -47,10 +48,11 @@ def split_by_rating(
 
 
 def split_by_time(ratings: Ratings) -> NDArray[np.int8]:
-    """Assign each rating to a part by time: a user's last is `TEST`, the one before `VALID`, the others `TRAIN`.
+    """Assign each rating to a part by time: a user's last is `TEST`, the one before `VALID`, the others
+    `TRAIN`.
 
-    All ratings of users with fewer than three are `TRAIN`. Ties in time are broken by the order of item ids. "Last" refers
-    to this table: to split over all parties, split before items are divided among them.
+    All ratings of users with fewer than three are `TRAIN`. Ties in time are broken by the order of item ids.
+    "Last" refers to this table: to split over all parties, split before items are divided among them.
     """
     if ratings.time is None:
         raise DataError(

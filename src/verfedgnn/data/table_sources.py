@@ -1,4 +1,6 @@
-"""Plain tables in text files, Parquet files and databases, with columns for user, item, rating and optionally more."""
+"""Plain tables in text files, Parquet files and databases, with columns for user, item, rating and optionally
+more.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +41,10 @@ class TextSource:
         return {column: kinds.get(role, TEXT) for role, column in self.names.items()}
 
     def read(self) -> pa.Table:
-        """Read all rows, one column per role. Ratings are text if Arrow's reader does not accept all of them as numbers."""
+        """Read all rows, one column per role.
+
+        Ratings are text if Arrow's reader does not accept all of them as numbers.
+        """
         try:
             return self.by_role(self.text.read(self.types))
         except NumberError:
@@ -53,7 +58,10 @@ class TextSource:
         }
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches. Times are text, because the first ones do not determine the format of the others."""
+        """Yield the rows in batches.
+
+        Times are text, because the first ones do not determine the format of the others.
+        """
         for batch in self.text.batches({column: kind or TEXT for column, kind in self.types.items()}):
             yield self.by_role(batch)
 
@@ -167,9 +175,9 @@ def read_table(
 ) -> Ratings:
     """Read ratings from one table; `opening` holds the options of `open_table`.
 
-    With `events`, each row is an event, and events are converted to ratings (`event_ratings`). By default a repeated
-    (user, item) pair is an error, except in .inter files, where the first row is kept. Rows without a user, an item or a
-    rating are an error unless `missing` is "drop".
+    With `events`, each row is an event, and events are converted to ratings (`event_ratings`). By default a
+    repeated (user, item) pair is an error, except in .inter files, where the first row is kept. Rows without
+    a user, an item or a rating are an error unless `missing` is "drop".
     """
     check_options(duplicates or "error", missing or "error")
     opened = open_table(source, required=required_columns(events), **opening)

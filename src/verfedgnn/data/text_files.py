@@ -128,7 +128,9 @@ class TextTable:
         names: list[str] | None = None,
         skip_broken: bool = False,
     ) -> pa.Table:
-        """Read the columns in `types`, each as its type (None to infer it); `names` are for a file without a header."""
+        """Read the columns in `types`, each as its type (None to infer it); `names` are for a file without a
+        header.
+        """
         try:
             return self._read(types, names, skip_broken, threads=True)
         except pa.ArrowInvalid as error:
@@ -255,7 +257,10 @@ class TextTable:
         )
 
     def lines(self, records: Iterable[int]) -> dict[int, int]:
-        """Return the line in which each of the records ends. Records are counted from 0, including the header."""
+        """Return the line in which each of the records ends.
+
+        Records are counted from 0, including the header.
+        """
         wanted = set(records)
         last = max(wanted, default=-1)
         with reading(self.path), open_stream(self.path) as stream:

@@ -38,8 +38,8 @@ def parse_times(
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Parse numbers (seconds or milliseconds), dates or timestamps to seconds since 1970.
 
-    Return the seconds, or None if the column cannot be parsed, and notes for the user. `but` are masks of rows that will be
-    left out; their times are 0.
+    Return the seconds, or None if the column cannot be parsed, and notes for the user. `but` are masks of
+    rows that will be left out; their times are 0.
     """
     kept = ~np.logical_or.reduce([np.zeros(len(column), bool), *but])
     if not kept.all():
@@ -80,10 +80,12 @@ def _is_date(kind: pa.DataType) -> bool:
 def parse_time_text(
     column: pa.Array | pa.ChunkedArray, day_first: bool | None = None
 ) -> pa.Array | pa.ChunkedArray:
-    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other columns unchanged.
+    """Parse text as numbers, as ISO 8601 with or without a zone, or as 31.12.2025 18:05; return other columns
+    unchanged.
 
-    31/12/2025 and 31-12-2025 are parsed only if `day_first` says which number is the day. Texts that mean a missing value in
-    a CSV file become null. If all values are missing, the type is null, which can be combined with any other.
+    31/12/2025 and 31-12-2025 are parsed only if `day_first` says which number is the day. Texts that mean a
+    missing value in a CSV file become null. If all values are missing, the type is null, which can be
+    combined with any other.
     """
     column = _plain(column)
     if not is_text(column.type):
@@ -111,7 +113,8 @@ def _cast(given: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray | Non
 
 
 def detect_day_first(parts: Iterable[pa.Array | pa.ChunkedArray]) -> bool | None:
-    """Return whether dates such as 3/4/2025 have the day first, judged by dates such as 31/12/2025 in the column.
+    """Return whether dates such as 3/4/2025 have the day first, judged by dates such as 31/12/2025 in the
+    column.
 
     Return None if no date decides it. Parts of the column are read only until one does.
     """
@@ -142,7 +145,9 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Array | pa.ChunkedArray:
-    """Rewrite dates that begin with the day or the month as ISO 8601; leave ambiguous and other texts unchanged."""
+    """Rewrite dates that begin with the day or the month as ISO 8601; leave ambiguous and other texts
+    unchanged.
+    """
     orders = {r"\.": True} | ({} if day_first is None else {"/": day_first, "-": day_first})
     found = [(_DATE % (mark, mark), r"\3-\2-\1 " if day else r"\3-\1-\2 ") for mark, day in orders.items()]
     # Pad month, day and hour to two digits.

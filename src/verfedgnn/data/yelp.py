@@ -1,4 +1,7 @@
-"""Reader of Yelp's open data set: JSON lines of reviews, and of businesses for names. Review texts are never kept."""
+"""Reader of Yelp's open data set: JSON lines of reviews, and of businesses for names.
+
+Review texts are never kept.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

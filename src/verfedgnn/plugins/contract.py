@@ -1,6 +1,7 @@
 """Base classes of plug-ins: a name and, for a GNN, the model form that it is written for.
 
-`gnn.operator.Operator` and `research.baselines.Method` derive from these classes, so the registry depends on neither.
+`gnn.operator.Operator` and `research.baselines.Method` derive from these classes, so the registry depends on
+neither.
 """
 
 from __future__ import annotations

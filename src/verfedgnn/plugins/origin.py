@@ -3,8 +3,8 @@
     my_gnn.py sha256:3f2a...    a single file: the hash of the file, as `sha256sum my_gnn.py` prints it
     acme 1.0 sha256:9c41...     an installed package: the hash of "acme 1.0" and the source of the module
 
-The text before the hash is for people; two identities are equal if their hashes are equal. The modules that a plug-in
-imports are not hashed; the version of its package covers them.
+The text before the hash is for people; two identities are equal if their hashes are equal. The modules that a
+plug-in imports are not hashed; the version of its package covers them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def find_source(plugin: type) -> str:
 
 
 def identify(plugin: type) -> str | None:
-    """Return the identity of a class's code as it is on disk now, or None if it has no file, as in a notebook."""
+    """Return the identity of a class's code as it is on disk now, or None if it has no file, as in a
+    notebook.
+    """
     file = Path(find_source(plugin))
     if not file.is_file():
         return None
@@ -53,7 +55,9 @@ def format_code(code: str) -> str:
 
 
 def _package(plugin: type) -> str | None:
-    """Return name and version of the installed package whose entry points are closest to the module of a class."""
+    """Return name and version of the installed package whose entry points are closest to the module of a
+    class.
+    """
     near = []
     for entry in (entry for group in GROUPS for entry in entry_points(group=group)):
         pairs = zip(entry.module.split("."), plugin.__module__.split("."), strict=False)

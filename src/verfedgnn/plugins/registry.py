@@ -1,11 +1,13 @@
-"""The registry of GNN and method plug-ins, which come from Python code, from a file, or from an installed package.
+"""The registry of GNN and method plug-ins, which come from Python code, from a file, or from an installed
+package.
 
     @verfedgnn.register                    registers a subclass of gnn.operator.Operator or baselines.method.Method
     verfedgnn --plugin FILE.py COMMAND     runs FILE.py, which registers its plug-ins, before the command
     [project.entry-points."verfedgnn.gnns"]  name = "module" (or "module:Class"); likewise "verfedgnn.methods"
 
-A name in a configuration, a run folder or a federation file only selects among installed plug-ins; it never brings code
-with it. Built-in names cannot be replaced. Plug-ins are searched for and imported only when a name is not built in.
+A name in a configuration, a run folder or a federation file only selects among installed plug-ins; it never
+brings code with it. Built-in names cannot be replaced. Plug-ins are searched for and imported only when a
+name is not built in.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ Plugin = TypeVar("Plugin", bound=type[Any])
 def register(plugin: Plugin) -> Plugin:
     """Register a GNN (an `Operator`) or a method (a `Method`) under its `name`; use it as a class decorator.
 
-    The same class can be registered again, as when a notebook cell is rerun. A different class of that name is an error.
+    The same class can be registered again, as when a notebook cell is rerun. A different class of that name
+    is an error.
     """
     if not (isinstance(plugin, type) and issubclass(plugin, GnnPlugin | MethodPlugin)) or inspect.isabstract(
         plugin
@@ -106,7 +109,10 @@ def list_gnns() -> list[str]:
 
 
 def check_gnn(name: str, code: str | None = None) -> str:
-    """Return `name` if that GNN is available, else raise. `code` identifies the plug-in for the error message."""
+    """Return `name` if that GNN is available, else raise.
+
+    `code` identifies the plug-in for the error message.
+    """
     if name in GNNS or name in _gnns or name in list_gnns():
         return name
     wanted = f"; the required plug-in is {origin.format_code(code)}" if code else ""
@@ -114,7 +120,10 @@ def check_gnn(name: str, code: str | None = None) -> str:
 
 
 def load_gnn(name: str, form: str) -> type[GnnPlugin]:
-    """Return the operator of a plug-in for a model form. The form "factors" calls no operator, so any of them will do."""
+    """Return the operator of a plug-in for a model form.
+
+    The form "factors" calls no operator, so any of them will do.
+    """
     check_gnn(name)
     if name not in _gnns:
         _load(name, "verfedgnn.gnns", _gnns)
@@ -139,12 +148,16 @@ def load_methods() -> dict[str, MethodPlugin]:
 
 
 def identify_gnn(name: str, form: str) -> str | None:
-    """Return the identity of a GNN's code (see `origin`); None for built-in GNNs and for classes without a file."""
+    """Return the identity of a GNN's code (see `origin`); None for built-in GNNs and for classes without a
+    file.
+    """
     return None if name in GNNS else _codes[load_gnn(name, form)]
 
 
 def hash_code(plugin: type) -> str:
-    """Return a hash of a plug-in's code, by which stored records become stale when it changes; "" without a file."""
+    """Return a hash of a plug-in's code, by which stored records become stale when it changes; "" without a
+    file.
+    """
     found = _codes[plugin]
     return "" if found is None else origin.extract_digest(found)[:16]
 

@@ -31,7 +31,9 @@ def quantize_ternary(x: Tensor, r: float, generator: torch.Generator) -> Tensor:
 
 
 def add_laplace(x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
-    """Add Laplace noise of scale 1/epsilon: epsilon-DP per release for gradients that differ by at most 1 in l1."""
+    """Add Laplace noise of scale 1/epsilon: epsilon-DP per release for gradients that differ by at most 1 in
+    l1.
+    """
     uniform = torch.rand(x.shape, generator=generator, device=x.device, dtype=torch.float64) - 0.5
     noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-16)) / epsilon
     return x + noise.to(x.dtype)
@@ -51,7 +53,8 @@ class Rescale:
     def of(cls, config: Config, users: float, parties: int, ratings: float) -> Rescale:
         """Return the configured factors.
 
-        With `rescale_by_ratings` they are divided by the root of the number of ratings that a coordinate sums over.
+        With `rescale_by_ratings` they are divided by the root of the number of ratings that a coordinate sums
+        over.
         """
         gradients = config.gradients
         batch = config.training.batch

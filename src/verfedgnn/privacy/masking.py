@@ -1,13 +1,14 @@
 r"""Masked sums: the coordinator can add up messages that it cannot read.
 
-Every pair of parties i < j shares a secret (X25519). For each message they expand it into a stream of integers m_ij
-(HKDF-SHA256, ChaCha20). Party i adds the stream and party j subtracts it, modulo 2^b:
+Every pair of parties i < j shares a secret (X25519). For each message they expand it into a stream of
+integers m_ij (HKDF-SHA256, ChaCha20). Party i adds the stream and party j subtracts it, modulo 2^b:
 
 .. math::
     y_i = x_i + \sum_{j > i} m_{ij} - \sum_{j < i} m_{ji} \pmod{2^b}, \qquad \sum_i y_i = \sum_i x_i \pmod{2^b}
 
-The masks cancel exactly in the sum over all participants. Without the secrets, any smaller set of messages is uniformly
-random. After a dropout the sum is useless: the trip is repeated without that party, under fresh masks.
+The masks cancel exactly in the sum over all participants. Without the secrets, any smaller set of messages is
+uniformly random. After a dropout the sum is useless: the trip is repeated without that party, under fresh
+masks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Integer = TypeVar("Integer", bound=np.integer[Any])
 class Masker:
     """One party's key pair, and the masks that it derives once the others' public keys are known.
 
-    A key pair serves one stay in a federation. A party that joins again makes a new one, so no stream is used twice.
+    A key pair serves one stay in a federation. A party that joins again makes a new one, so no stream is used
+    twice.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,8 @@ class Masker:
     def derive_secrets(self, index: int, keys: Sequence[str]) -> None:
         """Derive the secrets shared with the other parties.
 
-        `index` is this party's position in `keys`, the public keys of all parties in order, "" for absent parties.
+        `index` is this party's position in `keys`, the public keys of all parties in order, "" for absent
+        parties.
         """
         self.index = index
         self._secrets = {}
@@ -79,8 +82,8 @@ class Masker:
     ) -> NDArray[Integer]:
         """Return `values` plus this party's masks towards the other `parties`, modulo 2^bits of their type.
 
-        `context` identifies the common inputs of all parties. Masks of parties with different inputs do not cancel, so
-        nobody can single out a party by giving the others different parameters.
+        `context` identifies the common inputs of all parties. Masks of parties with different inputs do not
+        cancel, so nobody can single out a party by giving the others different parameters.
         """
         flat = np.ascontiguousarray(values).reshape(-1)
         width = flat.dtype.itemsize
@@ -105,5 +108,8 @@ def check_public_key(key: str) -> None:
 
 
 def _stream(secret: bytes, size: int, nonce: bytes) -> bytes:
-    """Expand `secret` with ChaCha20. `nonce` is a block counter of 0, then 96 bits that never repeat under a key."""
+    """Expand `secret` with ChaCha20.
+
+    `nonce` is a block counter of 0, then 96 bits that never repeat under a key.
+    """
     return Cipher(ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(size))

@@ -3,8 +3,9 @@ r"""Random projection of neighbourhoods (Sec. 4.4, Theorems 1 and 2).
 .. math::
     Y = \Phi X, \quad \hat X = \Phi^T Y, \quad \Phi \in R^{q \times N}, \quad \Phi_{ij} \sim N(0, 1/q)
 
-With a block size B < N, users are cut into blocks of B and Phi is block-diagonal. Each block has its own Gaussian matrix
-and satisfies Theorem 1 separately; the cost is O(N B) instead of O(N q). B >= N is the paper's Phi.
+With a block size B < N, users are cut into blocks of B and Phi is block-diagonal. Each block has its own
+Gaussian matrix and satisfies Theorem 1 separately; the cost is O(N B) instead of O(N q). B >= N is the
+paper's Phi.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from verfedgnn.core.errors import ConfigError
 TILE_VALUES = 1 << 22
 """Number of values of Phi that are drawn at a time (16 MiB)."""
 CACHE_VALUES = 1 << 28
-"""Largest number of values of Phi that is cached (1 GiB). A larger Phi is redrawn from its seed for each use."""
+"""Largest number of values of Phi that is cached (1 GiB).
+
+A larger Phi is redrawn from its seed for each use.
+"""
 MOST_VALUES = 1 << 34
 """Largest number of values of Phi. Redrawing it takes about 90 seconds on one core, twice a round."""
 
@@ -45,7 +49,9 @@ class Tile:
 
 
 Piece = tuple[slice, slice, Tensor]
-"""Rows, columns and values (B, q, w) of B successive blocks of one shape, or of some columns of one large block."""
+"""Rows, columns and values (B, q, w) of B successive blocks of one shape, or of some columns of one large
+block.
+"""
 
 
 class Projection:
@@ -113,7 +119,9 @@ class Projection:
         return among
 
     def _scales(self, bounds: list[tuple[int, int]], ratio: float) -> Tensor:
-        """Return 1 / (1 + (m+1)/q) for each user's block (N, 1), the multiple of Phi^T Y with the least expected error."""
+        """Return 1 / (1 + (m+1)/q) for each user's block (N, 1), the multiple of Phi^T Y with the least
+        expected error.
+        """
         scale = np.empty((self.users, 1), np.float32)
         for start, stop in bounds:
             m = stop - start
@@ -142,7 +150,9 @@ class Projection:
         return x if self._scale is None else x.mul_(self._scale)
 
     def _inside(self, columns: slice) -> tuple[slice, Tensor | None]:
-        """Return the rows of X that belong to `columns`, and the position of each among them; None if all are there."""
+        """Return the rows of X that belong to `columns`, and the position of each among them; None if all are
+        there.
+        """
         if self._members is None:
             return columns, None
         first, last = torch.searchsorted(
@@ -217,7 +227,10 @@ class IdentityProjection:
 
 
 def _joined(pieces: list[Piece]) -> Piece:
-    """Join the pieces of one large block, so that a cached block needs one product. Other lists have one piece."""
+    """Join the pieces of one large block, so that a cached block needs one product.
+
+    Other lists have one piece.
+    """
     rows, first, _ = pieces[0]
     _, last, _ = pieces[-1]
     return rows, slice(first.start, last.stop), torch.cat([phi for _, _, phi in pieces], -1)
@@ -235,8 +248,8 @@ def _moved(place: slice, by: int) -> slice:
 def cut_blocks(users: int, block: int) -> list[tuple[int, int]]:
     """Return the start and stop of each block of users. With `block` = 0 there is one block.
 
-    There are `users` // `block` blocks. The remaining users are spread over the last blocks, so that no block is smaller
-    than `block` and successive blocks mostly have the same size.
+    There are `users` // `block` blocks. The remaining users are spread over the last blocks, so that no block
+    is smaller than `block` and successive blocks mostly have the same size.
     """
     count = max(1, users // block) if block else 1
     size, larger = divmod(users, count)

@@ -1,16 +1,17 @@
 r"""Differential privacy of single ratings over a whole training.
 
-Neighbouring data sets differ in one rating of one user at one party. Errors are clipped at c and embeddings are kept
-within a ball of radius B. A rating therefore changes its user's and its item's row of the gradient by at most
+Neighbouring data sets differ in one rating of one user at one party. Errors are clipped at c and embeddings
+are kept within a ball of radius B. A rating therefore changes its user's and its item's row of the gradient
+by at most
 
 .. math::
     \Delta = 2 c \sqrt{B^2 + 1}, \qquad
     g_u = \sum_v 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_v, 1), \quad g_v = \sum_u 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_u, 1),
 
-where the 1 belongs to the bias. Both rows get noise of standard deviation z Delta in every round. The users' rows leave the
-party with Skellam noise, to which all parties contribute under masked sums. The items' rows stay and get Gaussian noise.
-The next round starts from noisy sums only, even inside a party. Rounds therefore compose, and later messages reveal no
-more about a rating.
+where the 1 belongs to the bias. Both rows get noise of standard deviation z Delta in every round. The users'
+rows leave the party with Skellam noise, to which all parties contribute under masked sums. The items' rows
+stay and get Gaussian noise. The next round starts from noisy sums only, even inside a party. Rounds therefore
+compose, and later messages reveal no more about a rating.
 
 A rating is either in the training or in the validation part, so the epsilons of the two parts are not added.
 """
@@ -51,7 +52,7 @@ def noise_multiplier(config: Config) -> float:
 
 
 def unit(config: Config) -> float:
-    """Return the integer that stands for 1, a power of two: gradients are sent as multiples of 1/unit."""
+    """Return the integer that represents 1, a power of two: gradients are sent as multiples of 1/unit."""
     return 2.0 ** round(math.log2(STEPS / (noise_multiplier(config) * sensitivity(config))))
 
 
@@ -60,7 +61,8 @@ def release_gradient(
 ) -> NDArray[np.int32]:
     """Convert a party's flat public gradient to integers and add its share of the noise.
 
-    A recipient can subtract its own noise. The other active parties' noise alone therefore has the full variance.
+    A recipient can subtract its own noise. The other active parties' noise alone therefore has the full
+    variance.
     """
     scale = unit(config)
     limit = (2**31 - 1) // max(1, parties) - 1
@@ -124,7 +126,9 @@ def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: floa
 
 
 def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
-    """Return the configuration with the least noise, within 0.1 %, whose training stays within (`wanted`, `delta`)."""
+    """Return the configuration with the least noise, within 0.1 %, whose training stays within (`wanted`,
+    `delta`).
+    """
     if config.gradients.mechanism != "skellam":
         raise ConfigError(
             f"a privacy budget needs gradients.mechanism = skellam; {config.gradients.mechanism} gradients give no useful "

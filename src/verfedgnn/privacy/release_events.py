@@ -1,8 +1,9 @@
 r"""Releases as privacy events, and their composition.
 
-A release is one kind of message that a party sends repeatedly. Its event says how well one message distinguishes two
-neighbouring inputs; the caller defines which inputs are neighbours. `dp-accounting` composes noisy releases by Renyi
-divergences, and the events have its names. Ternary values have a total variation instead of an epsilon; k of them compose to
+A release is one kind of message that a party sends repeatedly. Its event says how well one message
+distinguishes two neighbouring inputs; the caller defines which inputs are neighbours. `dp-accounting`
+composes noisy releases by Renyi divergences, and the events have its names. Ternary values have a total
+variation instead of an epsilon; k of them compose to
 
 .. math::
     \delta_k = 1 - \prod_{i \le k} (1 - \delta_i) .
@@ -23,7 +24,9 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """Privacy loss of one release: the name of an event in `dp-accounting` with its parameters, or `total variation`."""
+    """Privacy loss of one release: the name of an event in `dp-accounting` with its parameters, or `total
+    variation`.
+    """
 
     name: str
     parameters: tuple[tuple[str, float], ...]
@@ -61,7 +64,8 @@ def laplace(epsilon: float) -> ReleaseEvent:
 
 
 def skellam(variance: float, l2: float, l1: float) -> ReleaseEvent:
-    r"""Return the event of Skellam noise on integers that differ by (l2, l1) (Agarwal, Kairouz and Liu, NeurIPS 2021).
+    r"""Return the event of Skellam noise on integers that differ by (l2, l1) (Agarwal, Kairouz and Liu,
+    NeurIPS 2021).
 
     .. math::
         D_\alpha \le \frac{\alpha \Delta_2^2}{2 \mu} + \frac{(2 \alpha - 1) \Delta_2^2 + 6 \Delta_1}{4 \mu^2}

@@ -1,4 +1,6 @@
-"""What the coordinator and other parties see of a party's data during a training (docs/protocol.md lists every field)."""
+"""What the coordinator and other parties see of a party's data during a training (docs/protocol.md lists
+every field).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checkpoints on disk. A new one is written beside the last and renamed into place, so a kill leaves a complete one."""
+"""Checkpoints on disk.
+
+A new one is written beside the last and renamed into place, so a kill leaves a complete one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A run's vectors as Arrow tables, and as Parquet or NumPy files for other programs.
 
-The vectors are those that a party serves: the inner product of a user's and an item's vector is the predicted rating, or
-the score of a ranking. Biases and the mean rating are components of the vectors. `Embeddings.parts` names the components.
+The vectors are those that a party serves: the inner product of a user's and an item's vector is the predicted
+rating, or the score of a ranking. Biases and the mean rating are components of the vectors.
+`Embeddings.parts` names the components.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ class Embeddings:
     users: pa.Table
     """Table with the columns `user`, the id, and `vector`, C numbers."""
     items: pa.Table
-    """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C numbers."""
+    """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C
+    numbers.
+    """
     parts: Mapping[str, slice]
-    """Components by name: factors, user bias, item bias, mean. With a gate, the same again with the prefix "alone"."""
+    """Components by name: factors, user bias, item bias, mean.
+
+    With a gate, the same again with the prefix "alone".
+    """
     scale: tuple[float, float]
     """Lowest and highest rating at the party. Products may lie slightly outside."""
 
@@ -65,7 +71,9 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
 
 
 def _parts(config: Config, width: int) -> dict[str, slice]:
-    """Return the components by name, in the order in which the model, the rating targets and the gate append them."""
+    """Return the components by name, in the order in which the model, the rating targets and the gate append
+    them.
+    """
     model = config.model
     centred = not config.training.ranks and config.model.form != "propagation"
     sizes = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})

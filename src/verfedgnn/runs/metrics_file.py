@@ -30,7 +30,8 @@ def build_metrics(
 ) -> dict[str, Any]:
     """Build the content of metrics.json.
 
-    `digest` is the hash of the public parameters; `gates` is the share of the shared model in each party's predictions.
+    `digest` is the hash of the public parameters; `gates` is the share of the shared model in each party's
+    predictions.
     """
     metrics = {
         "users": prepared[0].party.ratings.n_users,

@@ -46,7 +46,8 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """The predicted rating within the party's scale; for a ranking, the item's share in the party's softmax."""
+    """The predicted rating within the party's scale; for a ranking, the item's share in the party's softmax.
+    """
 
 
 @dataclass
@@ -98,8 +99,8 @@ class Run:
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
         """Predict the rating of each pair of user and item ids: two sequences of one length, or one id each.
 
-        Predictions are clipped to the scale of the item's party; a ranking returns scores. `party` restricts the search for
-        items to its catalogue.
+        Predictions are clipped to the scale of the item's party; a ranking returns scores. `party` restricts
+        the search for items to its catalogue.
         """
         user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
         if len(user) != len(item):
@@ -235,7 +236,9 @@ def read_run_config(folder: Path) -> Config:
 
 
 def describe_code_change(config: Config) -> str | None:
-    """Describe how the code of a configuration's GNN plug-in differs here; None if it is the same or built in."""
+    """Describe how the code of a configuration's GNN plug-in differs here; None if it is the same or built
+    in.
+    """
     then = config.model.code
     now = plugins.identify_gnn(config.model.gnn, config.model.form)
     if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):

@@ -17,8 +17,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compute `test`, `valid` and `parties` of metrics.json from each party's h_u and h_v.
 
-    A test item is wanted if its rating is in the upper quarter of the scale. Items that a user rated in the training and
-    validation parts are not ranked. A model that `ranks` does not predict ratings, so it has no rating errors.
+    A test item is wanted if its rating is in the upper quarter of the scale. Items that a user rated in the
+    training and validation parts are not ranked. A model that `ranks` does not predict ratings, so it has no
+    rating errors.
     """
     rows: list[dict[str, Any]] = []
     tests = RatingErrors.zero()
