@@ -180,7 +180,7 @@ def test_publisher_files_that_are_damaged(tmp_path):
     fails(lambda: read_ratings(table(tmp_path, "User;ISBN\n1;2\n", "BX-Book-Ratings.csv")), "Book-Rating")
     fails(
         lambda: read_ratings(table(tmp_path, "{bad", "yelp_academic_dataset_review.json")),
-        "does not hold Yelp.s JSON lines",
+        "does not hold Yelp's JSON lines",
     )
     review = '{"user_id": "u", "stars": 3}\n'
     fails(
@@ -233,8 +233,8 @@ def test_parties():
         "two parties are called 'a'",
         "--data NAME=FILE",
     )
-    fails(lambda: check_parties([a, b]), "item 'y' is at both 'a' and 'b'", "prefix the ids", "drop it")
-    fails(lambda: pool_parties([a, b]), "item 'y' is at both 'a' and 'b'")
+    fails(lambda: check_parties([a, b]), "item 'y' is in both 'a' and 'b'", "prefix the ids", "Remove it")
+    fails(lambda: pool_parties([a, b]), "item 'y' is in both 'a' and 'b'")
     fails(lambda: check_parties([a, other]), "'a' and 'c' have different users", "align_users")
     fails(
         lambda: check_parties([PartyData("e", a.ratings.select_items(nothing))]),
@@ -268,7 +268,7 @@ def test_party_files(tmp_path):
     fails(lambda: parties_from_files([]), "no parties")
     fails(lambda: read_parties([f"a={one}", "b=gone.csv"]), "gone.csv does not exist")
     three = table(tmp_path, HEAD + "1,x,4\n", "three.csv")
-    message = fails(lambda: read_parties([f"{one}", f"{three}"]), "item 'x' is at both 'one' and 'three'")
+    message = fails(lambda: read_parties([f"{one}", f"{three}"]), "item 'x' is in both 'one' and 'three'")
     assert re.search("1 such item[^s]", message)
 
 

@@ -104,7 +104,7 @@ def test_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:
         (tmp_path / folder / "mine.py").write_text((EXAMPLES / "my_baseline.py").read_text())
     plugins._methods.clear()
     plugins.load_file(tmp_path / "a" / "mine.py")
-    with pytest.raises(vf.ConfigError, match="there is a method 'ease' already"):
+    with pytest.raises(vf.ConfigError, match="a method 'ease' is already registered"):
         plugins.load_file(tmp_path / "b" / "mine.py")
 
 

@@ -73,7 +73,7 @@ def test_drawn_anew_or_kept_phi_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_phi_too_large_to_draw_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"exchange.block = 0 .* 1,987,929 users .* exchange.block = 256"):
+    with pytest.raises(ConfigError, match=r"exchange.block = 0, .* 1,987,929 users .* exchange.block = 256"):
         Projection(1_987_929, ratio=5)
     assert Projection(1_987_929, ratio=5, block=256).protected
 

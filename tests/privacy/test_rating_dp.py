@@ -155,7 +155,7 @@ def test_the_preset_is_epsilon_four() -> None:
 
 
 def test_budgets_and_settings_that_cannot_be() -> None:
-    with pytest.raises(vf.ConfigError, match=r"needs gradients\.mechanism = skellam: ternary"):
+    with pytest.raises(vf.ConfigError, match=r"needs gradients\.mechanism = skellam; ternary"):
         fit_budget(vf.Config.preset("paper"), wanted=4, delta=1e-6)
     with pytest.raises(vf.ConfigError, match="no noise keeps"):
         fit_budget(private(), wanted=1e-9, delta=1e-6)

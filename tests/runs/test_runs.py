@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
         patch.setattr(
             files, "write_through", lambda path, data: (real if next(calls) < 6 else full)(path, data)
         )
-        with pytest.raises(vf.RunError, match=r"No space left on device.*make room"):
+        with pytest.raises(vf.RunError, match=r"No space left on device.*free some space"):
             vf.train(small_parties, chosen, out=tmp_path / "run")
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
 
@@ -156,7 +156,7 @@ def test_a_run_is_saved_only_as_a_new_folder(small_parties: list[vf.PartyData], 
     run = vf.train(small_parties, config(epochs=1))
     run.save(tmp_path / "run")
     same(run, vf.Run.load(tmp_path / "run"))
-    with pytest.raises(vf.RunError, match="exists already"):
+    with pytest.raises(vf.RunError, match="already exists"):
         run.save(tmp_path / "run")
 
 

@@ -136,7 +136,7 @@ def test_predict_by_ids(fitted: vf.VerFedRecommender) -> None:
         vf.RunError, match="1 user not in training, first 'nobody': leave them out; known users"
     ):
         fitted.predict(["nobody"], [item])
-    with pytest.raises(vf.RunError, match="2 users and 1 items are no pairs"):
+    with pytest.raises(vf.RunError, match="2 users and 1 items do not form pairs"):
         fitted.predict([user, user], [item])
 
 
@@ -276,7 +276,7 @@ def test_export_writes_what_others_read(fitted: vf.VerFedRecommender, tmp_path: 
     other = CliRunner().invoke(
         app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), "--format", "csv"]
     )
-    assert "there is no format 'csv'; there are: parquet, npy" in str(other.exception)
+    assert "unknown format 'csv'; use one of parquet, npy" in str(other.exception)
     one = CliRunner().invoke(
         app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "one"), "--party", "party-1"]
     )
