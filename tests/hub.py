@@ -137,6 +137,8 @@ class Trial:
         self.hub = Hub()
         self.errors: dict[str, list[BaseException]] = {}
         self.services: dict[str, Any] = {}
+        self.align_options: dict[str, dict[str, Any]] = {}
+        """Options of the alignment, by party."""
         self.runs: dict[str, vf.Run] = {}
         self.threads: list[threading.Thread] = []
         self.stopping = False
@@ -204,4 +206,5 @@ class Trial:
             StatusPublisher(folder),
             lambda: self.parties[name].ratings,
             on_start=lambda service: self.services.update({name: service}),
+            **self.align_options.get(name, {}),
         )

@@ -19,6 +19,7 @@ from test_federation import settings as training_settings
 
 import verfedgnn as vf
 from hub import SERVER, Trial, agree
+from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.privacy.identifiers import normalised, unambiguous
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 from verfedgnn.protocol.wire.alignment_messages import AlignHello, AlignStart, Pseudonyms, Sealed, UserRows
@@ -427,6 +428,35 @@ def test_a_party_serves_and_exports_its_own_users_only(
     write_table(catalogue, tmp_path / "all.parquet", 1)
     listed = pq.read_table(tmp_path / "all.parquet")["user"].to_pylist()
     assert sorted(listed) == sorted(table.user_ids[own].tolist())
+
+
+def test_a_second_training_with_more_users_keeps_the_rows(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Each party brings more users than before: known ones keep their rows, new ones follow, padding stays empty."""
+    first = trial(tmp_path / "first", spelled(small_parties, 0.3), alignment="keyed")
+    first.run()
+    second = trial(tmp_path / "second", spelled(small_parties, 0.5), alignment="keyed")
+    for name in second.parties:
+        second.align_options[name] = {"known": PartyStore.read_rows(tmp_path / "first" / f"run-{name}")}
+    second.align_options["party-0"]["pad_to"] = 70
+    second.run()
+    assert not second.errors
+    for name in second.parties:
+        before = first.runs[name].parties[0].ratings
+        after = second.runs[name].parties[0].ratings
+        assert after.n_users > before.n_users
+        kept = before.known_users[np.isin(before.user_ids[before.known_users], after.user_ids)]
+        assert len(kept)
+        assert (after.user_ids[kept] == before.user_ids[kept]).all()
+    real = {
+        form for name in second.parties for form in normalised(second.parties[name].ratings.user_ids).tolist()
+    }
+    old = {
+        form for name in first.parties for form in normalised(first.parties[name].ratings.user_ids).tolist()
+    }
+    padding = 70 - second.parties["party-0"].ratings.n_users
+    assert second.runs["party-0"].metrics["users"] == len(real | old) + padding
 
 
 @pytest.mark.parametrize("send", [1, 2, 3])

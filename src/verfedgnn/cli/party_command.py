@@ -49,6 +49,21 @@ Processes = Annotated[
         help="Processes for aligning users by ecdh; 0 means one per core.", min=0, rich_help_panel=RUN
     ),
 ]
+PadUsers = Annotated[
+    int,
+    typer.Option(
+        help="Announce at least this many users, random ones among them, to hide how many you have.",
+        min=0,
+        rich_help_panel=RUN,
+    ),
+]
+RowsFrom = Annotated[
+    Path | None,
+    typer.Option(
+        help="An earlier run folder of yours whose users keep their rows. Use it at all parties.",
+        rich_help_panel=RUN,
+    ),
+]
 
 
 @reads_ratings
@@ -64,6 +79,8 @@ def party(
     device: Device = "cpu",
     threads: ServiceThreads = 1,
     processes: Processes = 0,
+    pad_users: PadUsers = 0,
+    rows_from: RowsFrom = None,
     log: LogFormat = "text",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -94,12 +111,21 @@ def party(
         read()  # reports a mistake in the ratings before the first connection
     elif ratings is not None:
         log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
+    known = None if rows_from is None else PartyStore.read_rows(rows_from)
     pool = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
         publisher = make_publisher(store.folder, status)
         link = CoordinatorLink(identity, transport, halt.asked)
         run = run_party(
-            store, link, publisher, read, each=each, checkpoint_every=checkpoint_every, device=device
+            store,
+            link,
+            publisher,
+            read,
+            each=each,
+            known=known,
+            pad_to=pad_users,
+            checkpoint_every=checkpoint_every,
+            device=device,
         )
         publisher.close()
     _show(run, store.folder, output)
@@ -114,6 +140,8 @@ def align(
     out: Out = None,
     reading: ReadOptions,
     processes: Processes = 0,
+    pad_users: PadUsers = 0,
+    rows_from: RowsFrom = None,
     log: LogFormat = "text",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -134,9 +162,11 @@ def align(
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
     check_writable(store.folder)
     table = read_own_ratings(ratings, reading)
+    known = None if rows_from is None else PartyStore.read_rows(rows_from)
     pool = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
-        users = align_party(store, CoordinatorLink(identity, transport, halt.asked), table, each)
+        link = CoordinatorLink(identity, transport, halt.asked)
+        users = align_party(store, link, table, each, known=known, pad_to=pad_users)
     found = {"users": users, "run": store.folder}
     Output(quiet=quiet, as_json=as_json).result(
         found, f"{users:,} users in the federation; your aligned ratings are in {store.folder}"

@@ -10,6 +10,7 @@ import torch
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import writing
+from verfedgnn.data.ids import StrArray
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.runs.party_tables import read_party_tables
@@ -68,6 +69,16 @@ class PartyStore:
                 (self.folder / name).unlink(missing_ok=True)
             for name in ("parties", "checkpoint"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    @staticmethod
+    def read_rows(folder: Path) -> StrArray:
+        """Return the users of a party's run folder by row, "" for users of other parties."""
+        parties, _ = read_party_tables(folder / "parties")
+        if len(parties) != 1:
+            raise RunError(
+                f"{folder} is not the run folder of one party; give the folder that `party` or `align` wrote"
+            )
+        return parties[0].ratings.user_ids
 
     def load(self, device: torch.device) -> tuple[Prepared, str]:
         """Return the stored data and the name of its alignment; raise `RunError` if the agreement has changed."""

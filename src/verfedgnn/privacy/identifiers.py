@@ -1,8 +1,8 @@
-"""One spelling per user: the form of ids that organisations agree on before they look for common users.
+"""Normalisation of user ids, so that organisations that spell an id differently still match it.
 
-Two organisations rarely type an id alike (`Ann@X.org `, `ann@x.org`), and hashes of two spellings have nothing in common.
-The form is what most sign-in systems compare: Unicode NFKC, case folded, white space at the ends dropped and inside collapsed;
-an e-mail address is reduced to its mailbox. Dots and `+tags` are dropped for Gmail alone: elsewhere they may be other people.
+Pseudonyms of `Ann@X.org ` and `ann@x.org` would have nothing in common. Ids are normalised as most sign-in systems do: Unicode
+NFKC, case folded, white space trimmed and collapsed, and e-mail addresses reduced to the mailbox. Dots and `+tags` are dropped
+for Gmail only; elsewhere they may belong to different people.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ _GMAIL = ("gmail.com", "googlemail.com")
 
 
 def normalised(ids: NDArray[np.str_]) -> NDArray[np.str_]:
-    """The form of each id, in the same order; the form of a form is itself."""
+    """Return the normalised form of each id; normalising twice changes nothing."""
     return np.array([_form(text) for text in ids.tolist()], np.str_)
 
 
 def unambiguous(ids: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """The forms that are not empty and come from one row of `ids` only, and that row, in the order of rows.
+    """Return the normalised forms that are not empty and belong to a single row of `ids`, and those rows.
 
-    Rows whose forms collide are left out, for nobody can tell which of them the other organisation means; whoever calls
-    counts and reports them.
+    Rows whose forms collide are left out, because nobody can tell which of them another organisation means.
     """
     forms = normalised(ids)
     times = Counter(forms.tolist())
@@ -34,23 +33,23 @@ def unambiguous(ids: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int
 
 
 def _form(text: str) -> str:
-    if text.isascii() and "@" not in text:  # most ids: one pass is enough
+    if text.isascii() and "@" not in text:  # most ids need one pass only
         return _spaced(text.lower())
     text = normalize("NFKC", text)
-    # A step can make work for an earlier one (dropping a space lets an accent join its letter), so until nothing changes.
-    # It ends: case folding and NFKC settle within a few passes, and all else shortens the text.
+    # A step can enable an earlier one: without a space, an accent joins its letter. So repeat until nothing changes.
+    # This ends, because case folding and NFKC settle within a few passes and everything else shortens the text.
     while (form := _mailbox(_spaced(normalize("NFKC", text.casefold())))) != text:
         text = form
     return form
 
 
 def _spaced(text: str) -> str:
-    # Fixed-width numpy text cannot end in NUL: as white space it is dropped there before numpy does.
+    # Fixed-width NumPy text cannot end in NUL, so NULs count as white space and are trimmed.
     return " ".join(text.replace("\0", " ").split())
 
 
 def _mailbox(text: str) -> str:
-    """`text` without display name, `mailto:` and spaces if it is an e-mail address, else as it is."""
+    """Return an e-mail address without display name, `mailto:` and spaces; return any other text unchanged."""
     if "@" not in text:
         return text
     address = text[text.rfind("<") + 1 : -1] if "<" in text and text.endswith(">") else text
