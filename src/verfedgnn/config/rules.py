@@ -56,10 +56,6 @@ def _mismatch(config: Config) -> str | None:
     """Return the settings of two sections that do not fit together."""
     exchange = config.exchange
     model = config.model
-    if config.training.gate and config.training.ranks:
-        return (
-            "training.gate mixes predicted ratings, which a ranking does not have; set training.gate = false"
-        )
     if model.form == "factors" and exchange.mode != "off":
         return "model.form = factors has no neighbourhoods to exchange; set exchange.mode = off"
     if model.generator and exchange.mode == "off":

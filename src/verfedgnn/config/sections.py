@@ -71,7 +71,7 @@ class TrainingConfig(Section):
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the parties that take part in a round (Sec. 4.6)."""
     gate: bool = False
-    """After training, let every party train alone, too, and mix both models as its own validation ratings suggest."""
+    """After training, let every party mix the federated model with what it has alone, by its own validation part."""
     evaluate_every: int = Field(0, ge=0)
     """Rounds between two validations. 0: once per epoch."""
     patience: int = Field(0, ge=0)
@@ -98,11 +98,11 @@ class TrainingConfig(Section):
 class SplitConfig(Section):
     """The split of ratings into training, validation and test parts."""
 
-    kind: Literal["rating", "time"] = "rating"
-    """How ratings are split. rating: at random by fractions; time: each user's last rating at a party is for testing, the one before for
-    validation."""
+    kind: Literal["rating", "time", "newcomers"] = "rating"
+    """rating: at random by `fractions`; time: each user's last rating at a party tests, the one before validates; newcomers:
+    at each party, everything of a tenth of the users tests, and of another tenth validates."""
     fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    """Shares of the training, validation and test parts (paper: 60/20/20)."""
+    """Shares of training, validation and test (paper: 60/20/20). With newcomers, 0.8, 0.1 and 0.1 of the users are used."""
 
     @model_validator(mode="after")
     def _check_sum(self) -> SplitConfig:

@@ -26,6 +26,9 @@ from verfedgnn.config.variants import CHOICES, check_variants, merge_trees
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.user_rule import UserRule
 
+TWO_PARTIES = {"exchange.noise": 0.05, "exchange.row_clip": 0.5}
+"""Noise of an exchange between two parties, where masks hide nothing."""
+
 
 class Config(Section):
     """All settings of a training. The parties of a federation share them and compare their fingerprint."""
@@ -49,6 +52,8 @@ class Config(Section):
     masking: bool = False
     """Mask gradients and neighbourhoods pairwise, so that the coordinator sees only their sums. Needs ternary or skellam
     gradients."""
+    lists: bool = False
+    """Also train a second model that orders lists, with the settings of preset ranking. It needs training.gate."""
     unprotected: tuple[Literal["projection", "clip", "degrees", "noise", "sums"], ...] = ()
     """Protections that this run may do without. projection: 2q <= N + 1 does not hold; clip: gradients.clip exceeds 0.5;
     degrees: model.estimators is false; noise: parties of a federation draw noise from the shared seed, to repeat a run of one
@@ -106,6 +111,51 @@ class Config(Section):
         """Return a copy that records the installed code of its plug-in; without a plug-in the copy is equal."""
         code = plugins.identify_gnn(self.model.gnn, self.model.form)
         return self.model_copy(update={"model": self.model.model_copy(update={"code": code})})
+
+    @property
+    def shares_user_means(self) -> bool:
+        """Return whether parties exchange users' means beside the neighbourhoods; the gate uses them."""
+        exchanged = self.exchange.mode in ("masked", "noised", "exact")
+        return exchanged and self.model.form == "messages" and self.training.gate and not self.training.ranks
+
+    @property
+    def trains_lists(self) -> bool:
+        """Return whether a second model is trained that orders lists."""
+        return self.lists and self.training.gate and not self.training.ranks
+
+    def for_lists(self) -> Config:
+        """Return the configuration of the model that orders lists: preset ranking, with what protects and costs as here."""
+        gnn = "gcn" if self.model.gnn == "gat" else self.model.gnn
+        training = self.training
+        kept = {
+            "seed": self.seed,
+            "masking": self.masking,
+            "unprotected": list(self.unprotected),
+            "model.code": self.model.code,
+            "model.dim": self.model.dim,
+            "training.epochs": training.epochs,
+            "training.evaluate_every": training.evaluate_every,
+            "training.patience": training.patience,
+            "training.user_blocks": training.user_blocks,
+            "training.participation": training.participation,
+            "training.checkpoint_every": training.checkpoint_every,
+        }
+        ranking = build_config(preset="ranking", model=gnn, overrides=kept)
+        tree = ranking.model_dump(mode="json")
+        exchange = self.exchange.model_dump(mode="json")
+        if "every" in exchange:
+            exchange["every"] = ranking.exchange.every
+        shared = {"exchange": exchange, "gradients": self.gradients.model_dump(mode="json")}
+        return _validate(tree | shared | {"split": self.split.model_dump(mode="json"), "base": self.base})
+
+    def for_parties(self, count: int) -> Config:
+        """Return the configuration that `count` parties can use.
+
+        A masked sum over two parties is no secret from either of them, so two parties exchange noised neighbourhoods.
+        """
+        if count != 2 or self.exchange.mode != "masked":
+            return self
+        return self.with_values({"exchange.mode": "noised", **TWO_PARTIES})
 
     def values(self) -> dict[str, Any]:
         """Return the value of every setting that this configuration has, by path."""

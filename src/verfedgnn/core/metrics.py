@@ -6,13 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from verfedgnn.core.list_metrics import Score, rank_each
 from verfedgnn.core.pairs import Pairs
-
-CHUNK_SCORES = 1 << 23
-"""Number of scores in memory at a time while ranking."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,14 @@ class RatingErrors:
         return self.absolute / self.count if self.count else None
 
 
-def measure_errors(users: Tensor, items: Tensor, pairs: Pairs) -> RatingErrors:
-    """Sum the errors of h_u . h_v over rated pairs."""
-    error = _errors(users, items, pairs)
+def measure_errors(
+    users: Tensor, items: Tensor, pairs: Pairs, scale: tuple[float, float] | None = None
+) -> RatingErrors:
+    """Return the errors of h_u . h_v on rated pairs; with a `scale`, predictions are clipped to it, as they are served."""
+    predicted = (users[pairs.user] * items[pairs.item]).sum(-1)
+    if scale is not None:
+        predicted = predicted.clamp(*scale)
+    error = (predicted - pairs.rating).double()
     return RatingErrors(float(error.square().sum()), float(error.abs().sum()), len(pairs))
 
 
@@ -88,37 +90,13 @@ class RankingScores:
 
 
 def measure_ranking(
-    users: Tensor, items: Tensor, seen: Sequence[Pairs], wanted: Pairs, k: int = 20
+    score: Score, users: int, items: int, seen: Sequence[Pairs], wanted: Pairs, k: int = 20
 ) -> RankingScores:
-    """Rank a party's whole catalogue for every user with `wanted` items, leaving out the `seen` ones.
+    """Rank a party's whole catalogue for every user who has `wanted` items, without the items in `seen`.
 
-    Recall@k = found / min(k, wanted). NDCG@k has gains of 1 and is divided by that of the ideal order.
-    HitRate@k is 1 if any wanted item is found.
+    Recall@k = found / min(k, wanted); NDCG@k has a gain of 1 for every wanted item; HitRate@k = any found.
     """
-    device = users.device
-    catalogue = len(items)
-    judged = torch.unique(wanted.user)
-    k = min(k, catalogue)
-    discount = 1 / torch.log2(torch.arange(k, device=device, dtype=torch.float64) + 2)
-    ideal = torch.cat([discount.new_zeros(1), discount.cumsum(0)])
-    seen_user = torch.cat([pairs.user for pairs in seen]).long()
-    seen_item = torch.cat([pairs.item for pairs in seen]).long()
-    row_of = torch.full((len(users),), -1, dtype=torch.long, device=device)
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    for chunk in judged.split(max(1, CHUNK_SCORES // max(1, catalogue))):
-        rows = torch.arange(len(chunk), device=device)
-        row_of.fill_(-1)
-        row_of[chunk.long()] = rows
-        scores = users[chunk] @ items.T
-        hidden = row_of[seen_user]
-        scores[hidden[hidden >= 0], seen_item[hidden >= 0]] = -torch.inf
-        relevant = torch.zeros(scores.shape, dtype=torch.bool, device=device)
-        wanted_row = row_of[wanted.user.long()]
-        relevant[wanted_row[wanted_row >= 0], wanted.item.long()[wanted_row >= 0]] = True
-        found = relevant.gather(1, scores.topk(k, 1).indices).double()
-        best = relevant.sum(1).clamp(max=k)
-        totals[0] += (found.sum(1) / best).sum()
-        totals[1] += (found @ discount / ideal[best]).sum()
-        totals[2] += (found.sum(1) > 0).sum()
-    recall, ndcg, hits = totals.tolist()
-    return RankingScores(recall, ndcg, hits, len(judged))
+    found = rank_each(score, users, items, seen, wanted, k)
+    return RankingScores(
+        float(found.recall.sum()), float(found.ndcg.sum()), float(found.hit.sum()), len(found.users)
+    )

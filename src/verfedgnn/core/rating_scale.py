@@ -19,3 +19,9 @@ def upper_quarter(scale: tuple[float, float]) -> float:
     """
     low, high = scale
     return low + 0.75 * (high - low)
+
+
+def scale_unit(scale: tuple[float, float]) -> float:
+    """Return a quarter of the width of a rating scale: one star on a scale of 1-5. Return 1 for a scale without width."""
+    low, high = scale
+    return (high - low) / 4 if high > low else 1.0

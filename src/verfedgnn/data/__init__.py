@@ -12,7 +12,7 @@ from verfedgnn.data.parties import (
 )
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.splits import TEST, TRAIN, VALID, split_by_rating, split_by_time
+from verfedgnn.data.splits import TEST, TRAIN, VALID, split_by_rating, split_by_time, split_newcomers
 from verfedgnn.data.synthetic import synthetic_ratings
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "split_by_rating",
     "split_by_time",
     "split_items",
+    "split_newcomers",
     "synthetic_ratings",
 ]

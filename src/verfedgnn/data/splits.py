@@ -67,3 +67,22 @@ def split_by_time(ratings: Ratings) -> NDArray[np.int8]:
     part[order[enough & (from_end == 0)]] = TEST
     part[order[enough & (from_end == 1)]] = VALID
     return part
+
+
+def split_newcomers(ratings: Ratings, party: str, *, share: float = 0.1, seed: int = 0) -> NDArray[np.int8]:
+    """Return the part of each rating so that some users are new to the party: all of their ratings there are held out.
+
+    A share of the users is `TEST`, another one `VALID`, all others `TRAIN`. The draw is a hash of seed, party and user id, so a
+    party computes it alone and each party holds out other users.
+    """
+    salt = int(hash64(np.array([party]), seed)[0])
+    present = np.zeros(ratings.n_users, bool)
+    present[ratings.user] = True
+    uniform = np.ones(ratings.n_users)
+    drawn = mix(hash64(ratings.user_ids[present], salt) + _GOLDEN)
+    uniform[present] = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    by_user = np.full(ratings.n_users, TRAIN, np.int8)
+    by_user[uniform < 2 * share] = VALID
+    by_user[uniform < share] = TEST
+    part: NDArray[np.int8] = by_user[ratings.user]
+    return part

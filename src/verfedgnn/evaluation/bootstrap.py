@@ -1,43 +1,69 @@
-"""Whether two models really differ on the same ratings: a paired bootstrap over users.
+"""Whether two models really differ on the same users: a paired bootstrap over users.
 
-Ratings of one user go together, so users are drawn, not ratings.
+Ratings of one user belong together, so users are drawn, not ratings.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+Metric = Literal["rmse", "ndcg@20"]
+Floats = NDArray[np.float64]
+
 DRAWS = 1000
 FEWEST_USERS = 20
-"""With fewer, resampling them says little about others."""
+"""With fewer users, resampling them says little about others."""
 _CHUNK = 1 << 22
-"""Weights held at a time."""
+"""Weights held in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """By how much RMSE falls, and the interval that holds 95 % of the draws."""
+    """An improvement, positive if the second model is better, and the interval that holds 95 % of the draws."""
 
     value: float
     low: float
     high: float
     users: int
+    reference: float
+    """The figure of the first model."""
 
     @property
     def pays(self) -> str:
-        """yes, no or cannot tell."""
+        """The verdict: yes, no or cannot tell."""
         if self.users < FEWEST_USERS:
             return "cannot tell"
         return "yes" if self.low > 0 else "no" if self.high < 0 else "cannot tell"
 
+    def to_dict(self) -> dict[str, float]:
+        """Return the gain for metrics.json, also in per cent of the first model's figure."""
+        scale = 100 / self.reference if self.reference else 0.0
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "percent": self.value * scale,
+            "margin_percent": (self.high - self.low) / 2 * scale,
+        }
+
+
+def measure(total: Floats, count: Floats, metric: Metric) -> Floats:
+    """Return the figure of summed squared errors (RMSE) or of summed NDCG (their mean)."""
+    mean = total / count
+    return np.asarray(np.sqrt(mean) if metric == "rmse" else mean)
+
 
 def gain(
-    user: NDArray[np.int64], before: NDArray[np.float64], after: NDArray[np.float64], *, seed: int = 0
+    user: NDArray[np.int64], before: Floats, after: Floats, metric: Metric = "rmse", *, seed: int = 0
 ) -> Gain | None:
-    """The gain from `before` to `after`, squared errors of the same ratings by `user`; None without ratings."""
+    """Return the gain from `before` to `after`, values of the same cases by `user`; None without cases.
+
+    The values are squared errors of ratings for RMSE, and one NDCG per user for NDCG@20.
+    """
     if not len(user):
         return None
     _, row = np.unique(user, return_inverse=True)
@@ -49,9 +75,11 @@ def gain(
     drawn = []
     for size in _chunks(len(count)):
         weights = rng.multinomial(len(count), np.full(len(count), 1 / len(count)), size)
-        drawn.append(_gains(weights.astype(np.float64) @ sums))
+        drawn.append(_gains(weights.astype(np.float64) @ sums, metric))
     low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
-    return Gain(float(_gains(sums.sum(0, keepdims=True))[0]), float(low), float(high), len(count))
+    whole = sums.sum(0, keepdims=True)
+    reference = float(measure(whole[:, 0], whole[:, 2], metric)[0])
+    return Gain(float(_gains(whole, metric)[0]), float(low), float(high), len(count), reference)
 
 
 def _chunks(users: int) -> list[int]:
@@ -59,5 +87,6 @@ def _chunks(users: int) -> list[int]:
     return [min(most, DRAWS - start) for start in range(0, DRAWS, most)]
 
 
-def _gains(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.sqrt(sums[:, 0] / sums[:, 2]) - np.sqrt(sums[:, 1] / sums[:, 2]))
+def _gains(sums: Floats, metric: Metric) -> Floats:
+    change = measure(sums[:, 0], sums[:, 2], metric) - measure(sums[:, 1], sums[:, 2], metric)
+    return change if metric == "rmse" else -change

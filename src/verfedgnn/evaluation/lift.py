@@ -1,8 +1,9 @@
-"""Lift: what joining is worth to each party. The same model trained by each alone, together, and on pooled data."""
+"""Lift: what joining is worth to each party, for ratings and lists, for customers it knows and for newcomers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,122 +11,127 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.data import TEST, TRAIN, VALID, PartyData, pool_parties
-from verfedgnn.evaluation.bootstrap import gain
+from verfedgnn.data import PartyData, pool_parties
+from verfedgnn.data.ids import find_positions
+from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_tables
+from verfedgnn.evaluation.verdict import summarise
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.training.alone import train_alone
-from verfedgnn.training.progress import Progress
-from verfedgnn.training.user_item_means import bias_predictions
-
-WAYS = ("biases", "alone", "federated", "pooled")
-BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
-"""Numbers of own training ratings by which lift is told apart."""
-
-Floats = NDArray[np.float64]
+from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.simple_models import fit_party_means, means_model, popularity_model
+from verfedgnn.training.train import train
 
 
-def lift(
-    run: Run,
-    *,
-    stack: bool = True,
-    watch: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
-    """The `lift` part of metrics.json: test RMSE by `WAYS`, for each party, overall, and by number of own ratings.
+def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
+    """Return the `lift` part of metrics.json: simple, alone, federated and pooled, with gains, intervals and verdicts.
 
-    `biases` is what a party reaches alone with nothing but user and item means; the better of that and `alone` on its
-    validation part is what the federation is compared with, as `gain` with a bootstrap interval. All are judged on the same
-    ratings. Alone and pooled trainings have nobody to protect from, so they run without protection, for as many rounds an epoch
-    as the federation; model, steps, parts and selection are the same.
+    The gain of a party is that of what it serves over the best it has alone: its means (for lists popularity and EASE) mixed
+    with the model trained on its own ratings. For newcomers, of whom the party has no training rating, it is the gain over item
+    means or popularity; they are judged in a second training, which holds out everything of a tenth of the users at each
+    party, unless the run's own split does so. Pooled trainings have nobody to protect from, so they are unprotected.
     """
-    if run.config.training.ranks:
-        raise ConfigError(
-            "lift compares errors of ratings, and a ranking predicts none; use training.objective = rating"
-        )
-    total = sum(len(party.ratings) for party in run.parties)
+    if run.alone is None:
+        raise ConfigError("lift compares with what each party has alone; train with --set gate=true")
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
+    known = None
+    second = run
+    if run.config.split.kind != "newcomers":
+        known = _judge_both(run, **options)
+        held_out = run.config.with_values({"split.kind": "newcomers"})
+        device = str(run.device)
+        second = train(run.parties, held_out, device=device, stack=stack, watch=_named(watch), stop=stop)
+    new = _judge_both(second, label="newcomers, ", **options)
+    tables: dict[str, Any] = {}
+    for judged in known or new:
+        table = lift_tables(judged, "alone")
+        tables["lists" if tables else "lift"] = table
+    for name, judged in zip(tables, new, strict=True):
+        tables[name]["newcomers"] = lift_tables([_newcomers(each) for each in judged], "simple")
+    found: dict[str, Any] = tables["lift"]
+    found["newcomers"]["training"] = "own" if known is None else "second"
+    if "lists" in tables:
+        found["lists"] = tables["lists"]
+    found["summary"] = summarise(found)
+    return found
+
+
+def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
+    """Judge a run's model of ratings and, if there is one, that of lists; or the only one, of either kind."""
+    models = [run] if run.lists is None else [run, run.lists]
+    return [_judge(each, label, **options) for each in models]
+
+
+def _judge(run: Run, label: str, **options: Any) -> list[JudgedParty]:
+    """Judge every party's simple model, its model alone, the served one and the pooled one."""
+    assert run.alone is not None
+    ranks = run.config.training.ranks
+    prepared = run.prepared()
+    pooled = _pooled_models(run, label, **options)
+    elsewhere = count_other_parties(prepared)
+    judged = []
+    for p, party in enumerate(prepared):
+        ways = {
+            "simple": simple_model(party, ranks=ranks),
+            "alone": run.alone[p],
+            "federated": run.models[p],
+            "pooled": pooled[p],
+        }
+        judged.append(judge_party(party, ways, elsewhere[p], ranks=ranks))
+    return judged
+
+
+def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:
+    """Return a party's means, or popularity for lists."""
+    if ranks:
+        return popularity_model(party.input)
+    means = fit_party_means(party.input)
+    return means_model(means, means.user_offset, party.train.user.device)
+
+
+def count_other_parties(prepared: Sequence[Prepared]) -> list[NDArray[np.int64]]:
+    """Return for every party at how many others each user has training ratings (N,)."""
+    users = prepared[0].party.ratings.n_users
+    present = []
+    for party in prepared:
+        has = np.zeros(users, np.int64)
+        has[party.train.user.cpu().numpy()] = 1
+        present.append(has)
+    return [sum(present) - has for has in present]
+
+
+def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
+    """Train the run's model on all data in one place and cut it into the parties' catalogues."""
     pool = PartyData("pooled", pool_parties(run.parties))
-    pooled = train_alone(
-        pool, np.concatenate(run.parts), run.config, 1.0, run.device, label="pooled", **options
+    what = f"{label}pooled lists" if run.config.training.ranks else f"{label}pooled"
+    parts = np.concatenate(run.parts)
+    model = train_alone(pool, parts, run.config, 1.0, run.device, label=what, **options)
+    models = []
+    for party in run.parties:
+        rows = torch.from_numpy(find_positions(party.ratings.item_ids, pool.ratings.item_ids)).to(run.device)
+        models.append(PartyModel(model.users, model.items[rows], model.embeddings[rows]))
+    return models
+
+
+def _newcomers(judged: JudgedParty) -> JudgedParty:
+    """Return the cases of users who are new to the party and known to another."""
+    which = judged.newcomers
+    return replace(
+        judged,
+        user=judged.user[which],
+        values={way: values[which] for way, values in judged.values.items()},
+        extra={
+            way: {name: values[which] for name, values in figures.items()}
+            for way, figures in judged.extra.items()
+        },
+        own_ratings=judged.own_ratings[which],
+        elsewhere=judged.elsewhere[which],
     )
-    together = _predicted(pooled, pool)  # in the order of the parties
-    judged, start = [], 0
-    for p, (data, parts) in enumerate(zip(run.parties, run.parts, strict=True)):
-        if run.alone is not None:
-            alone = run.alone[p]
-        else:
-            alone = train_alone(data, parts, run.config, len(data.ratings) / total, run.device, **options)
-        predicted = {"alone": _predicted(alone, data), "federated": _predicted(run.models[p], data)}
-        judged.append(_Judged(data, parts, predicted | {"pooled": together[start : start + len(parts)]}))
-        start += len(parts)
-    return {
-        "overall": _row(judged),
-        "parties": [{"name": each.data.name, **_row([each])} for each in judged],
-        "by_own_ratings": _by_own_ratings(judged),
-    }
 
 
-class _Judged:
-    """Squared errors of one party's ratings, by way."""
-
-    def __init__(self, data: PartyData, parts: NDArray[np.int8], predicted: dict[str, Floats]) -> None:
-        self.data = data
-        table = data.ratings
-        predicted = predicted | {"biases": bias_predictions(table, parts)}
-        squared = {name: np.square(values - table.rating) for name, values in predicted.items()}
-        valid, test = parts == VALID, parts == TEST
-        best = min(("alone", "biases"), key=lambda way: squared[way][valid].sum())
-        self.reference = squared[best][test]
-        """Of what the party would serve without a federation."""
-        self.squared = {way: squared[way][test] for way in WAYS}
-        self.user = table.user[test].astype(np.int64)
-        trained = np.bincount(table.user[parts == TRAIN], minlength=table.n_users)
-        self.own_ratings = trained[table.user[test]]
-
-
-def _predicted(model: PartyModel, data: PartyData) -> Floats:
-    user = torch.from_numpy(data.ratings.user).to(model.users.device)
-    item = torch.from_numpy(data.ratings.item).to(model.users.device)
-    return np.asarray(model.predict_rows(user, item).cpu().numpy(), np.float64)
-
-
-def _row(
-    judged: Sequence[_Judged], chosen: Callable[[_Judged], NDArray[np.bool_]] | None = None
-) -> dict[str, Any]:
-    """RMSE of each way over the chosen test ratings, and the gain over what each party would serve without a federation."""
-
-    def all_of(values: Callable[[_Judged], NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate(
-            [values(each) if chosen is None else values(each)[chosen(each)] for each in judged]
-        )
-
-    row: dict[str, Any] = {way: _rmse(all_of(lambda each, way=way: each.squared[way])) for way in WAYS}  # type: ignore[misc]
-    found = gain(
-        all_of(lambda each: each.user),
-        all_of(lambda each: each.reference),
-        all_of(lambda each: each.squared["federated"]),
-    )
-    if found is None:
-        return row | {"gain": None, "pays": "cannot tell"}
-    return row | {"gain": {"rmse": found.value, "low": found.low, "high": found.high}, "pays": found.pays}
-
-
-def _rmse(squared: Floats) -> float | None:
-    return float(np.sqrt(squared.mean())) if len(squared) else None
-
-
-def _by_own_ratings(judged: Sequence[_Judged]) -> list[dict[str, Any]]:
-    """Test ratings told apart by how many training ratings their user has at the same party."""
-    rows = []
-    for low, high in BANDS:
-
-        def inside(each: _Judged, low: int = low, high: int | None = high) -> NDArray[np.bool_]:
-            return np.asarray(
-                (each.own_ratings >= low) & (each.own_ratings <= (np.inf if high is None else high))
-            )
-
-        count = int(sum(inside(each).sum() for each in judged))
-        if count:
-            rows.append({"from": low, "to": high, "ratings": count, **_row(judged, inside)})
-    return rows
+def _named(watch: Watcher | None) -> Watcher | None:
+    """Return a watcher that says that a progress is of the training with newcomers."""
+    if watch is None:
+        return None
+    return lambda event: watch(replace(event, label=f"newcomers, {event.label}"))

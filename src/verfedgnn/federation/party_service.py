@@ -32,7 +32,7 @@ from verfedgnn.runs.metrics_file import build_metrics, history_entry, round_seco
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import Run, read_history, write_history
-from verfedgnn.training.gate import gated_models
+from verfedgnn.training.party_gate import gate_parties
 
 
 class Realign(Exception):
@@ -194,7 +194,7 @@ class PartyService:
 
     def _write_result(self, message: Finish, party: Party, finished: FinishedTraining) -> Run:
         """Write the run folder with the best model and return the run."""
-        model = PartyModel(**finished.model)
+        model = PartyModel.from_arrays(finished.model)
         metrics = build_metrics(
             [self.prepared],
             [model],
@@ -216,6 +216,7 @@ class PartyService:
             self.history,
             self.link.ledger,
             finished.public,
+            shares=[finished.others_means],
         )
         run.complete_folder(self.store.folder)
         return run
@@ -291,11 +292,12 @@ def choose_gate(folder: Path) -> Run:
     """
     log_event("training alone to choose the gate")
     run = Run.load(folder)
-    (gated,) = gated_models(run.prepared(), run.models, run.config, run.metrics["all_ratings"])
-    run.models = [gated.model]
-    run.alone = [gated.alone]
+    shares = run.shares or [None]
+    (gated,) = gate_parties(run.prepared(), run.models, shares, run.config, run.metrics["all_ratings"])
+    run.models = [gated.served.model]
+    run.alone = [gated.alone.model]
     run.metrics |= run.evaluate()
-    run.metrics["parties"][0]["gate"] = gated.gate
+    run.metrics["parties"][0]["gate"] = gated.weights
     run.complete_folder(folder)
-    log_event("gate chosen", gate=gated.gate)
+    log_event("gate chosen", weights=gated.served.known)
     return run

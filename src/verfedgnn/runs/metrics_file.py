@@ -26,7 +26,7 @@ def build_metrics(
     seconds: float,
     privacy: dict[str, Any],
     digest: str,
-    gates: Sequence[float] | None = None,
+    gates: Sequence[dict[str, dict[str, float]]] | None = None,
 ) -> dict[str, Any]:
     """Build the content of metrics.json.
 
@@ -34,8 +34,8 @@ def build_metrics(
     predictions.
     """
     metrics = {
+        **evaluate(prepared, models, ranks=config.training.ranks),
         "users": prepared[0].party.ratings.n_users,
-        **evaluate(prepared, [(m.users, m.items) for m in models], ranks=config.training.ranks),
         **summarise_cost(ledger, rounds, len(models), seconds),
         "best_round": best_round,
         "privacy": privacy,

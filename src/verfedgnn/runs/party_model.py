@@ -1,17 +1,19 @@
-"""The model that one party serves, as two tables of vectors whose products are predictions."""
+"""The model that one party serves: two tables of vectors, and for lists weights between its items."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.pairs import Pairs
 
 
 @dataclass(frozen=True)
 class PartyModel:
-    """A party's served model: the prediction for user u and item v is `users[u] · items[v]`."""
+    """A party's served model: the prediction for user u and item v is `users[u] · items[v]`, plus `item_scores`."""
 
     users: Tensor
     """h_u (N, C): one row per user of the federation."""
@@ -19,11 +21,46 @@ class PartyModel:
     """h_v (M_p, C): one row per item of the party."""
     embeddings: Tensor
     """e_v^0 (M_p, D): the party's private item embeddings."""
+    item_scores: ItemScores | None = None
+    """Scores from the items that a user has at the party, in a model of lists; None in a model of ratings."""
 
     def predict(self, pairs: Pairs) -> Tensor:
-        """Return the predicted rating (or score) of each pair, in double precision."""
+        """Return the predicted rating of each pair, in double precision."""
         return self.predict_rows(pairs.user, pairs.item)
 
     def predict_rows(self, user: Tensor, item: Tensor) -> Tensor:
-        """Return the predicted rating (or score) of each pair of rows, in double precision."""
+        """Return the predicted rating of each pair of rows, in double precision."""
+        assert self.item_scores is None, "a model of lists scores whole catalogues"
         return (self.users[user.long()] * self.items[item.long()]).sum(-1).double()
+
+    def score(self, users: Tensor) -> Tensor:
+        """Return the scores (n, M_p) of all items for the users in these rows."""
+        scores = self.users[users.long()] @ self.items.T
+        return scores if self.item_scores is None else scores + self.item_scores.score(users)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return all tensors by name, as they are stored."""
+        found = {"users": self.users, "items": self.items, "embeddings": self.embeddings}
+        if self.item_scores is not None:
+            own = self.item_scores
+            found |= {
+                "item_weights": own.weights.half(),
+                "item_rows": own.kept,
+                "history_pointers": own.pointers,
+                "history": own.history,
+            }
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Tensor]) -> PartyModel:
+        """Return the model that `arrays` came from; weights between items are stored with half precision."""
+        own = None
+        if "item_weights" in arrays:
+            own = ItemScores(
+                arrays["item_weights"].to(torch.float32),
+                arrays["item_rows"],
+                arrays["history_pointers"],
+                arrays["history"],
+                len(arrays["items"]),
+            )
+        return cls(arrays["users"], arrays["items"], arrays["embeddings"], own)

@@ -13,7 +13,16 @@ from verfedgnn.config import Config
 from verfedgnn.config.sections import SplitConfig
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.pairs import Pairs, PartyInput
-from verfedgnn.data import TEST, TRAIN, VALID, PartyData, Ratings, split_by_rating, split_by_time
+from verfedgnn.data import (
+    TEST,
+    TRAIN,
+    VALID,
+    PartyData,
+    Ratings,
+    split_by_rating,
+    split_by_time,
+    split_newcomers,
+)
 from verfedgnn.data.ratings import format_count
 
 
@@ -43,17 +52,19 @@ def prepare(
 ) -> list[Prepared]:
     """Split each party's ratings as configured, or as given by `parts`, and move them to `device`."""
     if parts is None:
-        parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
+        parts = [split_ratings(party, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
     return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
 
 
-def split_ratings(ratings: Ratings, config: SplitConfig, seed: int) -> NDArray[np.int8]:
-    """Return the part of each rating. A party computes it without the others."""
+def split_ratings(party: PartyData, config: SplitConfig, seed: int) -> NDArray[np.int8]:
+    """Return the part of each of a party's ratings; a party computes it alone."""
     if config.kind == "time":
-        return split_by_time(ratings)
-    return split_by_rating(ratings, fractions=config.fractions, seed=seed)
+        return split_by_time(party.ratings)
+    if config.kind == "newcomers":
+        return split_newcomers(party.ratings, party.name, seed=seed)
+    return split_by_rating(party.ratings, fractions=config.fractions, seed=seed)
 
 
 def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) -> Prepared:

@@ -37,6 +37,9 @@ from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_par
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_evaluation import evaluate
 
+LISTS = "lists"
+"""Folder in a run's folder with the model that orders lists."""
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -46,8 +49,9 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """The predicted rating within the party's scale; for a ranking, the item's share in the party's softmax.
-    """
+    """What orders the list: the item's share in the party's softmax, or the predicted rating where no lists were trained."""
+    rating: float | None = None
+    """The predicted rating, within the party's scale; None if the run predicts no ratings."""
 
 
 @dataclass
@@ -66,7 +70,25 @@ class Run:
     """Public parameters of the best model, flat."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     alone: list[PartyModel] | None = None
-    """The models that the parties trained alone, if a gate needs them."""
+    """The model that each party would serve without the federation, where a gate asked for it."""
+    shares: list[Tensor | None] | None = None
+    """For every party, the sum of the others' user means (N, 2); the gate uses it."""
+    lists: Run | None = None
+    """The model that orders lists, where one was trained beside the ratings."""
+
+    @property
+    def ranker(self) -> Run:
+        """The run whose models order lists."""
+        return self if self.lists is None else self.lists
+
+    def add_lists(self, lists: Run) -> None:
+        """Attach the model that orders lists, and report what it reached and cost beside the ratings."""
+        self.lists = lists
+        self.metrics |= self.evaluate()
+        for row, other in zip(self.metrics["parties"], lists.metrics["parties"], strict=True):
+            row["list_gate"] = other.get("gate")
+        kept = ("rounds", "best_round", "seconds", "bytes", "privacy", "public", "config")
+        self.metrics["lists"] = {name: lists.metrics[name] for name in kept}
 
     def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
         """Return the k items with the highest predictions for `user`, without items that the user has rated.
@@ -77,24 +99,38 @@ class Run:
             raise RunError(f"k = {k} is too small; use 1 or more")
         chosen = self._chosen(party)
         row = int(self._user_rows(np.array([str(user)]))[0])
+        ranker = self.ranker
+        ranks = ranker.config.training.ranks
         candidates: list[tuple[float, Recommendation]] = []
         for p in chosen:
             table = self.parties[p].ratings
-            model = self.models[p]
-            scores = model.items @ model.users[row]
-            ranks = self.config.training.ranks
+            model = ranker.models[p]
+            scores = model.score(torch.tensor([row], device=model.users.device))[0]
             if ranks:
-                # Shares of a catalogue are comparable between parties.
-                scores = scores.softmax(0)
+                scores = scores.softmax(0)  # shares of a catalogue, so that parties can be compared
             scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
             top = scores.topk(min(k, len(scores)))
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
                 if score > -torch.inf:
                     title = "" if table.titles is None else str(table.titles[item])
                     shown = score if ranks else min(max(score, table.scale[0]), table.scale[1])
-                    found_item = Recommendation(str(table.item_ids[item]), title, self.parties[p].name, shown)
+                    found_item = Recommendation(
+                        str(table.item_ids[item]),
+                        title,
+                        self.parties[p].name,
+                        shown,
+                        self._rating(p, row, item),
+                    )
                     candidates.append((score, found_item))
         return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
+
+    def _rating(self, party: int, user: int, item: int) -> float | None:
+        """Return the predicted rating of one pair of rows; None if the run predicts none."""
+        if self.config.training.ranks:
+            return None
+        model = self.models[party]
+        low, high = self.parties[party].ratings.scale
+        return min(max(float(model.users[user] @ model.items[item]), low), high)
 
     def predict(self, users: Any, items: Any, *, party: str | None = None) -> NDArray[np.float64]:
         """Predict the rating of each pair of user and item ids: two sequences of one length, or one id each.
@@ -115,8 +151,10 @@ class Run:
             place = find_positions(item, table.item_ids)
             here = np.flatnonzero(place >= 0)
             u, v = (torch.from_numpy(index[here]).to(model.users.device) for index in (row, place))
-            scores = model.predict_rows(u, v).cpu().numpy()
-            predicted[here] = scores if self.config.training.ranks else scores.clip(*table.scale)
+            if self.config.training.ranks:
+                predicted[here] = [float(model.score(a.view(1))[0, b]) for a, b in zip(u, v, strict=True)]
+            else:
+                predicted[here] = model.predict_rows(u, v).cpu().numpy().clip(*table.scale)
         missing = np.flatnonzero(np.isnan(predicted))
         if len(missing):
             where = "this run" if party is None else f"the catalogue of '{party}'"
@@ -164,9 +202,12 @@ class Run:
         return chosen
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
-        """Compute accuracy and ranking scores of the best model again."""
-        models = [(m.users, m.items) for m in self.models]
-        return evaluate(self.prepared(), models, k, ranks=self.config.training.ranks)
+        """Compute the accuracy of the served models again, and keep what the parties' rows hold besides."""
+        ranks = self.config.training.ranks
+        found = evaluate(self.prepared(), self.models, k, ranks=ranks, lists=self.ranker.models)
+        before = {row["name"]: row for row in self.metrics.get("parties", [])}
+        found["parties"] = [before.get(row["name"], {}) | row for row in found["parties"]]
+        return found
 
     def prepared(self) -> list[Prepared]:
         """Return the parties' data, split as in training."""
@@ -181,19 +222,25 @@ class Run:
         self.complete_folder(folder)
 
     def complete_folder(self, folder: Path) -> None:
-        """Write the results into the run folder. metrics.json comes last and marks the run as finished."""
+        """Write what a run folder holds after the last round; metrics.json comes last and marks it as finished."""
         with writing(folder):
+            if self.lists is not None:
+                own = folder / LISTS
+                own.mkdir(exist_ok=True)
+                write_bytes(own / "config.toml", self.lists.config.to_toml().encode())
+                self.lists.complete_folder(own)
             write_history(folder, self.history)
             write_public(folder, self.public)
             if self.alone is not None:
                 _write_models(folder / "model" / "alone", self.parties, self.alone)
             _write_models(folder / "model", self.parties, self.models)
+            _write_shares(folder / "model", self.parties, self.shares)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
-        """Load a finished run from its folder."""
+        """Read a finished run from its folder."""
         folder = Path(path)
         config = read_run_config(folder)
         if not (folder / "metrics.json").is_file():
@@ -203,6 +250,17 @@ class Run:
                 f"{folder} is a coordinator's run with public parameters only; give a party's run folder"
             )
         parties, parts = read_party_tables(folder / "parties")
+        run = cls._read(folder, config, parties, parts)
+        if (folder / LISTS / "metrics.json").is_file():
+            own = folder / LISTS
+            run.lists = cls._read(own, load_config(own / "config.toml"), parties, parts)
+        return run
+
+    @classmethod
+    def _read(
+        cls, folder: Path, config: Config, parties: list[PartyData], parts: list[NDArray[np.int8]]
+    ) -> Run:
+        """Read one model of a run, whose data is known."""
         try:
             models = _read_models(folder / "model", parties)
             own = folder / "model" / "alone"
@@ -211,12 +269,22 @@ class Run:
             metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
+            shares = _read_shares(folder / "model", parties)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
             ) from None
         return cls(
-            config, parties, parts, models, metrics, history, ledger, torch.from_numpy(public), alone=alone
+            config,
+            parties,
+            parts,
+            models,
+            metrics,
+            history,
+            ledger,
+            torch.from_numpy(public),
+            alone=alone,
+            shares=shares,
         )
 
 
@@ -250,7 +318,7 @@ def describe_code_change(config: Config) -> str | None:
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
     folder.mkdir(exist_ok=True)
     for name, model in zip(safe_names(parties), models, strict=True):
-        arrays = {key: value.cpu().numpy() for key, value in vars(model).items()}
+        arrays = {key: value.contiguous().cpu().numpy() for key, value in model.arrays().items()}
         write_bytes(folder / f"{name}.safetensors", safetensors.numpy.save(arrays))
 
 
@@ -258,8 +326,24 @@ def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]
     models = []
     for name in safe_names(parties):
         arrays = safetensors.numpy.load((folder / f"{name}.safetensors").read_bytes())
-        models.append(PartyModel(**{key: torch.from_numpy(value) for key, value in arrays.items()}))
+        models.append(PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()}))
     return models
+
+
+def _write_shares(folder: Path, parties: Sequence[PartyData], shares: Sequence[Tensor | None] | None) -> None:
+    known = zip(safe_names(parties), shares or [], strict=False)
+    arrays = {name: share.cpu().numpy() for name, share in known if share is not None}
+    if arrays:
+        write_bytes(folder / "_shares.safetensors", safetensors.numpy.save(arrays))
+
+
+def _read_shares(folder: Path, parties: Sequence[PartyData]) -> list[Tensor | None] | None:
+    file = folder / "_shares.safetensors"
+    if not file.is_file():
+        return None
+    arrays = safetensors.numpy.load(file.read_bytes())
+    found = [arrays.get(name) for name in safe_names(parties)]
+    return [None if array is None else torch.from_numpy(array) for array in found]
 
 
 def begin_folder(

@@ -5,36 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
 
+from verfedgnn.core.list_metrics import Score
 from verfedgnn.core.metrics import RankingScores, RatingErrors, measure_errors, measure_ranking
 from verfedgnn.core.rating_scale import upper_quarter
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 
 
 def evaluate(
-    parties: Sequence[Prepared], models: Sequence[tuple[Tensor, Tensor]], k: int = 20, *, ranks: bool = False
+    parties: Sequence[Prepared],
+    models: Sequence[PartyModel],
+    k: int = 20,
+    *,
+    ranks: bool = False,
+    lists: Sequence[PartyModel] | None = None,
 ) -> dict[str, Any]:
-    """Compute `test`, `valid` and `parties` of metrics.json from each party's h_u and h_v.
+    """Return `test`, `valid`, `popularity` and `parties` of metrics.json for the parties' served models.
 
-    A test item is wanted if its rating is in the upper quarter of the scale. Items that a user rated in the
-    training and validation parts are not ranked. A model that `ranks` does not predict ratings, so it has no
-    rating errors.
+    Predictions are clipped to the party's scale, as they are served. Lists are ordered by `lists`, by default by `models`. A
+    test item is wanted when its rating is in the upper quarter of the scale; what a user rated in the training and validation
+    parts is not recommended again. A model that `ranks` predicts no ratings, so it has no errors. `popularity` judges lists
+    of the items with the most training ratings.
     """
     rows: list[dict[str, Any]] = []
     tests = RatingErrors.zero()
     valids = RatingErrors.zero()
     rankings = RankingScores.zero()
-    for party, (users, items) in zip(parties, models, strict=True):
-        test = valid = RatingErrors.zero()
+    populars = RankingScores.zero()
+    for party, model, order in zip(parties, models, lists or models, strict=True):
+        scale = party.party.ratings.scale
+        test = RatingErrors.zero()
+        valid = RatingErrors.zero()
         if not ranks:
-            test = measure_errors(users, items, party.test)
-            valid = measure_errors(users, items, party.valid)
-        wanted = party.test.take(party.test.rating >= upper_quarter(party.party.ratings.scale))
-        found = measure_ranking(users, items, [party.train, party.valid], wanted, k)
-        tests = tests + test
-        valids = valids + valid
-        rankings = rankings + found
+            test = measure_errors(model.users, model.items, party.test, scale)
+            valid = measure_errors(model.users, model.items, party.valid, scale)
+        found = judge_lists(party, order.score, k)
+        popular = judge_lists(party, popularity_score(party), k)
+        tests += test
+        valids += valid
+        rankings += found
+        populars += popular
         table = party.party.ratings
         rows.append(
             {
@@ -43,13 +55,28 @@ def evaluate(
                 "ratings": len(table),
                 "test": _figures(test, found, k),
                 "valid": {"rmse": valid.rmse, "mae": valid.mae},
+                "popularity": popular.means(k),
             }
         )
     return {
         "test": _figures(tests, rankings, k),
         "valid": {"rmse": valids.rmse, "mae": valids.mae},
+        "popularity": populars.means(k),
         "parties": rows,
     }
+
+
+def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:
+    """Return the quality of the lists that `score` orders, on the test part of a party."""
+    table = party.party.ratings
+    wanted = party.test.take(party.test.rating >= upper_quarter(table.scale))
+    return measure_ranking(score, table.n_users, table.n_items, [party.train, party.valid], wanted, k)
+
+
+def popularity_score(party: Prepared) -> Score:
+    """Return the score of lists by popularity: the number of training ratings of each item."""
+    count = torch.bincount(party.train.item.long(), minlength=party.party.ratings.n_items).float()
+    return lambda users: count.repeat(len(users), 1)
 
 
 def _figures(errors: RatingErrors, found: RankingScores, k: int) -> dict[str, float | None]:

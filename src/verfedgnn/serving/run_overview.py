@@ -86,7 +86,7 @@ def _measure_alone(run: Run, judged: str) -> dict[int, float | None]:
     """Return the test metric of the model that each party trained alone."""
     alone = run.alone or []
     if judged != "rmse":
-        figures = evaluate(run.prepared(), [(m.users, m.items) for m in alone], 20, ranks=True)
+        figures = evaluate(run.prepared(), alone, 20, ranks=True)
         return {p: party["test"][judged] for p, party in enumerate(figures["parties"])}
     return {p: _measure_rmse(run.parties[p], run.parts[p], model) for p, model in enumerate(alone)}
 

@@ -62,7 +62,7 @@ class MethodContract:
             assert model.users.shape[1] == model.items.shape[1]
         judged = evaluate(
             prepare(data, config, CPU),
-            [(m.users, m.items) for m in trained.models],
+            trained.models,
             ranks=config.training.ranks,
         )
         low, high = self.rmse
@@ -85,7 +85,7 @@ class MethodContract:
         changed = []
         for party in SMALL:
             table = party.ratings
-            hidden = split_ratings(table, config.split, config.seed) == TEST
+            hidden = split_ratings(party, config.split, config.seed) == TEST
             rating = np.where(hidden, sum(table.scale) - table.rating, table.rating).astype(np.float32)
             changed.append(PartyData(party.name, replace(table, rating=rating)))
         for a, b in zip(self._trained().models, self._train(changed).models, strict=True):

@@ -60,6 +60,8 @@ def solo_config(config: Config, share: float) -> Config:
             "gradients.clip": None,
             "model.residual": False,
             **({"model.generator": False} if config.model.form == "propagation" else {}),
+            **({"model.own_messages": True} if config.model.form == "messages" else {}),
+            "lists": False,
             "training.gate": False,
             "training.participation": 1.0,
             "training.batch": math.ceil(batch * share) if batch else 0,

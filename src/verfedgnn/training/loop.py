@@ -45,6 +45,8 @@ class Trained:
     ledger: Ledger
     releases: ReleaseCounts
     """The releases of the party that sent most."""
+    shares: list[Tensor | None]
+    """For every party, the sum of the others' user means (N, 2); None where none were exchanged."""
 
 
 class TrainingLoop:
@@ -102,7 +104,7 @@ class TrainingLoop:
     def _progress(self, round: int, error: float | None) -> Progress:
         judged = self.config.training.judged
         return Progress(
-            label="federation",
+            label="lists" if self.config.training.ranks else "federation",
             round=round,
             rounds=self.coordinator.rounds,
             valid=None if error is None else judged(error),
@@ -119,7 +121,7 @@ class TrainingLoop:
     def _trained(self, finished: Sequence[FinishedTraining]) -> Trained:
         best = self.coordinator.best
         return Trained(
-            models=[PartyModel(**each.model) for each in finished],
+            models=[PartyModel.from_arrays(each.model) for each in finished],
             public=best.parameters,
             rounds=self.coordinator.round,
             best_round=best.round,
@@ -128,6 +130,7 @@ class TrainingLoop:
             history=self.history,
             ledger=self.runtime.ledger,
             releases=ReleaseCounts.most(self.releases.values()),
+            shares=[each.others_means for each in finished],
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------

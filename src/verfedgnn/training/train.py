@@ -19,11 +19,12 @@ from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
-from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.runs.run import Run, begin_folder, describe_code_change
-from verfedgnn.training.gate import gated_models
-from verfedgnn.training.loop import TrainingLoop, device_of, resume_hint, usable_device
+from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.runs.run import LISTS, Run, begin_folder, describe_code_change
+from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
+from verfedgnn.training.party_gate import gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.simple_models import liked
 
 
 def train(
@@ -51,19 +52,21 @@ def train(
     config = Config.preset("paper") if config is None else config
     if not isinstance(config, Config):
         raise ConfigError('config must be a Config, for example Config.preset("paper", epochs=20)')
-    config = config.with_code()
     check_parties(parties)
+    config = config.with_code().for_parties(len(parties))
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not record a variant of the party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
     prepared = prepare(parties, config, usable_device(device), parts)
-    loop = TrainingLoop(prepared, config, folder=folder, stack=stack, party=party)
+    loops = _make_loops(prepared, config, folder, stack=stack, party=party)
     if folder is not None:
         if replaced:
             shutil.rmtree(folder)
         begin_folder(folder, config, parties, [each.parts for each in prepared])
-    return _run_to_end(loop, watch, stop)
+        if len(loops) > 1:
+            (folder / LISTS).mkdir()
+    return _run_to_end(loops, watch, stop)
 
 
 def resume(
@@ -88,25 +91,56 @@ def resume(
         )
     parties, parts = read_party_tables(folder / "parties")
     prepared = prepare(parties, config, usable_device(device), parts)
-    loop = TrainingLoop(prepared, config, folder=folder, stack=stack)
-    loop.restore()
-    return _run_to_end(loop, watch, stop)
+    loops = _make_loops(prepared, config, folder, stack=stack)
+    for loop in loops:
+        loop.restore()
+    return _run_to_end(loops, watch, stop)
 
 
-def _run_to_end(loop: TrainingLoop, watch: Watcher | None, stop: Stop) -> Run:
-    """Run the rounds, let every party choose its gate, and compute the figures."""
+def _make_loops(
+    prepared: Sequence[Prepared],
+    config: Config,
+    folder: Path | None,
+    *,
+    stack: bool,
+    party: type[Party] = Party,
+) -> list[TrainingLoop]:
+    """Return the trainings of a run: the configured one and, if the configuration asks for it, that of the lists."""
+    loops = [TrainingLoop(prepared, config, folder=folder, stack=stack, party=party)]
+    if config.trains_lists and all(len(liked(p.train, p.party.ratings.scale)) for p in prepared):
+        own = None if folder is None else folder / LISTS
+        loops.append(TrainingLoop(prepared, config.for_lists(), folder=own, stack=stack, party=party))
+    return loops
+
+
+def _run_to_end(loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop) -> Run:
+    """Run the rounds of all trainings, let every party choose its mixtures, and compute the figures."""
+    folder = loops[0].folder
+    trained = [loop.run(watch, stop) for loop in loops]
+    try:
+        runs = [_gated_run(loop, each, watch, stop) for loop, each in zip(loops, trained, strict=True)]
+    except Interrupted:
+        raise Interrupted(
+            "the federation is trained; the parties' gates are not chosen yet", resume_hint(folder)
+        ) from None
+    run = runs[0]
+    if len(runs) > 1:
+        run.add_lists(runs[1])
+    if folder is not None:
+        run.complete_folder(folder)
+    return run
+
+
+def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop: Stop) -> Run:
+    """Return the run of one training, with every party's mixture if the configuration has a gate."""
     config = loop.config
-    trained = loop.run(watch, stop)
     models = trained.models
     gated = None
     if config.training.gate:
-        try:
-            gated = gated_models(loop.prepared, models, config, trained.ratings, watch=watch, stop=stop)
-        except Interrupted:
-            raise Interrupted(
-                "the federation is trained; the parties' gates are not chosen yet", resume_hint(loop.folder)
-            ) from None
-        models = [each.model for each in gated]
+        gated = gate_parties(
+            loop.prepared, models, trained.shares, config, trained.ratings, watch=watch, stop=stop
+        )
+        models = [each.served.model for each in gated]
     first = next(iter(loop.runtime.parties.values()))
     metrics = build_metrics(
         loop.prepared,
@@ -127,9 +161,9 @@ def _run_to_end(loop: TrainingLoop, watch: Watcher | None, stop: Stop) -> Run:
             randomness=SIMULATED,
         ),
         digest=parameters_digest(trained.public),
-        gates=[each.gate for each in gated] if gated else None,
+        gates=[each.weights for each in gated] if gated else None,
     )
-    run = Run(
+    return Run(
         config,
         [each.party for each in loop.prepared],
         [each.parts for each in loop.prepared],
@@ -139,11 +173,9 @@ def _run_to_end(loop: TrainingLoop, watch: Watcher | None, stop: Stop) -> Run:
         trained.ledger,
         trained.public,
         device_of(loop.prepared),
-        alone=[each.alone for each in gated] if gated else None,
+        alone=[each.alone.model for each in gated] if gated else None,
+        shares=trained.shares,
     )
-    if loop.folder is not None:
-        run.complete_folder(loop.folder)
-    return run
 
 
 def holds_run(folder: Path, overwrite: bool) -> bool:

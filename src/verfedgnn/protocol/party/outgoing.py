@@ -14,6 +14,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.random_streams import PartyStream
+from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.privacy.gradient_protection import Rescale, protect
 from verfedgnn.privacy.rating_dp import release_gradient
@@ -45,7 +46,10 @@ def noise_source(
 def encode_neighbourhoods(
     x: Tensor, message: RoundStart, setup: PartySetup, parties: int
 ) -> NDArray[np.integer[Any]]:
-    """Return neighbourhoods (K, q, C) as they leave a party of `parties`, before masks."""
+    """Return neighbourhoods (K, q, C) as they leave a party of `parties`, before masks.
+
+    The last columns are users' means, if they are shared; only the columns before them are clipped.
+    """
     return protect_neighbourhoods(
         x,
         setup.config,
@@ -65,11 +69,21 @@ def protect_neighbourhoods(
     exchange = config.exchange
     if exchange.mode != "noised":
         return to_fixed(x, parties, exchange.bits).cpu().numpy()
-    values = to_fixed(clip_rows(x, exchange.row_clip), parties, exchange.bits).cpu().numpy()
+    means = USER_MEAN_COLUMNS if config.shares_user_means else 0
+    columns = x.shape[-1] - means
+    clipped = torch.cat([clip_rows(x[..., :columns], exchange.row_clip), x[..., columns:]], -1)
+    values = to_fixed(clipped, parties, exchange.bits).cpu().numpy()
     unit = 1 << FRACTION_BITS[exchange.bits]
     noise = draw_skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng())
     values += noise.astype(values.dtype)
     return values
+
+
+def mean_scale(config: Config, parties: int) -> float:
+    """Return the divisor of users' means on the wire, so that the sum over all parties fits into its bits."""
+    bits = config.exchange.bits
+    largest = 2.0 ** (bits - 1 - FRACTION_BITS[bits])
+    return max(1.0, 2 * LARGEST_MEAN * parties / largest)
 
 
 def encode_noised_gradient(

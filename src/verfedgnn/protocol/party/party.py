@@ -35,7 +35,12 @@ from verfedgnn.protocol.party.incoming import (
     receive_pull,
     update_replica,
 )
-from verfedgnn.protocol.party.outgoing import encode_gradient, encode_neighbourhoods, encode_noised_gradient
+from verfedgnn.protocol.party.outgoing import (
+    encode_gradient,
+    encode_neighbourhoods,
+    encode_noised_gradient,
+    mean_scale,
+)
 from verfedgnn.protocol.party.party_masks import PartyMasks, mask_context
 from verfedgnn.protocol.party.party_progress import PartyProgress
 from verfedgnn.protocol.party.party_setup import PartySetup
@@ -60,6 +65,8 @@ class FinishedTraining:
     """Public parameters of the best validation, flat."""
     model: dict[str, Tensor]
     """The party's model of the best validation: h_u, h_v and e_v^0."""
+    others_means: Tensor | None
+    """The sum of the other parties' users' means (N, 2); None if they are not shared."""
 
 
 class Party:
@@ -165,7 +172,7 @@ class Party:
         private = progress.private
         return PassInputs(
             private=private.of_users(block.users) if single else private.parameters,
-            others=others_of_block(progress.exchange, replica, block),
+            others=self._others_neighbourhoods(block),
             batch=self.batch(message.round) if message.train else None,
             evaluate=message.evaluate and not private.averaged and not single,
             exchange=message.exchange,
@@ -182,8 +189,25 @@ class Party:
 
     def validation_inputs(self) -> PassInputs:
         """Return the inputs to validate the averaged parameters for all users."""
-        others = others_of_block(self.progress.exchange, self.replica, self.replica.blocks.all_users)
+        others = self._others_neighbourhoods(self.replica.blocks.all_users)
         return PassInputs(private=self.progress.private.averages, others=others, evaluate=True)
+
+    def _others_neighbourhoods(self, block: UserBlock) -> Tensor | None:
+        """Return the estimated sum of the others' neighbourhoods (K, q, C), without users' means; None if it is not known."""
+        others = others_of_block(self.progress.exchange, self.replica, block)
+        if others is None or not self.config.shares_user_means:
+            return others
+        return others[..., : self.model.operator.columns]
+
+    @property
+    def others_means(self) -> Tensor | None:
+        """The sum of the other parties' users' means (N, 2); None if they are not shared or not known."""
+        if not self.config.shares_user_means:
+            return None
+        others = others_of_block(self.progress.exchange, self.replica, self.replica.blocks.all_users)
+        if others is None:
+            return None
+        return others[0, :, self.model.operator.columns :] * mean_scale(self.config, self.parties)
 
     def end(
         self, message: RoundStart, result: PassResult, validated: PassResult, subset: UserSubset
@@ -236,8 +260,11 @@ class Party:
 
     def _release_neighbourhoods(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
         """Return neighbourhoods (K, q, C) as they leave the party, and remember what was sent."""
-        values = encode_neighbourhoods(x, message, self.setup, self.parties)
         block = self.replica.blocks.in_round(message.round)
+        if self.config.shares_user_means:
+            means = self.setup.user_means[block.users] / mean_scale(self.config, self.parties)
+            x = torch.cat([x, means.unsqueeze(0)], -1)
+        values = encode_neighbourhoods(x, message, self.setup, self.parties)
         trip = (message.round, message.trip)
         self.progress.exchange.sent[block.index] = SentNeighbourhoods(trip, values)
         if not self.config.masking:
@@ -279,7 +306,8 @@ class Party:
         if progress.best is None or progress.best[0] != message.best_round:
             (result,) = evaluate_all_users([self], public, self.subset)
             progress.best = (message.best_round, self._served(result))
-        return FinishedTraining(Finished(digest=parameters_digest(public)), public, progress.best[1])
+        reply = Finished(digest=parameters_digest(public))
+        return FinishedTraining(reply, public, progress.best[1], self.others_means)
 
     def _served(self, result: PassResult) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""

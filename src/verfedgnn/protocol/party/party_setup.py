@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import PartyRandomness
+from verfedgnn.core.rating_means import fit_means
+from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.party.targets import Targets
@@ -62,6 +66,13 @@ class PartySetup:
     def threshold(self) -> float:
         """Rating from which an item is a neighbour of its user."""
         return neighbour_from(self.config.model, self.data.scale)
+
+    @cached_property
+    def user_means(self) -> Tensor:
+        """What the party tells the others about each user's mean rating (N, 2) (`core.rating_means`)."""
+        data = self.data
+        means = fit_means(data.train, data.valid, data.users, data.items, data.scale)
+        return torch.from_numpy(means.share(scale_unit(data.scale))).float().to(self.device)
 
     def make_graph(self, all_items: int) -> Graph:
         """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""

@@ -70,5 +70,7 @@ class Targets:
             errors = measure_errors(users, items, valid)
             return errors.squared, errors.count
         wanted = valid.take(valid.rating >= upper_quarter(self.data.scale))
-        found = measure_ranking(users, items, [self.data.train], wanted)
+        found = measure_ranking(
+            lambda rows: users[rows] @ items.T, len(users), len(items), [self.data.train], wanted
+        )
         return max(0.0, found.users - found.ndcg), found.users

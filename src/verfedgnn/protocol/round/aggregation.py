@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
+from verfedgnn.core.rating_means import USER_MEAN_COLUMNS
 from verfedgnn.protocol.round.user_blocks import UserBlock
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, wrap_signed
 
@@ -39,8 +40,9 @@ def neighbourhood_type(config: Config) -> np.dtype[Any]:
 
 
 def neighbourhood_shape(config: Config, block: UserBlock) -> tuple[int, int, int]:
-    """Return the shape (K, q, C) of exchanged neighbourhoods of a block of users."""
-    return config.model.layers, block.rows.stop - block.rows.start, block.model.operator.columns
+    """Return the shape (K, q, C) of exchanged neighbourhoods of a block of users, with users' means if they are shared."""
+    columns = block.model.operator.columns + (USER_MEAN_COLUMNS if config.shares_user_means else 0)
+    return config.model.layers, block.rows.stop - block.rows.start, columns
 
 
 def largest_array(config: Config, all_users: UserBlock, other_arrays: int) -> int:

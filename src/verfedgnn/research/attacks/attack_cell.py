@@ -57,7 +57,7 @@ class AttackCell(Cell):
         config = self.config()
         parties = self.read()
         rng = np.random.default_rng([self.seed, 7])
-        parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
+        parts = [split_ratings(party, config.split, config.seed) for party in parties]
         planted = plant(parties, parts, target=TARGET, share=max(SHARES), rng=rng)
         kind = PseudoParty if self.method == "fedpergnn" else Party
         run = train(

@@ -63,7 +63,7 @@ def attack_sums(
     """
     config = config.with_values({"training.user_blocks": 1})
     rng = np.random.default_rng([seed, 7])
-    parts = [split_ratings(party.ratings, config.split, config.seed) for party in parties]
+    parts = [split_ratings(party, config.split, config.seed) for party in parties]
     planted = plant(parties, parts, target=target, share=share, rng=rng, copies=copies)
     federation = record_federation(planted.parties, config, parts=planted.parts)
     exchanges: list[Exchange] = []

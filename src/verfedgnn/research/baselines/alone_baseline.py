@@ -39,7 +39,7 @@ class Alone(Method):
         total = sum(len(party.ratings) for party in parties)
         models = []
         for party in parties:
-            parts = split_ratings(party.ratings, config.split, config.seed)
+            parts = split_ratings(party, config.split, config.seed)
             share = len(party.ratings) / total
             models.append(
                 train_alone(party, parts, config, share, where.device, watch=where.watch, stop=where.stop)

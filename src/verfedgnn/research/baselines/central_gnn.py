@@ -46,7 +46,7 @@ class CentralGNN(Method):
 def pooled(parties: Sequence[PartyData], config: Config, where: Where) -> MethodResult:
     """Train on all ratings with the parties' own splits, and cut the model into one for each party."""
     table = pool_parties(parties)
-    parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
+    parts = np.concatenate([split_ratings(party, config.split, config.seed) for party in parties])
     run = train(
         [PartyData("pooled", table)],
         config,

@@ -162,5 +162,5 @@ def count_messages(
 def _edges(party: PartyData, config: Config) -> int:
     """Return the number of neighbours in the party's training part."""
     table = party.ratings
-    parts = split_ratings(party.ratings, config.split, config.seed)
+    parts = split_ratings(party, config.split, config.seed)
     return int(((parts == TRAIN) & (table.rating >= neighbour_from(config.model, table.scale))).sum())

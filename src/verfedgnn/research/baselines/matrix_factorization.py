@@ -85,7 +85,7 @@ class BiasedMF(MF):
         prepared = prepare(parties, config, where.device)
 
         def error(tried: MethodResult) -> float:
-            return float(evaluate(prepared, [(m.users, m.items) for m in tried.models])["valid"]["rmse"])
+            return float(evaluate(prepared, tried.models)["valid"]["rmse"])
 
         best = min(tries, key=error)
         return MethodResult(

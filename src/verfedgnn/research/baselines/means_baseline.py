@@ -6,21 +6,19 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.research.baselines.central_gnn import CENTRAL, cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
-from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split_ratings
+from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.training.alone import solo_config
-from verfedgnn.training.user_item_means import fit_biases
+from verfedgnn.training.simple_models import fit_party_means, means_model
 
 
 class Bias(Method):
     """mu + b_u + b_v in closed form, with damping chosen on the validation part
-    (`training.user_item_means`).
+    (`core.rating_means`).
     """
 
     name = "bias"
@@ -38,11 +36,8 @@ class Bias(Method):
         """Compute the means; there are no rounds."""
         began = time.perf_counter()
         table = pool_parties(parties)
-        parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
-        mean, by_user, by_item = fit_biases(table, parts)
-        users = (
-            torch.from_numpy(np.stack([mean + by_user, np.ones_like(by_user)], 1)).float().to(where.device)
-        )
-        items = torch.from_numpy(np.stack([np.ones_like(by_item), by_item], 1)).float().to(where.device)
-        models = cut(PartyModel(users, items, items), table, parties)
+        parts = np.concatenate([split_ratings(party, config.split, config.seed) for party in parties])
+        (pool,) = prepare([PartyData("pooled", table)], config, where.device, [parts])
+        means = fit_party_means(pool.input)
+        models = cut(means_model(means, means.user_offset, where.device), table, parties)
         return MethodResult(models, handed_over(parties), 0, 0, time.perf_counter() - began)

@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
-from verfedgnn.config.sections import SplitConfig
-from verfedgnn.data import TRAIN, VALID, read_ratings
+from verfedgnn.data import TRAIN, VALID, read_ratings, split_by_rating
 from verfedgnn.reports.document import Block, Paragraph, Table
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.bytes_curve import LEAN, SPARING
 from verfedgnn.research.bench.measure import medians, timed
 from verfedgnn.research.bench.phases import federation
-from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.training.local_runtime import LocalRuntime
 
 TARGETS = (0.9152, 0.875)
@@ -45,7 +43,7 @@ Fit = Callable[[int], Predict]
 def rows(data: str, part: int, seed: int = 0) -> tuple[Rows, tuple[float, float]]:
     """Return users, items and ratings of one part of the pooled table, and the rating scale."""
     table = read_ratings(data)
-    chosen = split_ratings(table, SplitConfig(), seed) == part
+    chosen = split_by_rating(table, seed=seed) == part
     return (table.user[chosen], table.item[chosen], table.rating[chosen]), table.scale
 
 

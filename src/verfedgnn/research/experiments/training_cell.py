@@ -104,8 +104,7 @@ class Cell:
         parties = self.read()
         trained = chosen.train(parties, config, where)
         prepared = prepare(parties, config, where.device)
-        models = [(m.users, m.items) for m in trained.models]
-        judged = evaluate(prepared, models, ranks=config.training.ranks)
+        judged = evaluate(prepared, trained.models, ranks=config.training.ranks)
         return {
             **self.about(where),
             "test": {name: _short(value) for name, value in judged["test"].items()},

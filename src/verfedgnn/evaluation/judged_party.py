@@ -1,0 +1,152 @@
+"""One party's test cases, judged by each way of making predictions: simple, alone, federated, pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.core.list_metrics import rank_each
+from verfedgnn.evaluation.bootstrap import Floats, Metric, gain, measure
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
+from verfedgnn.training.simple_models import liked
+
+WAYS = ("simple", "alone", "federated", "pooled")
+"""simple: user and item means, or popularity; alone: the best a party has without the federation; federated: what it serves;
+pooled: the same model on all data in one place, unprotected."""
+BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
+"""Numbers of own training ratings by which lift is broken down."""
+
+Choice = Callable[["JudgedParty"], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class JudgedParty:
+    """Test cases of one party: ratings (squared errors) or users with something to find (NDCG@20)."""
+
+    name: str
+    metric: Metric
+    user: NDArray[np.int64]
+    """Row of each case's user."""
+    values: dict[str, Floats]
+    """Squared error or NDCG@20 of each case, by way."""
+    extra: dict[str, dict[str, Floats]]
+    """Recall@20 and HitRate@20 of each case, by way; empty for ratings."""
+    own_ratings: NDArray[np.int64]
+    """The number of training ratings of the case's user at the party."""
+    elsewhere: NDArray[np.int64]
+    """At how many other parties the case's user has training ratings."""
+
+    @property
+    def newcomers(self) -> NDArray[np.bool_]:
+        """Which cases are of users new to this party and known to another."""
+        return np.asarray((self.own_ratings == 0) & (self.elsewhere > 0))
+
+
+def judge_party(
+    party: Prepared, models: Mapping[str, PartyModel], elsewhere: NDArray[np.int64], *, ranks: bool
+) -> JudgedParty:
+    """Judge the models of a party, by way, on its test part; `elsewhere` counts other parties for each user (N,)."""
+    counts = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users).cpu().numpy()
+    values: dict[str, Floats] = {}
+    extra: dict[str, dict[str, Floats]] = {}
+    if ranks:
+        data = party.input
+        wanted = liked(party.test, data.scale)
+        user = np.zeros(0, np.int64)
+        for way, model in models.items():
+            found = rank_each(model.score, data.users, data.items, [party.train, party.valid], wanted)
+            user = found.users.cpu().numpy()
+            values[way] = found.ndcg.cpu().numpy()
+            extra[way] = {"recall@20": found.recall.cpu().numpy(), "hitrate@20": found.hit.cpu().numpy()}
+    else:
+        user = party.test.user.cpu().numpy().astype(np.int64)
+        rating = party.test.rating.double().cpu().numpy()
+        for way, model in models.items():
+            predicted = model.predict(party.test).cpu().numpy().clip(*party.party.ratings.scale)
+            values[way] = np.square(predicted - rating)
+    return JudgedParty(
+        party.party.name,
+        "ndcg@20" if ranks else "rmse",
+        user,
+        values,
+        extra,
+        counts[user].astype(np.int64),
+        elsewhere[user],
+    )
+
+
+def lift_row(judged: Sequence[JudgedParty], reference: str, chosen: Choice | None = None) -> dict[str, Any]:
+    """Return the figures of each way over the chosen cases, the gain over `reference`, and the verdict."""
+    picked = [np.ones(len(each.user), bool) if chosen is None else chosen(each) for each in judged]
+
+    def collect(values: Callable[[JudgedParty], NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([values(each)[which] for each, which in zip(judged, picked, strict=True)])
+
+    metric = judged[0].metric
+    user = collect(lambda each: each.user)
+    ways = [way for way in WAYS if all(way in each.values for each in judged)]
+    by_way = {way: collect(lambda each, way=way: each.values[way]) for way in ways}  # type: ignore[misc]
+    row: dict[str, Any] = {"cases": len(user), "users": len(np.unique(user))}
+    row |= {way: _figure(values, metric) for way, values in by_way.items()}
+    for name in ("recall@20", "hitrate@20"):
+        if all(each.extra for each in judged):
+            row[name] = {
+                way: _mean(collect(lambda each, way=way, name=name: each.extra[way][name]))  # type: ignore[misc]
+                for way in ways
+            }
+    found = gain(user, by_way[reference], by_way["federated"], metric)
+    if found is None:
+        return row | {"gain": None, "pays": "cannot tell"}
+    return row | {"gain": found.to_dict(), "pays": found.pays}
+
+
+def lift_tables(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
+    """Return the rows of all parties together, of each party, by activity and by overlap."""
+    return {
+        "metric": judged[0].metric,
+        "reference": reference,
+        "overall": lift_row(judged, reference),
+        "parties": [{"name": each.name, **lift_row([each], reference)} for each in judged],
+        "by_own_ratings": _by_own_ratings(judged, reference),
+        "by_other_parties": _by_other_parties(judged, reference),
+    }
+
+
+def _by_own_ratings(judged: Sequence[JudgedParty], reference: str) -> list[dict[str, Any]]:
+    rows = []
+    for low, high in BANDS:
+        most = np.iinfo(np.int64).max if high is None else high
+
+        def inside(each: JudgedParty, low: int = low, most: int = int(most)) -> NDArray[np.bool_]:
+            return np.asarray((each.own_ratings >= low) & (each.own_ratings <= most))
+
+        if any(inside(each).any() for each in judged):
+            rows.append({"from": low, "to": high, **lift_row(judged, reference, inside)})
+    return rows
+
+
+def _by_other_parties(judged: Sequence[JudgedParty], reference: str) -> list[dict[str, Any]]:
+    numbers = np.unique(np.concatenate([each.elsewhere for each in judged]))
+    return [
+        {
+            "other_parties": int(number),
+            **lift_row(judged, reference, lambda each, number=number: each.elsewhere == number),  # type: ignore[misc]
+        }
+        for number in numbers
+    ]
+
+
+def _figure(values: Floats, metric: Metric) -> float | None:
+    if not len(values):
+        return None
+    return float(measure(values.sum(keepdims=True), np.array([float(len(values))]), metric)[0])
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None

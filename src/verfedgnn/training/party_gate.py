@@ -1,0 +1,112 @@
+"""The gate: each party mixes what it has at home with what the federation gives it, so that joining costs no accuracy.
+
+For ratings it mixes its means, the federated means, its model alone and the federated model (`rating_stack.py`); for lists
+popularity, EASE, its model alone and the federated model (`list_stack.py`). The weights come from the party's own validation
+part and are told to nobody. The same mixture without the federated parts is what the party would serve if it had not joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.core.rating_scale import scale_unit
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
+from verfedgnn.training.alone import train_alone
+from verfedgnn.training.list_stack import stack_lists
+from verfedgnn.training.progress import Stop, Watcher, never
+from verfedgnn.training.rating_stack import Stacked, stack_ratings
+from verfedgnn.training.simple_models import (
+    ease_model,
+    fit_party_means,
+    means_model,
+    popularity_model,
+    training_counts,
+)
+
+FEDERATED = ("federated means", "federated")
+"""Names of the parts of a mixture that come from the federation."""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """What a party serves, and what it would serve without the federation."""
+
+    served: Stacked
+    """The mixture of everything that the party has."""
+    alone: Stacked
+    """The mixture without the parts that come from the federation."""
+    simple: PartyModel
+    """User and item means, or popularity."""
+
+    @property
+    def weights(self) -> dict[str, dict[str, float]]:
+        """The weight of each part in the served model, for metrics.json."""
+        return {"known": self.served.known, "newcomers": self.served.newcomers}
+
+
+def gate_parties(
+    prepared: Sequence[Prepared],
+    models: Sequence[PartyModel],
+    shares: Sequence[Tensor | None],
+    config: Config,
+    ratings: int,
+    *,
+    watch: Watcher | None = None,
+    stop: Stop = never,
+) -> list[Gated]:
+    """Train every party alone and choose its mixture; `ratings` is the number of all parties' training ratings.
+
+    `shares` are the sums of the other parties' user means (`core.rating_means`), None where nothing was exchanged.
+    """
+    gated = []
+    for party, model, share in zip(prepared, models, shares, strict=True):
+        part = len(party.train) / max(1, ratings)
+        device = party.train.user.device
+        alone = train_alone(party.party, party.parts, config, part, device, watch=watch, stop=stop)
+        gated.append(gate_party(party, model, alone, share, ranks=config.training.ranks))
+    return gated
+
+
+def gate_party(
+    party: Prepared, federated: PartyModel, alone: PartyModel, share: Tensor | None, *, ranks: bool
+) -> Gated:
+    """Choose one party's mixture."""
+    parts = list_parts(party, alone, federated) if ranks else rating_parts(party, alone, federated, share)
+    home = {name: model for name, model in parts.items() if name not in FEDERATED}
+    simple = next(iter(parts.values()))
+    if ranks:
+        return Gated(stack_lists(parts, party.input), stack_lists(home, party.input), simple)
+    counts = training_counts(party.input)
+    return Gated(stack_ratings(parts, party.valid, counts), stack_ratings(home, party.valid, counts), simple)
+
+
+def rating_parts(
+    party: Prepared, alone: PartyModel | None, federated: PartyModel, share: Tensor | None
+) -> dict[str, PartyModel]:
+    """Return the models of ratings that a party can mix, by name; the simplest comes first."""
+    data = party.input
+    device = party.train.user.device
+    means = fit_party_means(data)
+    parts = {"means": means_model(means, means.user_offset, device)}
+    if share is not None:
+        others = share.cpu().double().numpy()
+        offset = means.federated_offset(others, scale_unit(data.scale), data.valid, data.scale)
+        parts["federated means"] = means_model(means, offset, device)
+    if alone is not None:
+        parts["alone"] = alone
+    parts["federated"] = federated
+    return parts
+
+
+def list_parts(party: Prepared, alone: PartyModel | None, federated: PartyModel) -> dict[str, PartyModel]:
+    """Return the models of lists that a party can mix, by name; the simplest comes first."""
+    parts = {"popularity": popularity_model(party.input), "EASE": ease_model(party.input)}
+    if alone is not None:
+        parts["alone"] = alone
+    parts["federated"] = federated
+    return parts

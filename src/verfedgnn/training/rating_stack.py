@@ -1,0 +1,103 @@
+r"""The gate of ratings: how a party mixes its means, the federated means, its model alone and the federated model.
+
+.. math::
+    \hat r = f_0 + \sum_k w_k (f_k - f_0), \qquad
+    w = \arg\min_{w \ge 0} \sum_{\text{own validation}} (\hat r - r)^2 + \rho \sigma^2 |w - w_0|^2
+
+:math:`f_0` are the party's own means. The party chooses w on its own validation part and tells nobody. The prior (w_0 = 0,
+rho = 1) keeps the noise of a small validation part from choosing. Users without any training rating at the party
+(newcomers) have weights of their own: w_0 are then the weights of the others, and rho is larger, so that they differ only
+where the newcomers of the validation part say so. A party that gains nothing from the others serves what it has alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.core.pairs import Pairs
+from verfedgnn.runs.party_model import PartyModel
+
+Weights = dict[str, float]
+
+PRIOR = 1.0
+"""rho for users whom the party knows."""
+NEWCOMER_PRIOR = 10.0
+"""rho for newcomers."""
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A mixture of models, and the weight of each."""
+
+    model: PartyModel
+    known: Weights
+    """Weights for users with training ratings at the party, by name of the model."""
+    newcomers: Weights
+    """Weights for users without."""
+
+
+def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor) -> Stacked:
+    """Mix `models` for one party; the first one is the simple reference f_0.
+
+    `counts` is the number of training ratings of each user at the party (N,).
+    """
+    names = list(models)
+    new = (counts[valid.user.long()] == 0).cpu().numpy()
+    predicted = np.stack([model.predict(valid).cpu().numpy() for model in models.values()], 1)
+    rating = valid.rating.cpu().numpy().astype(np.float64)
+    start = np.zeros(len(names) - 1)
+    known = _solve(predicted[~new], rating[~new], start, PRIOR)
+    newcomers = _solve(predicted[new], rating[new], known, NEWCOMER_PRIOR)
+    by_band = {False: _shares(known), True: _shares(newcomers)}
+    model = mix_models(list(models.values()), by_band[False], by_band[True], counts)
+    return Stacked(
+        model, dict(zip(names, by_band[False], strict=True)), dict(zip(names, by_band[True], strict=True))
+    )
+
+
+def _solve(
+    predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64], prior: float
+) -> NDArray[np.float64]:
+    """Return w >= 0 for the columns after the first."""
+    if not len(rating) or not len(start):
+        return start
+    left = rating - predicted[:, 0]
+    change = predicted[:, 1:] - predicted[:, :1]
+    pull = np.sqrt(prior * np.square(left).mean())
+    matrix = np.concatenate([change, pull * np.eye(len(start))])
+    target = np.concatenate([left, pull * start])
+    return np.asarray(scipy.optimize.nnls(matrix, target)[0])
+
+
+def _shares(weights: NDArray[np.float64]) -> list[float]:
+    """Return the coefficient of each model: the reference has what the others leave."""
+    return [float(1 - weights.sum()), *(float(weight) for weight in weights)]
+
+
+def mix_models(
+    models: list[PartyModel], known: list[float], newcomers: list[float], counts: Tensor
+) -> PartyModel:
+    """Return the weighted sum of `models` as one model: a product of longer vectors.
+
+    Users without training ratings at the party (`counts` = 0) have the weights `newcomers`.
+    """
+    new = (counts == 0).unsqueeze(1)
+    users = []
+    items = []
+    scores = None
+    for model, usual, other in zip(models, known, newcomers, strict=True):
+        if usual == 0.0 and other == 0.0:
+            continue
+        weight = torch.where(new, torch.tensor(other), torch.tensor(usual)).to(model.users)
+        users.append(model.users * weight)
+        items.append(model.items)
+        if model.item_scores is not None:
+            scores = model.item_scores.scaled(usual)  # a newcomer has no items that could score others
+    return PartyModel(torch.cat(users, 1), torch.cat(items, 1), models[-1].embeddings, scores)
