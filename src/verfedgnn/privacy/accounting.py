@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.rating_dp import (
     noise_multiplier,
@@ -80,9 +82,12 @@ def _sum_releases(config: Config, count: int) -> list[Release]:
     if exchange.mode != "noised":
         return [Release("neighbourhoods", count)]
     columns = config.model.dim + (not config.model.estimators)
-    event = noised_sum_event(
-        noise=exchange.noise, clip=exchange.row_clip, columns=columns, unit=1 << FRACTION_BITS[exchange.bits]
-    )
+    clip = exchange.row_clip
+    if config.shares_user_means:  # s_u is within LARGEST_MEAN and w_u within 1
+        columns += USER_MEAN_COLUMNS
+        clip = math.hypot(clip, LARGEST_MEAN, 1.0)
+    unit = 1 << FRACTION_BITS[exchange.bits]
+    event = noised_sum_event(noise=exchange.noise, clip=clip, columns=columns, unit=unit)
     return [Release("neighbourhoods", config.model.layers * count, event)]  # a row for every layer
 
 
@@ -183,7 +188,7 @@ def _neighbourhoods(
     return report | {
         "noise": exchange.noise,
         "row_clip": exchange.row_clip,
-        "neighbouring": "two matrices of one party that differ in one user's row by at most row_clip in l2, as when a row is absent",
+        "neighbouring": "two matrices of one party that differ in one user's row of neighbourhoods (at most row_clip in l2) and means",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
         "guarantee": f"{seen}; for a user's row, epsilon {one:.3g} at delta {delta:g} per release and {whole:.3g} over "
