@@ -22,11 +22,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from verfedgnn.training.user_item_means import bias_errors
 
 from verfedgnn.config import Config
 from verfedgnn.data import read_ratings, split_by_rating
 from verfedgnn.research.paper.published import TABLE2
-from verfedgnn.training.user_item_means import bias_errors
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from verfedgnn.training.gate import blend, choose
 
 from verfedgnn.config import Config
 from verfedgnn.data import TEST, read_parties
@@ -23,7 +24,6 @@ from verfedgnn.evaluation.lift import lift
 from verfedgnn.evaluation.lift_plots import draw_lift
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.alone import train_alone
-from verfedgnn.training.gate import blend, choose
 from verfedgnn.training.train import train
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from verfedgnn.training.user_item_means import fit_biases
 
 import verfedgnn as vf
 from verfedgnn.data import TRAIN, pool_parties
@@ -15,7 +16,6 @@ from verfedgnn.research.baselines.central_gnn import cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.training.user_item_means import fit_biases
 
 RIDGE = 100.0
 """Weight of the squared regression coefficients."""

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from verfedgnn.training.user_item_means import bias_errors
 
 from verfedgnn.core import metrics
 from verfedgnn.core.metrics import RatingErrors, measure_errors, measure_ranking
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import TEST, TRAIN, make_ratings, split_by_rating, synthetic_ratings
-from verfedgnn.training.user_item_means import bias_errors
 
 
 def pairs(*rows: tuple[int, int, float]) -> Pairs:

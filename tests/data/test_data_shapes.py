@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_data_synthetic import squared_errors
+from verfedgnn.training.user_item_means import bias_errors
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import TEST, read_parties, read_ratings, split_by_rating
 from verfedgnn.data import synthetic_shapes as shapes
-from verfedgnn.training.user_item_means import bias_errors
 
 
 def small(users, items, ratings):

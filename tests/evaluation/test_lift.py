@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from verfedgnn.training.gate import blend, choose
 
 import verfedgnn as vf
 from verfedgnn.config import load_config
@@ -23,7 +24,6 @@ from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.loss import Batch, _ranking_loss
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.training.gate import blend, choose
 from verfedgnn.training.tuning import Range, parse_space, tune
 
 

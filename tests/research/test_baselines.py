@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from verfedgnn.training.user_item_means import bias_errors
 
 import verfedgnn as vf
 from helpers import federation
@@ -21,7 +22,6 @@ from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.alone import solo_config
 from verfedgnn.training.local_runtime import local_federation
-from verfedgnn.training.user_item_means import bias_errors
 
 CPU = torch.device("cpu")
 SHORT = {"training.batch": 400, "training.epochs": 4}

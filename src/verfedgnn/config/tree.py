@@ -125,7 +125,9 @@ class Config(Section):
 
     def for_lists(self) -> Config:
         """Return the configuration of the model that orders lists: preset ranking, with what protects and costs as here."""
-        gnn = "gcn" if self.model.gnn in plugins.GNNS else self.model.gnn  # the best of the built-in GNNs for lists
+        gnn = (
+            "gcn" if self.model.gnn in plugins.GNNS else self.model.gnn
+        )  # the best of the built-in GNNs for lists
         training = self.training
         kept = {
             "seed": self.seed,
