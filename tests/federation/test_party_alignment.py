@@ -20,7 +20,7 @@ from test_federation import settings as training_settings
 import verfedgnn as vf
 from hub import SERVER, Trial, agree
 from verfedgnn.federation.party_store import PartyStore
-from verfedgnn.privacy.identifiers import normalised, unambiguous
+from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
 from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
 from verfedgnn.protocol.wire.alignment_messages import AlignHello, AlignStart, Pseudonyms, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Message, decode, encode
@@ -83,7 +83,7 @@ def need(method: str) -> None:
 def by_form(party: PartyAlignment, table: Sequence[str]) -> dict[str, int]:
     """Rows by normalised id, of users who take part."""
     assert party.rows is not None
-    forms = normalised(np.array(table, np.str_)).tolist()
+    forms = normalise_ids(np.array(table, np.str_)).tolist()
     return {form: int(row) for form, row in zip(forms, party.rows, strict=True) if row >= 0}
 
 
@@ -94,7 +94,7 @@ ids = st.lists(st.text("abcAB @.", min_size=1, max_size=4), min_size=1, max_size
 @given(tables=st.lists(ids, min_size=2, max_size=4), rule=st.sampled_from(["any", "all", 2]))
 def test_equal_users_get_equal_rows(tables: list[list[str]], rule: Any) -> None:
     """Against Python's sets, on normalised ids; ambiguous ones are left out."""
-    forms = [unambiguous(np.array(table, np.str_))[0].tolist() for table in tables]
+    forms = [select_unambiguous(np.array(table, np.str_))[0].tolist() for table in tables]
     times = Counter(form for table in forms for form in table)
     fewest = {"any": 1, "all": len(tables), 2: 2}[rule]
     expected = {form for form, many in times.items() if many >= fewest}
@@ -450,10 +450,14 @@ def test_a_second_training_with_more_users_keeps_the_rows(
         assert len(kept)
         assert (after.user_ids[kept] == before.user_ids[kept]).all()
     real = {
-        form for name in second.parties for form in normalised(second.parties[name].ratings.user_ids).tolist()
+        form
+        for name in second.parties
+        for form in normalise_ids(second.parties[name].ratings.user_ids).tolist()
     }
     old = {
-        form for name in first.parties for form in normalised(first.parties[name].ratings.user_ids).tolist()
+        form
+        for name in first.parties
+        for form in normalise_ids(first.parties[name].ratings.user_ids).tolist()
     }
     padding = 70 - second.parties["party-0"].ratings.n_users
     assert second.runs["party-0"].metrics["users"] == len(real | old) + padding

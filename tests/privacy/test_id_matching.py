@@ -19,13 +19,13 @@ from verfedgnn.privacy.id_matching import (
     CurveKey,
     Sealer,
     check_set,
-    curve_pseudonyms,
+    hash_points,
+    make_pseudonyms,
     match_users,
-    order_of_rows,
-    pseudonyms,
+    sort_order,
     workers,
 )
-from verfedgnn.privacy.identifiers import normalised, unambiguous
+from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
 
 FORMS = [
     ("17", "17"),
@@ -85,25 +85,25 @@ def ids(values: Any) -> NDArray[np.str_]:
 
 @pytest.mark.parametrize(("text", "form"), FORMS)
 def test_forms(text: str, form: str) -> None:
-    assert normalised(ids([text])).tolist() == [form]
+    assert normalise_ids(ids([text])).tolist() == [form]
 
 
 @settings(max_examples=250)
 @given(values=st.lists(texts, max_size=5))
 def test_the_form_of_a_form_is_itself(values: list[str]) -> None:
-    forms = normalised(ids(values))
+    forms = normalise_ids(ids(values))
     assert forms.shape == (len(values),)
-    np.testing.assert_array_equal(normalised(forms), forms)
+    np.testing.assert_array_equal(normalise_ids(forms), forms)
 
 
 def test_no_code_point_changes_twice() -> None:
     points = ids(chr(point) for point in range(1, 0x30000) if not 0xD800 <= point < 0xE000)
-    forms = normalised(points)
-    np.testing.assert_array_equal(normalised(forms), forms)
+    forms = normalise_ids(points)
+    np.testing.assert_array_equal(normalise_ids(forms), forms)
 
 
 def test_forms_that_collide_or_are_empty_are_left_out() -> None:
-    forms, rows = unambiguous(
+    forms, rows = select_unambiguous(
         ids(["Bob", "ann@gmail.com", " ", "eve", "A.nn@googlemail.com", "\tbob", "Dan"])
     )
     assert forms.tolist() == ["eve", "dan"]
@@ -113,15 +113,15 @@ def test_forms_that_collide_or_are_empty_are_left_out() -> None:
 
 @given(values=st.lists(texts, max_size=8))
 def test_unambiguous_forms_belong_to_one_row(values: list[str]) -> None:
-    forms, rows = unambiguous(ids(values))
-    every = normalised(ids(values)).tolist()
+    forms, rows = select_unambiguous(ids(values))
+    every = normalise_ids(ids(values)).tolist()
     assert forms.tolist() == [every[row] for row in rows]
     assert set(rows.tolist()) == {row for row, form in enumerate(every) if form and every.count(form) == 1}
 
 
 @given(values=st.lists(st.binary(max_size=20), max_size=6), key=st.binary(min_size=1, max_size=80))
 def test_pseudonyms_are_truncated_hmac(values: list[bytes], key: bytes) -> None:
-    made = pseudonyms(values, key)
+    made = make_pseudonyms(values, key)
     assert made.dtype == np.uint8
     assert made.shape == (len(values), 16)
     assert [row.tobytes() for row in made] == [hmac.digest(key, text, "sha256")[:16] for text in values]
@@ -140,7 +140,7 @@ def as_array(members: list[bytes]) -> NDArray[np.uint8]:
 @given(members=st.lists(rows, max_size=8))
 def test_the_order_of_rows_is_that_of_bytes(members: list[bytes]) -> None:
     array = as_array(members)
-    assert [row.tobytes() for row in array[order_of_rows(array)]] == sorted(members)
+    assert [row.tobytes() for row in array[sort_order(array)]] == sorted(members)
 
 
 @settings(max_examples=200)
@@ -290,7 +290,7 @@ def test_equal_ids_become_equal_points_once_all_keys_are_applied() -> None:
     points = [theirs[start : start + POINT] for start in range(0, len(theirs), POINT)]
     assert ours == points[2] + points[0]
     assert first.apply(second.blind([b"bob"])) == points[0]
-    assert curve_pseudonyms(ours).shape == (2, 16)
+    assert hash_points(ours).shape == (2, 16)
     assert own.blind([b"ann"]) != first.blind([b"ann"])
 
 

@@ -55,7 +55,7 @@ _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Number of points of P-256, a prime."""
 
 
-def pseudonyms(ids: Sequence[bytes], key: bytes) -> NDArray[np.uint8]:
+def make_pseudonyms(ids: Sequence[bytes], key: bytes) -> NDArray[np.uint8]:
     """Return the first 128 bits of HMAC-SHA256(key, id) for each id, of shape (n, 16)."""
     keyed = HMAC(key, SHA256())
 
@@ -64,10 +64,10 @@ def pseudonyms(ids: Sequence[bytes], key: bytes) -> NDArray[np.uint8]:
         mac.update(text)
         return mac.finalize()[:WIDTH]
 
-    return _rows_of(b"".join(map(pseudonym, ids)), WIDTH)
+    return _as_rows(b"".join(map(pseudonym, ids)), WIDTH)
 
 
-def order_of_rows(pseudonyms: NDArray[np.uint8]) -> NDArray[np.int64]:
+def sort_order(pseudonyms: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return the permutation that sorts pseudonyms byte by byte."""
     high, low = _words(pseudonyms)
     return np.lexsort((low, high))
@@ -101,7 +101,7 @@ def match_users(
     every = np.concatenate(list(sets))
     given = np.full(len(every), -1) if known is None else np.concatenate(list(known))
     ends = np.cumsum([len(one) for one in sets])[:-1]
-    order = order_of_rows(every)
+    order = sort_order(every)
     high, low = (word[order] for word in _words(every))
     first = np.ones(len(every), bool)
     first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
@@ -147,7 +147,7 @@ def _words(pseudonyms: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[n
     return words[:, 0], words[:, 1]
 
 
-def _rows_of(data: bytes, width: int) -> NDArray[np.uint8]:
+def _as_rows(data: bytes, width: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8).reshape(-1, width)
 
 
@@ -265,12 +265,12 @@ class CurveKey:
             ) from None
 
 
-def curve_pseudonyms(points: bytes) -> NDArray[np.uint8]:
+def hash_points(points: bytes) -> NDArray[np.uint8]:
     """Return the first 128 bits of SHA-256 of each point, of shape (n, 16)."""
     digests = (
         sha256(points[start : start + POINT]).digest()[:WIDTH] for start in range(0, len(points), POINT)
     )
-    return _rows_of(b"".join(digests), WIDTH)
+    return _as_rows(b"".join(digests), WIDTH)
 
 
 def _blind(key: bytes, ids: Sequence[bytes]) -> bytes:

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 _GMAIL = ("gmail.com", "googlemail.com")
 
 
-def normalised(ids: NDArray[np.str_]) -> NDArray[np.str_]:
+def normalise_ids(ids: NDArray[np.str_]) -> NDArray[np.str_]:
     """Return the normalised form of each id; normalising twice changes nothing."""
     return np.array([_form(text) for text in ids.tolist()], np.str_)
 
 
-def unambiguous(ids: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+def select_unambiguous(ids: NDArray[np.str_]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
     """Return the normalised forms that are not empty and belong to a single row of `ids`, and those rows.
 
     Rows whose forms collide are left out, because nobody can tell which of them another organisation means.
     """
-    forms = normalised(ids)
+    forms = normalise_ids(ids)
     times = Counter(forms.tolist())
     rows = np.array([row for row, form in enumerate(forms.tolist()) if form and times[form] == 1], np.int64)
     return forms[rows], rows

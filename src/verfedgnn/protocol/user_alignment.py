@@ -23,12 +23,12 @@ from verfedgnn.privacy.id_matching import (
     Each,
     Sealer,
     check_set,
-    curve_pseudonyms,
+    hash_points,
+    make_pseudonyms,
     match_users,
-    order_of_rows,
-    pseudonyms,
+    sort_order,
 )
-from verfedgnn.privacy.identifiers import unambiguous
+from verfedgnn.privacy.identifiers import select_unambiguous
 from verfedgnn.protocol.party.policy import Vouching
 from verfedgnn.protocol.wire.alignment_messages import (
     Aligned,
@@ -109,7 +109,7 @@ class PartyAlignment:
         self.vouching = vouching
         self.each = each
         self.most_users = most_users
-        forms, self._places = unambiguous(ids)
+        forms, self._places = select_unambiguous(ids)
         if not len(forms):
             raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
         self._table_users = len(ids)
@@ -178,7 +178,7 @@ class PartyAlignment:
     def _rows_before(self, forms: NDArray[np.str_], known: NDArray[np.str_] | None) -> NDArray[np.int64]:
         rows = np.full(len(self._ids), -1)
         if known is not None:
-            old_forms, old_rows = unambiguous(known)
+            old_forms, old_rows = select_unambiguous(known)
             row_of = dict(zip(old_forms.tolist(), old_rows.tolist(), strict=True))
             rows[: len(forms)] = [row_of.get(form, -1) for form in forms.tolist()]
         return rows
@@ -190,12 +190,12 @@ class PartyAlignment:
             return []
         key = secrets.token_bytes(32)
         sealed = [self._seal(peer, _KEY, key) for peer in range(1, len(self._keys))]
-        return [*sealed, self._send_pseudonyms(pseudonyms(self._ids, key))]
+        return [*sealed, self._send_pseudonyms(make_pseudonyms(self._ids, key))]
 
     def _take_key(self, peer: int, key: bytes) -> list[Message]:
         if peer or self.method != "keyed" or len(key) != 32:
             raise ProtocolError("a key for pseudonyms comes from a party that does not draw it")
-        return [self._send_pseudonyms(pseudonyms(self._ids, key))]
+        return [self._send_pseudonyms(make_pseudonyms(self._ids, key))]
 
     # -- ecdh ----------------------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class PartyAlignment:
             raise ProtocolError("this party's list of points came back with another length")
         holds_key = self.index < KEYHOLDERS
         final = points if holds_key else self._curve_key.remove(points)
-        return [self._send_pseudonyms(curve_pseudonyms(final))]
+        return [self._send_pseudonyms(hash_points(final))]
 
     def _way(self, owner: int) -> list[int]:
         """Return the parties a list passes, in order: the keyholders other than its owner, and the owner at the end."""
@@ -231,13 +231,13 @@ class PartyAlignment:
         way = self._way(owner)
         following = way[0] if owner == self.index else way[way.index(self.index) + 1]
         if following == self.index:  # a federation of one party
-            return [self._send_pseudonyms(curve_pseudonyms(points))]
+            return [self._send_pseudonyms(hash_points(points))]
         return [self._seal(following, _POINTS, owner.to_bytes(4) + points)]
 
     # -- both ----------------------------------------------------------------------------------------------------------------
 
     def _send_pseudonyms(self, values: NDArray[np.uint8]) -> Message:
-        self._order = order_of_rows(values)
+        self._order = sort_order(values)
         assert self.session is not None
         return Pseudonyms(
             session=self.session,
