@@ -381,6 +381,27 @@ def test_align_then_train(
     assert run.metrics["users"] == federated.runs["party-0"].metrics["users"] == len(run.models[0].users)
 
 
+REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "evaluate_every": 3}
+
+
+@pytest.mark.parametrize(
+    ("preset", "values"),
+    [
+        ("best", {"gate": False}),
+        ("best", {"gate": False, "user_blocks": 3}),
+        ("private", {}),
+        ("ranking", {}),
+    ],
+)
+def test_every_preset_trains_the_same_with_partial_overlap(
+    tmp_path: Path, small_parties: list[vf.PartyData], preset: str, values: dict[str, Any]
+) -> None:
+    config = vf.Config.preset(preset, **REPEATABLE, **values)
+    federated = trial(tmp_path, spelled(small_parties, 0.3), config, alignment="keyed")
+    federated.run()
+    assert_same(federated, on_one_machine(federated, stack=False))
+
+
 def test_a_party_killed_in_training_changes_nothing(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
