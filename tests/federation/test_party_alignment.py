@@ -21,7 +21,8 @@ import verfedgnn as vf
 from hub import SERVER, Trial, agree
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
-from verfedgnn.protocol.user_alignment import CoordinatorAlignment, PartyAlignment
+from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
+from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
 from verfedgnn.protocol.wire.alignment_messages import AlignHello, AlignStart, Pseudonyms, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Message, decode, encode
 from verfedgnn.serving.catalogue import Catalogue

@@ -27,7 +27,7 @@ from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.protocol.user_alignment import CoordinatorAlignment
+from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import (

@@ -15,7 +15,8 @@ from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.protocol.user_alignment import PartyAlignment, describe_reveals
+from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
+from verfedgnn.protocol.user_alignment.reveals import describe_reveals
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Message
 

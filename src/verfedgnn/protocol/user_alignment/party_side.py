@@ -1,31 +1,21 @@
-"""User alignment before training, as two state machines around the arithmetic of `privacy.id_matching`.
-
-1. Every party turns its ids into pseudonyms. keyed: the first party draws a key and seals it for each other one. ecdh: each
-   list of blinded ids passes the keyholders, sealed, and returns to its owner.
-2. All send their pseudonyms to the coordinator, which matches them and draws the rows in random order.
-3. Every party learns the row of each of its own users and the number of rows.
-"""
+"""A party's side of the alignment."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
-from verfedgnn.core.user_rule import UserRule, fewest_parties
 from verfedgnn.privacy.id_matching import (
     POINT,
     CurveKey,
     Each,
     Sealer,
-    check_set,
     hash_points,
     make_pseudonyms,
-    match_users,
     sort_order,
 )
 from verfedgnn.privacy.identifiers import select_unambiguous
@@ -38,41 +28,15 @@ from verfedgnn.protocol.wire.alignment_messages import (
     Sealed,
     UserRows,
 )
-from verfedgnn.protocol.wire.messages import Message, Waiting
+from verfedgnn.protocol.wire.messages import Message
 
-Method = Literal["keyed", "ecdh"]
+AlignmentMethod = Literal["keyed", "ecdh"]
 KEYHOLDERS = 2
 """Parties that hold a key under ecdh: the first ones of the roster."""
-REVEALS = {
-    "keyed": (
-        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms. Together with "
-        "any one party, which knows the key, it could look users up."
-    ),
-    "ecdh": (
-        "The coordinator learns how many users each party has and how many any of them share, under pseudonyms. It could look "
-        "users up only together with the first two parties of the roster, which also learn how many users each party has."
-    ),
-    "none": "Nothing is exchanged: every party's file must list the same users. A hash of the whole list is compared.",
-}
-"""What each method shows to the coordinator and to keyholders."""
-RULE_REVEALS = {
-    "any": "Parties learn the number of users in the federation, not which of their own users others have.",
-    "all": "Parties learn which of their users all the others have.",
-    "some": "Parties learn which of their users are at {} parties or more, not at which.",
-}
-"""What each rule shows to the parties."""
 
 _KEY = b"key"
 _POINTS = b"points"
 _DUMMY = 32
-
-
-def describe_reveals(method: str, rule: UserRule) -> str:
-    """Return what an alignment shows to whom, in words."""
-    if method == "none":
-        return REVEALS[method]
-    shown = RULE_REVEALS[rule] if isinstance(rule, str) else RULE_REVEALS["some"].format(rule)
-    return f"{REVEALS[method]} {shown}"
 
 
 class PartyAlignment:
@@ -94,7 +58,7 @@ class PartyAlignment:
         self,
         name: str,
         ids: NDArray[np.str_],
-        method: Method,
+        method: AlignmentMethod,
         agreement: str,
         vouching: Vouching,
         each: Each = map,
@@ -272,137 +236,3 @@ class PartyAlignment:
         assert self.session is not None
         sealed = self._sealer.seal(self._keys[peer], kind + bytes.fromhex(self.session), data)
         return Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
-
-
-class CoordinatorAlignment:
-    """The coordinator's side of the alignment: it relays sealed messages and matches pseudonyms."""
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        method: Method,
-        agreement: str,
-        rule: UserRule = "any",
-        *,
-        most_users: int = 0,
-    ) -> None:
-        self.names = list(names)
-        self.method = method
-        self.agreement = agreement
-        self.fewest = fewest_parties(rule, len(names)) if names else 1
-        self.most_users = most_users
-        self.hellos: dict[str, AlignHello] = {}
-        self.session: str | None = None
-        self.sets: dict[str, Pseudonyms] = {}
-        self.users: dict[str, int] = {}
-        """Number of rows, as confirmed by the parties that have theirs."""
-
-    def handle(self, name: str, message: Message) -> list[tuple[str, Message]]:
-        """Take one message and return those to be sent, each with its recipient."""
-        if isinstance(message, AlignHello):
-            return self._hello(name, message)
-        handlers: dict[type[Message], Callable[[str, Any], list[tuple[str, Message]]]] = {
-            Sealed: self._relay,
-            Pseudonyms: self._gather,
-            Aligned: self._confirm,
-        }
-        take = handlers.get(type(message))
-        if take is None:
-            raise ProtocolError(f"{name}: unexpected {type(message).__name__} while users are aligned")
-        if getattr(message, "session", None) != self.session:
-            return []  # of an earlier session
-        return take(name, message)
-
-    def left(self, name: str) -> None:
-        """Note that a party is gone; the alignment starts over when it is back."""
-        if self.hellos.pop(name, None) is not None and name not in self.users:
-            self._reset()
-
-    def must_align(self, name: str) -> bool:
-        """Return whether an alignment is under way whose result this party lacks."""
-        return bool(self.hellos) and name not in self.users
-
-    @property
-    def missing(self) -> list[str]:
-        """Parties that are not ready."""
-        return [name for name in self.names if name not in self.hellos]
-
-    def _reset(self) -> None:
-        self.session = None
-        self.sets = {}
-        self.users = {}
-
-    def _hello(self, name: str, message: AlignHello) -> list[tuple[str, Message]]:
-        if message.party != name or message.agreement != self.agreement:
-            raise ProtocolError(
-                f"{name}: its federation file is not the coordinator's; fetch the current one"
-            )
-        if self.most_users and message.users > self.most_users:
-            raise ProtocolError(
-                f"{name}: it brings {message.users:,} users, but the agreement allows {self.most_users:,}"
-            )
-        self.hellos[name] = message
-        self._reset()
-        if self.missing:
-            return [(name, Waiting(missing=self.missing))]
-        self.session = secrets.token_hex(16)
-        hellos = [self.hellos[name] for name in self.names]
-        keys = [hello.seal_key for hello in hellos]
-        signatures = [hello.seal_signature for hello in hellos]
-        return [
-            (name, AlignStart(session=self.session, index=index, seal_keys=keys, seal_signatures=signatures))
-            for index, name in enumerate(self.names)
-        ]
-
-    def _relay(self, name: str, message: Sealed) -> list[tuple[str, Message]]:
-        if not message.peer < len(self.names):
-            raise ProtocolError(f"{name}: a sealed message for a party that does not exist")
-        return [(self.names[message.peer], message.model_copy(update={"peer": self.names.index(name)}))]
-
-    def _gather(self, name: str, message: Pseudonyms) -> list[tuple[str, Message]]:
-        if name in self.sets:
-            raise ProtocolError(f"{name}: it sends pseudonyms twice")
-        self._check_pseudonyms(name, message)
-        self.sets[name] = message
-        if len(self.sets) < len(self.names):
-            return []
-        sets = [self.sets[name] for name in self.names]
-        self.sets = {}
-        values: list[NDArray[Any]] = [one.values for one in sets]
-        rows, users = match_users(
-            values,
-            self.fewest,
-            [_known_rows(one) for one in sets],
-            max(one.before for one in sets),
-        )
-        return [
-            (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
-            for name, own in zip(self.names, rows, strict=True)
-        ]
-
-    def _check_pseudonyms(self, name: str, message: Pseudonyms) -> None:
-        values: NDArray[Any] = message.values
-        try:
-            check_set(values)
-        except ProtocolError as error:
-            raise ProtocolError(f"{name}: {error}") from None
-        announced = self.hellos[name].users
-        if len(values) != announced:
-            raise ProtocolError(f"{name}: it sends {len(values):,} pseudonyms and announced {announced:,}")
-        rows = message.rows
-        if rows is not None and (rows.shape != (announced,) or rows.dtype.kind != "i" or (rows < -1).any()):
-            raise ProtocolError(f"{name}: its rows of an earlier alignment do not fit its pseudonyms")
-
-    def _confirm(self, name: str, message: Aligned) -> list[tuple[str, Message]]:
-        self.users[name] = message.users
-        if len(set(self.users.values())) > 1:
-            raise ProtocolError(f"{name}: it counts {message.users:,} users, other parties another number")
-        if len(self.users) == len(self.names):
-            self.hellos = {}
-            self.session = None
-        return []
-
-
-def _known_rows(message: Pseudonyms) -> NDArray[np.int64]:
-    rows = message.rows
-    return np.full(len(message.values), -1) if rows is None else rows.astype(np.int64)
