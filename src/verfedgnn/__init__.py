@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         split_items,
     )
     from verfedgnn.evaluation.lift import lift
+    from verfedgnn.evaluation.recommender import VerFedRecommender
     from verfedgnn.plugins import register
     from verfedgnn.runs.run import Recommendation, Run
-    from verfedgnn.training.recommender import VerFedRecommender
     from verfedgnn.training.train import resume, train
 
     __version__: str
@@ -65,7 +65,7 @@ _HOMES = {
     "Run": "runs.run",
     "RunError": "core.errors",
     "VerFedGNNError": "core.errors",
-    "VerFedRecommender": "training.recommender",
+    "VerFedRecommender": "evaluation.recommender",
     "align_users": "data",
     "lift": "evaluation.lift",
     "parties_from_files": "data",

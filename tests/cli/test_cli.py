@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,13 +29,13 @@ def ratings(tmp_path: Path) -> Path:
 
 def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    code, out, err = command("train", "--data", ratings, "--parties", 3, "--out", run, "--lift", *QUICK)
+    code, out, err = command("train", "--data", ratings, "--parties", 3, "--out", run, *QUICK)
     assert code == 0, err
     assert "3 parties, 40 users, 12 items, 480 ratings" in err
-    for words in ("test RMSE", "per party and round", "(0, 0.333)-DP per release", "Lift", "alone", "pooled"):
+    for words in ("test RMSE", "NDCG@20", "popularity", "per party and round", "(0, 0.333)-DP per release"):
         assert words in out
     metrics = json.loads((run / "metrics.json").read_text())
-    assert set(metrics["lift"]) == {"overall", "parties", "by_own_ratings"}
+    assert metrics["users"] == 40
     code, out, err = command("evaluate", run, "--json")
     assert code == 0, err
     assert json.loads(out)["test"]["rmse"] == pytest.approx(metrics["test"]["rmse"])
@@ -44,6 +45,136 @@ def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Pat
     # u3 rated all twelve items
     assert code == 0
     assert json.loads(out) == []
+
+
+SHORT = ("--set", "epochs=3", "--set", "dim=4")
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> list[str]:
+    """Options for three files whose users overlap; six items of each user are unrated."""
+    words = []
+    for n, name in enumerate(("film", "book", "album")):
+        rows = [
+            f"u{u},{name}{i},{1 + (u * i + u + n) % 5}"
+            for u in range(8 * n, 50 + 4 * n)
+            for i in range(20)
+            if (u + i) % 3
+        ]
+        path = tmp_path / f"{name}.csv"
+        path.write_text("user,item,rating\n" + "\n".join(rows) + "\n")
+        words += ["--data", f"{name}={path}"]
+    return words
+
+
+def test_lift_answers_first_and_then_shows_every_table(
+    command: Command, shops: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    code, out, err = command("train", *shops, "--preset", "best", "--lift", "--out", run, *SHORT)
+    assert code == 0, err
+    lift = json.loads((run / "metrics.json").read_text())["lift"]
+    assert out.startswith(
+        ("Does joining pay? Yes. ", "Does joining pay? No. ", "Does joining pay? Cannot tell. ")
+    )
+    assert lift["summary"] in " ".join(out.split())
+    titles = [
+        "Predicted ratings (test RMSE, lower is better)",
+        "Lists (test NDCG@20, higher is better)",
+        "Customers new to a party and known elsewhere: predicted ratings",
+        "Customers new to a party and known elsewhere: lists",
+        "By a customer's training ratings at the party: predicted ratings",
+        "By a customer's training ratings at the party: lists",
+        "By other parties that know the customer: predicted ratings",
+        "By other parties that know the customer: lists",
+        "Federation",
+        "What each party serves",
+    ]
+    places = [out.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "┃ means " in out
+    assert "┃ popularity " in out
+    assert f"{lift['lists']['overall']['federated']:.4f}" in out
+    assert f"{lift['newcomers']['overall']['simple']:.4f}" in out
+    assert "newcomers, federation: 3/3 rounds" in err
+    assert (run / "lift.png").is_file()
+    code, again, err = command("evaluate", run)
+    assert code == 0, err
+    assert out[: out.index("Federation")] == again[: again.index("Federation")]
+
+
+def test_lift_of_a_ranking(command: Command, shops: list[str]) -> None:
+    code, out, err = command("train", *shops, "--preset", "ranking", "--lift", *SHORT)
+    assert code == 0, err
+    assert "Lists (test NDCG@20, higher is better)" in out
+    assert "Customers new to a party and known elsewhere: lists" in out
+    assert "RMSE" not in out
+
+
+def test_lift_says_at_once_what_it_needs(command: Command, shops: list[str], tmp_path: Path) -> None:
+    code, out, err = command("train", *shops, "--lift")
+    assert (code, out) == (2, "")
+    assert "use --preset best or ranking, or add --set gate=true" in err
+    code, out, err = command("train", *shops[:2], "--preset", "best", "--lift", "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "give two parties or more" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_parties_learn_what_they_cannot_hide(command: Command, shops: list[str]) -> None:
+    words = ("train", *shops[:4], "--set", "gate=false", *SHORT)
+    code, out, err = command(*words, "--preset", "best")
+    assert code == 0, err
+    assert "noised: " in out
+    assert (
+        "two parties: exchange.mode is noised instead of masked, because either can subtract its own part from a sum, "
+        "so each sees the other's ternary-protected gradients and noised neighbourhoods; "
+        "ratings, items and item embeddings stay hidden" in err
+    )
+    code, _, err = command(*words)
+    assert "two parties: either can subtract its own part from a sum" in err
+    assert "projected neighbourhoods" in err
+    assert "two parties" not in command("train", *shops, *SHORT)[2]
+
+
+def test_lists_that_lose_to_popularity_are_no_secret(command: Command) -> None:
+    code, _, err = command("train", "--data", "synthetic", "--by", "category", *QUICK)
+    assert code == 0, err
+    assert "warning: Lists are worse than the most popular items (NDCG@20: " in err
+    assert "train with --preset best or ranking to order them by a model of lists" in err
+
+
+def commands_after(err: str) -> list[list[str]]:
+    """Return the commands that the last lines suggest, as words."""
+    lines = err[err.index("\nnext: ") + 1 :].splitlines()
+    return [shlex.split(line.removeprefix("next:"))[1:] for line in lines]
+
+
+def test_the_next_commands_work(command: Command, shops: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, _, err = command("train", *shops, "--preset", "best", "--out", run, *SHORT)
+    assert code == 0, err
+    recommend, lift = commands_after(err)
+    assert recommend[0] == "recommend"
+    assert lift == ["train", "--resume", str(run), "--lift"]
+    code, out, _ = command(*recommend, "--json")
+    assert code == 0
+    assert all(1 <= item["rating"] <= 5 for item in json.loads(out))
+    code, out, err = command(*lift)
+    assert code == 0, err
+    assert "Does joining pay?" in out
+    for words in commands_after(err):
+        assert words[0] in ("report", "serve", "data")
+        if words[0] != "serve":
+            assert command(*words)[0] == 0
+
+
+def test_a_user_who_rated_everything_is_not_suggested(
+    command: Command, ratings: Path, tmp_path: Path
+) -> None:
+    code, _, err = command("train", "--data", ratings, "--parties", 3, "--out", tmp_path / "run", *QUICK)
+    assert code == 0, err
+    assert commands_after(err) == [["evaluate", str(tmp_path / "run")]]
 
 
 def test_json_is_the_last_line_and_is_metrics_json(command: Command, tmp_path: Path) -> None:

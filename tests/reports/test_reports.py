@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,7 +16,17 @@ from verfedgnn.cli.audit_command import audit
 from verfedgnn.cli.report_command import report
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Points, Table
+from verfedgnn.reports.lift_view import answer, format_gain, format_weights, gate_rows
+from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.reports.run_report import run_document
+from verfedgnn.reports.svg_charts import (
+    BAD_COLOUR,
+    GOOD_COLOUR,
+    UNCLEAR_COLOUR,
+    Interval,
+    draw_intervals,
+    draw_lines,
+)
 from verfedgnn.research.attacks import audit as auditing
 from verfedgnn.research.attacks.audit import THIS, Audit, safer
 from verfedgnn.research.attacks.audit_report import audit_document, strongest
@@ -146,6 +159,106 @@ def test_a_report_holds_the_runs_figures(
     assert "base = " in text
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "report.html" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def lifted() -> vf.Run:
+    """A run with its lift."""
+    parties = vf.split_items(vf.data.synthetic_ratings(users=150, items=60, ratings=4000, seed=2), parties=3)
+    run = vf.train(parties, vf.Config.preset("best").with_values({"epochs": 10, "dim": 4}))
+    run.metrics["lift"] = vf.lift(run)
+    return run
+
+
+def test_a_report_begins_with_the_verdict_and_shows_every_lift_table(lifted: vf.Run, tmp_path: Path) -> None:
+    document = run_document(lifted, "x")
+    lift = lifted.metrics["lift"]
+    first = document.blocks[0]
+    assert isinstance(first, Paragraph)
+    assert first.text == f"**{answer(lift)}** {lift['summary']}"
+    page, text = document.write(tmp_path, "report")
+    markdown = text.read_text()
+    for half in (lift, lift["lists"]):
+        for table in (half, half["newcomers"]):
+            for row in [*table["parties"], table["overall"], *half["by_own_ratings"]]:
+                assert format_gain(row) in markdown
+                assert f"{row['federated']:.4f}" in markdown
+    assert "A second model orders lists" in markdown
+    assert "Privacy guarantees of the lists' training" in markdown
+    assert not re.findall(r'(?:src|href)="(?!data:)', page.read_text())
+
+
+def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    pictures = {
+        block.name: block.svg for block in run_document(lifted, "x").blocks if isinstance(block, Picture)
+    }
+    kinds = [
+        f"lift-{what}{which}" for what in ("ratings", "lists") for which in ("", "-newcomers", "-activity")
+    ]
+    assert set(pictures) == {"curve", "curve-traffic", *kinds}
+    for svg in pictures.values():
+        ElementTree.fromstring(svg)
+
+
+def test_the_gate_in_words(lifted: vf.Run) -> None:
+    assert format_weights({"means": 0.1, "federated": 0.6, "EASE": 0.0, "alone": 0.3}) == (
+        "0.60 federated, 0.30 alone, 0.10 means"
+    )
+    assert format_weights({"means": -0.25, "federated": 1.25}) == "1.25 federated, -0.25 means"
+    assert format_weights({"means": 0.0}) == "-"
+    rows = gate_rows(lifted.metrics)
+    assert [row[:2] for row in rows] == [
+        [f"party-{n}", what] for n in (0, 1, 2) for what in ("ratings", "lists")
+    ]
+
+
+def test_a_gain_of_few_users_is_not_shown() -> None:
+    row = {"users": 500, "gain": {"percent": 12.17, "margin_percent": 0.98}}
+    assert format_gain(row) == "+12.2 % ±1.0"
+    assert format_gain(row | {"users": 19}) == "-"
+    assert format_gain(row | {"gain": None}) == "-"
+
+
+def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> None:
+    rows = [Interval("<a & b>", 10, 5, 15), Interval("b", -10, -15, -5), Interval("c", 0, -5, 5)]
+    svg = draw_intervals(rows, "axis")
+    assert svg is not None
+    root = ElementTree.fromstring(svg)
+    assert "<a & b>" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
+    assert [dot.get("fill") for dot in dots] == [GOOD_COLOUR, BAD_COLOUR, UNCLEAR_COLOUR]
+    first, second, third = (float(dot.get("cx", "nan")) for dot in dots)
+    assert first - third == pytest.approx(third - second, abs=0.2)
+    assert draw_intervals([], "axis") is None
+
+
+@pytest.mark.parametrize("ys", [[1.0, 1.0], [0.0, 0.0], [1e-6, 2e-6], [-3.0, 1e6]])
+def test_lines_of_any_range_can_be_drawn(ys: list[float]) -> None:
+    svg = draw_lines({"<x>": ([0, 1], ys)}, {"<x>": "#000000"}, "x", "y", names=["a", "b"])
+    assert svg is not None
+    ElementTree.fromstring(svg)
+    assert "nan" not in svg
+    assert draw_lines({}, {}, "x", "y") is None
+
+
+def test_lists_that_lose_to_popularity_are_named() -> None:
+    def party(name: str, found: float | None, popular: float | None) -> dict[str, Any]:
+        return {"name": name, "test": {"rmse": 1.0, "ndcg@20": found}, "popularity": {"ndcg@20": popular}}
+
+    metrics: dict[str, Any] = {"test": {"rmse": 1.0, "ndcg@20": 0.2}, "parties": [party("good", 0.2, 0.1)]}
+    assert warn_of_lists(metrics) is None
+    metrics["parties"] += [party("bad", 0.1, 0.2), party("empty", None, None), party("same", 0.1, 0.1)]
+    text = warn_of_lists(metrics)
+    assert text is not None
+    assert text.startswith(
+        "Lists are worse than the most popular items (NDCG@20: bad 0.1000, popularity 0.2000)."
+    )
+    assert "--preset best or ranking" in text
+    text = warn_of_lists(metrics | {"lists": {}})
+    assert text is not None
+    assert "show these parties' customers what is popular" in text
 
 
 def test_the_worst_errors_of_a_report_are_the_worst(run: Path) -> None:

@@ -8,7 +8,8 @@ import typer
 
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
-from verfedgnn.cli.tables import activity_table, lift_table, party_table, run_table
+from verfedgnn.cli.tables import gate_table, lift_texts, party_table, run_table
+from verfedgnn.reports.phrases import warn_of_lists
 
 
 def evaluate(
@@ -17,12 +18,15 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run on its test ratings: RMSE, MAE and ranking metrics, per party and overall."""
+    """Evaluate a run on its test ratings: RMSE, MAE and metrics of lists, per party and overall."""
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
-    lift = [lift_table(figures["lift"]), activity_table(figures["lift"])] if "lift" in figures else []
-    output.result(figures, run_table(figures), party_table(figures), *lift)
+    lift = lift_texts(figures["lift"]) if "lift" in figures else []
+    output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
+    warning = warn_of_lists(figures)
+    if warning is not None:
+        output.remark(f"warning: {warning}", style="yellow")

@@ -42,8 +42,11 @@ class Output:
         if not self.quiet:
             error_console().print(text, style=style, markup=False, soft_wrap=True)
 
-    def result(self, value: Any, *parts: RenderableType) -> None:
-        """Print the result: `value` as one line of JSON with `--json`, otherwise the tables and texts in `parts`."""
+    def result(self, value: Any, *parts: RenderableType | None) -> None:
+        """Print the result: `value` as one line of JSON with `--json`, otherwise the tables and texts in `parts`.
+
+        None, for a table that this result does not have, is skipped.
+        """
         if self.as_json:
             print(json.dumps(value, allow_nan=False, default=str), flush=True)
             return
@@ -51,7 +54,7 @@ class Output:
         for part in parts:
             if isinstance(part, str):
                 console.print(part, markup=False, soft_wrap=True)
-            else:
+            elif part is not None:
                 console.print(part)
 
     @contextmanager

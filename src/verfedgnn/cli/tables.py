@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from verfedgnn.cli.output import drawable, error_console
 from verfedgnn.reports.phrases import format_duration, format_metric, format_size
 
 if TYPE_CHECKING:
+    from verfedgnn.reports.lift_view import LiftTable
     from verfedgnn.research.experiments.job_queue import QueueProgress
     from verfedgnn.training.progress import Progress as RoundEvent
 
@@ -135,27 +138,53 @@ class CellProgress:
 def run_table(metrics: dict[str, Any]) -> Table:
     """Return a table of a run's accuracy, cost and protection."""
     privacy = metrics["privacy"]
-    cost = metrics["bytes"]
+    lists = metrics.get("lists")
     table = Table(title="Federation", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     test = metrics["test"]
-    ranking = "  ".join(f"{name} {format_metric(value)}" for name, value in test.items() if "@" in name)
-    valid = format_metric(metrics["valid"]["rmse"])
-    table.add_row(
-        "test RMSE",
-        f"{format_metric(test['rmse'])}   MAE {format_metric(test['mae'])}   (valid RMSE {valid})",
-    )
-    table.add_row("ranking", f"{ranking}   (ranked among each party's items)")
-    rounds = f"{metrics['rounds']:,} in {metrics['seconds']:.1f} s; best round: {metrics['best_round']:,}"
-    table.add_row("rounds", rounds)
-    table.add_row(
-        "bytes",
-        f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; {format_size(cost['per_party_per_round'])} per party and round",
-    )
+    if test["rmse"] is not None:
+        valid = format_metric(metrics["valid"]["rmse"])
+        table.add_row(
+            "test RMSE",
+            f"{format_metric(test['rmse'])}   MAE {format_metric(test['mae'])}   (valid RMSE {valid})",
+        )
+    table.add_row("lists", _quality_of_lists(metrics))
+    table.add_row("rounds", _rounds(metrics))
+    table.add_row("bytes", _traffic(metrics["bytes"]))
+    if lists is not None:
+        table.add_row("rounds of lists", _rounds(lists))
+        table.add_row("bytes of lists", _traffic(lists["bytes"]))
     table.add_row("gradients", _guarantee(privacy["gradients"]))
     table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
+    if lists is not None:
+        for name in ("gradients", "neighbourhoods"):
+            guarantee = _guarantee(lists["privacy"][name])
+            if guarantee != _guarantee(privacy[name]):
+                table.add_row(f"{name} of lists", guarantee)
     return table
+
+
+def _quality_of_lists(metrics: dict[str, Any]) -> str:
+    """Return the quality of lists beside that of the most popular items; NDCG comes first."""
+    popular = metrics["popularity"]
+    names = sorted((name for name in metrics["test"] if "@" in name), key=lambda name: "ndcg" not in name)
+    labels = {"ndcg": "NDCG", "recall": "Recall", "hitrate": "HitRate"}
+    texts = []
+    for name in names:
+        kind, _, top = name.partition("@")
+        value = format_metric(metrics["test"][name])
+        texts.append(f"{labels[kind]}@{top} {value} (popularity {format_metric(popular[name])})")
+    return "   ".join(texts)
+
+
+def _rounds(part: dict[str, Any]) -> str:
+    return f"{part['rounds']:,} in {part['seconds']:.1f} s; best round: {part['best_round']:,}"
+
+
+def _traffic(cost: dict[str, Any]) -> str:
+    each = format_size(cost["per_party_per_round"])
+    return f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; {each} per party and round"
 
 
 def _guarantee(part: dict[str, Any]) -> str:
@@ -174,47 +203,41 @@ def party_table(metrics: dict[str, Any]) -> Table:
     return table
 
 
-def lift_table(lift: dict[str, Any]) -> Table:
-    """Return a table of the test RMSE with biases, alone, federated and pooled, and whether joining pays."""
-    table = _lift_table("party", "Lift (test RMSE, lower is better)")
-    table.caption = (
-        "biases: user and item means. alone, pooled: the same model, unprotected, on a party's own data and on all data.\n"
-        "gain: reduction of RMSE compared with the better of biases and alone (chosen on validation, per party), with a 95 % "
-        "interval.\ncannot tell: the interval includes 0, or there are too few users."
+def gate_table(metrics: dict[str, Any]) -> Table | None:
+    """Return a table of the weights that each party chose for its mixture; None without gates."""
+    from verfedgnn.reports.lift_view import GATE_HEADER, GATE_NOTE, gate_rows
+
+    rows = gate_rows(metrics)
+    if not rows:
+        return None
+    table = Table(
+        *GATE_HEADER, title="What each party serves (weights)", title_justify="left", caption_justify="left"
     )
-    for row in lift["parties"]:
-        table.add_row(*_lift_row(escape(row["name"]), row))
-    table.add_section()
-    table.add_row(*_lift_row("overall", lift["overall"]), style="bold")
+    table.caption = GATE_NOTE
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
     return table
 
 
-def activity_table(lift: dict[str, Any]) -> Table:
-    """Return the lift by the number of training ratings that a user has at the party."""
-    from verfedgnn.evaluation.lift_plots import band
+def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
+    """Return the answer to "does joining pay?" in words, then its tables."""
+    from verfedgnn.reports.lift_view import answer, readable_tables
 
-    table = _lift_table("ratings", "Lift by number of a user's training ratings at the party")
-    for row in lift.get("by_own_ratings", []):
-        table.add_row(*_lift_row(band(row), row))
+    summary = Text()
+    summary.append(answer(lift), style="bold")
+    summary.append(f" {lift['summary']}\n")
+    texts: list[RenderableType] = [summary]
+    for table in readable_tables(lift):
+        texts += [_lift_table(table), ""]
+    return texts
+
+
+def _lift_table(found: LiftTable) -> Table:
+    table = Table(*found.header, title=found.title, title_justify="left", caption_justify="left")
+    table.caption = found.note or None
+    for name, row in found.rows:
+        table.add_row(*found.cells(escape(name), row))
+    if found.overall is not None:
+        table.add_section()
+        table.add_row(*found.cells("overall", found.overall), style="bold")
     return table
-
-
-def _lift_table(first: str, title: str) -> Table:
-    columns = (first, "biases", "alone", "federated", "pooled", "gain", "pays")
-    return Table(*columns, title=title, title_justify="left", caption_justify="left")
-
-
-def _lift_row(name: str, row: dict[str, Any]) -> list[str]:
-    found = row.get("gain")
-    text = f"{found['rmse']:+.3f} ±{_reach(found):.3f}" if found else "-"
-    return [
-        name,
-        *(format_metric(row[key]) for key in ("biases", "alone", "federated", "pooled")),
-        text,
-        row.get("pays", "-"),
-    ]
-
-
-def _reach(gain: dict[str, float]) -> float:
-    """Return the larger distance between a gain and the ends of its interval."""
-    return max(gain["rmse"] - gain["low"], gain["high"] - gain["rmse"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,11 +30,13 @@ from verfedgnn.cli.shared_options import (
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings_hiding
-from verfedgnn.cli.tables import RoundProgress, activity_table, lift_table, run_table
+from verfedgnn.cli.tables import RoundProgress, gate_table, lift_texts, run_table
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
+from verfedgnn.reports.phrases import warn_of_lists
 
 if TYPE_CHECKING:
+    from verfedgnn.config import Config
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
@@ -73,7 +75,7 @@ def train(
         bool,
         typer.Option(
             "--lift",
-            help="Also train each party alone and on pooled data, and show whether joining pays.",
+            help="Also judge what joining gains, in ratings and lists, for known and new customers.",
             rich_help_panel=TRAINING,
         ),
     ] = False,
@@ -145,8 +147,11 @@ def train(
             chosen = fit_budget(
                 chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta
             )
-        if lift and chosen.training.ranks:
-            raise ConfigError("--lift compares rating errors, which a ranking does not have; leave it out")
+        if lift and not chosen.training.gate:
+            raise ConfigError(
+                "--lift compares with what each party has alone, which this configuration does not train; "
+                "use --preset best or ranking, or add --set gate=true"
+            )
         if out is not None:
             holds_run(out, overwrite)
         with output.busy("reading the data"):
@@ -158,7 +163,11 @@ def train(
                 users=chosen.users,
                 reading=reading,
             )
+        if lift and len(read) == 1:
+            raise ConfigError("--lift compares parties with a federation; give two parties or more")
         _introduce(read, output)
+        if len(read) == 2:
+            output.remark(f"  {_describe_two_parties(chosen)}", style="dim")
     with RoundProgress(hidden=quiet) as progress, _resumable(folder, words), Halt(quiet=quiet) as halt:
         watch: dict[str, Any] = {
             "watch": progress.round,
@@ -172,7 +181,7 @@ def train(
             run = train_run(read, chosen, out=out, overwrite=overwrite, **watch)
         if lift and "lift" not in run.metrics:
             _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
-    _report(run, folder, output)
+    _report(run, folder, [] if data is None else data, output)
 
 
 @contextmanager
@@ -210,19 +219,68 @@ def _lift(run: Run, folder: Path | None, **options: Any) -> None:
         draw_lift(run.metrics["lift"], folder / "lift.png")
 
 
-def _report(run: Run, folder: Path | None, output: Output) -> None:
-    lift = run.metrics.get("lift")
-    output.result(
-        run.metrics, run_table(run.metrics), *([lift_table(lift), activity_table(lift)] if lift else [])
-    )
-    if folder is not None:
-        first = run.parties[0].ratings
-        user = first.user_ids[first.known_users[0]]
-        output.remark(
-            f"next: {program()} recommend {shlex.quote(str(folder))} --user {shlex.quote(str(user))}"
-        )
-    else:
+def _report(run: Run, folder: Path | None, sources: Sequence[str], output: Output) -> None:
+    metrics = run.metrics
+    lift = lift_texts(metrics["lift"]) if "lift" in metrics else []
+    output.result(metrics, *lift, run_table(metrics), gate_table(metrics))
+    warning = warn_of_lists(metrics)
+    if warning is not None:
+        output.remark(f"warning: {warning}", style="yellow")
+    if folder is None:
         output.remark("not saved; pass --out RUN to keep the run")
+    for number, command in enumerate(_next_commands(run, folder, sources) if folder is not None else []):
+        output.remark(f"{'next:' if number == 0 else '     '} {program()} {command}")
+
+
+def _next_commands(run: Run, folder: Path, sources: Sequence[str]) -> list[str]:
+    """Return the commands that follow from the result.
+
+    A lift that pays is reported. If it does not, the overlap of the sources comes first. Without a lift, a user's
+    recommendations are shown, and what joining gains can still be judged.
+    """
+    from verfedgnn.data.source_address import redact
+    from verfedgnn.evaluation.verdict import NO, verdict
+
+    name = shlex.quote(str(folder))
+    if "lift" in run.metrics:
+        report = f"report {name}"
+        if verdict(run.metrics["lift"]) == NO and len(sources) > 1:
+            return [f"data check {shlex.join(redact(source) for source in sources)}", report]
+        return [report, f"serve {name}"]
+    user = _user_with_something_to_find(run)
+    commands = [f"evaluate {name}"]
+    if user is not None:
+        option = "--user=" if user.startswith("-") else "--user "
+        commands = [f"recommend {name} {option}{shlex.quote(user)}"]
+    if run.alone is not None and len(run.parties) > 1:
+        commands.append(f"train --resume {name} --lift")
+    return commands
+
+
+def _user_with_something_to_find(run: Run) -> str | None:
+    """Return the id of the first user who has not rated every item; None if there is none."""
+    import numpy as np
+
+    first = run.parties[0].ratings
+    items = sum(party.ratings.n_items for party in run.parties)
+    rated = sum(np.bincount(party.ratings.user, minlength=first.n_users) for party in run.parties)
+    left = first.known_users[rated[first.known_users] < items]
+    return str(first.user_ids[left[0]]) if len(left) else None
+
+
+def _describe_two_parties(chosen: Config) -> str:
+    """Say what was chosen for two parties, and what they can and cannot hide from each other."""
+    config = chosen.for_parties(2)
+    gradients = {"none": "exact"}.get(config.gradients.mechanism, f"{config.gradients.mechanism}-protected")
+    seen = f"{gradients} gradients"
+    mode = config.exchange.mode
+    if mode != "off":
+        seen += f" and {mode} neighbourhoods"
+    chose = "" if config == chosen else "exchange.mode is noised instead of masked, because "
+    return (
+        f"two parties: {chose}either can subtract its own part from a sum, so each sees the other's {seen}; "
+        "ratings, items and item embeddings stay hidden"
+    )
 
 
 def _introduce(parties: list[PartyData], output: Output) -> None:

@@ -1,61 +1,81 @@
-"""Pictures of figures; they need matplotlib, which is the extra `plot`."""
+"""Pictures of a lift and of a tuning study; they need matplotlib, which is in the extra `plot`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-WAYS = {"biases": "#9e9e9e", "alone": "#e07b39", "federated": "#2a6fb0", "pooled": "#5aa469"}
+WAYS = {"simple": "#9e9e9e", "alone": "#e07b39", "federated": "#2a6fb0", "pooled": "#5aa469"}
 """The ways of `lift`, each with its colour in every picture."""
+_METRICS = {"rmse": ("test RMSE", "means"), "ndcg@20": ("test NDCG@20", "popularity")}
+"""Label of the axis, and the name of the simple model, by metric."""
 
 
 def draw_lift(lift: dict[str, Any], path: Path) -> bool:
-    """Lift by number of own ratings, and by party, as a PNG or SVG; False where matplotlib is not installed."""
-    figure = lift_figure(lift)
-    if figure is not None:
-        figure.savefig(path, dpi=120)
-    return figure is not None
+    """Write a picture of a lift as PNG or SVG; return False if matplotlib is not installed.
 
-
-def lift_figure(lift: dict[str, Any]) -> Any:
-    """The same as a figure; None where matplotlib is not installed."""
+    Ratings and lists have a row each: figures by number of own ratings, gain by party, and gain by party for newcomers.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return None
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    rows = lift["by_own_ratings"]
+        return False
+    halves = [lift, lift["lists"]] if "lists" in lift else [lift]
+    figure = Figure(figsize=(14, 4 * len(halves)), layout="constrained")
+    grid = figure.subplots(len(halves), 3, width_ratios=[3, 2, 2], squeeze=False)
+    for row, part in zip(grid, halves, strict=True):
+        _draw_activity(row[0], part)
+        _draw_gains(row[1], part, f"By party, over {part['reference']}")
+        _draw_gains(row[2], part["newcomers"], f"Newcomers, over {_METRICS[part['metric']][1]}")
+        for axes in row:
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _draw_activity(axes: Any, part: Mapping[str, Any]) -> None:
+    """Draw the figure of each way by a user's number of training ratings at the party."""
+    label, simple = _METRICS[part["metric"]]
+    rows = part["by_own_ratings"]
     for way, colour in WAYS.items():
-        left.plot(range(len(rows)), [row[way] for row in rows], "o-", color=colour, label=way)
-    names = [band(row) for row in rows]
-    left.set_xticks(
-        range(len(rows)), [f"{name}\n({row['ratings']:,})" for name, row in zip(names, rows, strict=True)]
-    )
-    left.set(
-        xlabel="a user's training ratings at the party (test ratings)",
-        ylabel="test RMSE",
-        title="By own ratings",
-    )
-    left.legend(frameon=False)
-    parties = [row for row in lift["parties"] if row["gain"] is not None]
-    gains = [row["gain"] for row in parties]
-    places = range(len(parties))
-    errors = [[g["rmse"] - g["low"] for g in gains], [g["high"] - g["rmse"] for g in gains]]
-    right.errorbar(
-        [g["rmse"] for g in gains], places, xerr=errors, fmt="o", color=WAYS["federated"], capsize=3
-    )
-    right.axvline(0, color="#444444", linewidth=0.8)
-    right.set_yticks(places, [row["name"] for row in parties])
-    right.invert_yaxis()
-    right.set(xlabel="RMSE gained by joining (95 % interval)", title="By party")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+        name = simple if way == "simple" else way
+        axes.plot(range(len(rows)), [row[way] for row in rows], "o-", color=colour, label=name)
+    axes.set_xticks(range(len(rows)), [f"{band(row)}\n({row['users']:,})" for row in rows])
+    axes.set(xlabel="a user's training ratings at the party (users)", ylabel=label, title="By own ratings")
+    axes.legend(frameon=False)
+
+
+def _draw_gains(axes: Any, part: Mapping[str, Any], title: str) -> None:
+    """Draw the gain of each party with its interval."""
+    found = gains_in_percent(part)
+    places = range(len(found))
+    values = [value for _, value, _, _ in found]
+    errors = [
+        [value - low for _, value, low, _ in found],
+        [high - value for _, value, _, high in found],
+    ]
+    axes.errorbar(values, places, xerr=errors, fmt="o", color=WAYS["federated"], capsize=3)
+    axes.axvline(0, color="#444444", linewidth=0.8)
+    axes.set_yticks(places, [name for name, *_ in found])
+    axes.margins(y=0.2)
+    axes.invert_yaxis()
+    axes.set(xlabel="% gained by joining (95 % interval)", title=title)
+
+
+def gains_in_percent(part: Mapping[str, Any]) -> list[tuple[str, float, float, float]]:
+    """Return the name, gain and both ends of the interval of each party, in per cent of the reference."""
+    found = []
+    for row in part["parties"]:
+        reference = row[part["reference"]]
+        if row["gain"] is not None and reference:
+            value, low, high = (100 * row["gain"][key] / reference for key in ("value", "low", "high"))
+            found.append((row["name"], value, low, high))
+    return found
 
 
 def draw_study(errors: list[float | None], path: Path) -> bool:
-    """The validation error of every trial of a study and the best so far; False where matplotlib is not installed."""
+    """Write a picture of a study's trials and the best so far; return False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -67,7 +87,7 @@ def draw_study(errors: list[float | None], path: Path) -> bool:
         [number for number, _ in known],
         [error for _, error in known],
         "o",
-        color=WAYS["biases"],
+        color=WAYS["simple"],
         label="trial",
     )
     best = [
@@ -91,7 +111,7 @@ def draw_study(errors: list[float | None], path: Path) -> bool:
     return True
 
 
-def band(row: dict[str, Any]) -> str:
-    """A range of own ratings for people."""
+def band(row: Mapping[str, Any]) -> str:
+    """Format a range of numbers of ratings, such as `3-5`."""
     low, high = row["from"], row["to"]
     return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"

@@ -1,6 +1,9 @@
-"""Numbers formatted for people."""
+"""Numbers and warnings in the words of reports and of the terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 
 def format_metric(value: float | None) -> str:
@@ -26,3 +29,21 @@ def format_size(count: float) -> str:
         if count < 1000:
             return f"{count:,.1f} {unit}"
     return f"{count / 1000:,.1f} GB"
+
+
+def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
+    """Return a sentence about the parties whose lists are worse than the most popular items; None if there are none."""
+    name = next((key for key in metrics["test"] if key.startswith("ndcg@")), "")
+    worse = []
+    for party in metrics["parties"]:
+        found = party["test"].get(name)
+        popular = party["popularity"].get(name)
+        if found is not None and popular is not None and found < popular:
+            worse.append(f"{party['name']} {found:.4f}, popularity {popular:.4f}")
+    if not worse:
+        return None
+    named = "; ".join(worse[:5]) + (f"; and {len(worse) - 5} more parties" if len(worse) > 5 else "")
+    text = f"Lists are worse than the most popular items ({name.upper()}: {named})."
+    if metrics["test"]["rmse"] is not None and "lists" not in metrics:
+        return f"{text} They are ordered by predicted stars; train with --preset best or ranking to order them by a model of lists."
+    return f"{text} Train with another seed or more data, or show these parties' customers what is popular."

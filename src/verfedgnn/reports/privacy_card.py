@@ -31,11 +31,11 @@ def list_assumptions(privacy: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def add_guarantees(document: Document, privacy: Mapping[str, Any]) -> None:
+def add_guarantees(document: Document, privacy: Mapping[str, Any], title: str = "Privacy guarantees") -> None:
     """Add the guarantees, their assumptions, and the privacy events from which they are computed."""
     rows = [list(row.values()) for row in list_guarantees(privacy)]
     document.add(
-        Heading("Privacy guarantees"),
+        Heading(title),
         Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows),
         Points(list_assumptions(privacy)),
     )

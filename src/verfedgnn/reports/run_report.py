@@ -1,4 +1,4 @@
-"""The report of a run: accuracy, learning curve, lift, traffic, privacy guarantees, largest errors and configuration."""
+"""The report of a run: verdict, accuracy, lift, gates, learning curve, traffic, privacy guarantees, largest errors and configuration."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from collections import defaultdict
 from typing import Any
 
 from verfedgnn.core.version import installed_version
-from verfedgnn.evaluation.lift_plots import band, lift_figure
+from verfedgnn.evaluation.lift_plots import WAYS, band, gains_in_percent
+from verfedgnn.evaluation.verdict import WHAT
 from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import make_figure, render_svg
-from verfedgnn.reports.phrases import format_metric, format_size
+from verfedgnn.reports.lift_view import (
+    GATE_HEADER,
+    GATE_NOTE,
+    MEASURES,
+    SIMPLE,
+    answer,
+    gate_rows,
+    halves,
+    readable_tables,
+)
+from verfedgnn.reports.phrases import format_metric, format_size, warn_of_lists
 from verfedgnn.reports.privacy_card import add_guarantees
+from verfedgnn.reports.svg_charts import Interval, draw_intervals, draw_lines
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
@@ -23,12 +34,16 @@ def run_document(run: Run, name: str) -> Document:
     """Build the report of a run."""
     metrics = run.metrics
     document = Document(f"Run {name}")
+    _add_verdict(document, metrics.get("lift"))
     document.add(Paragraph(_describe_data(run)))
     _add_accuracy(document, metrics)
-    _add_curve(document, run)
     _add_lift(document, metrics.get("lift"))
+    _add_gates(document, metrics)
+    _add_curve(document, run)
     _add_traffic(document, run)
     add_guarantees(document, metrics["privacy"])
+    if "lists" in metrics:
+        add_guarantees(document, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
     _add_largest_errors(document, run)
     versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
     document.add(
@@ -67,9 +82,13 @@ def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
         for party in metrics["parties"]
     ]
     rows.append(["**all**", "", "", *(format_metric(metrics["test"][name]) for name in names)])
+    popular = metrics["popularity"]
+    rows.append(["the most popular items", "", "", *(format_metric(popular.get(name)) for name in names)])
+    warning = warn_of_lists(metrics)
     document.add(
         Heading("Accuracy"),
         Table(["party", "items", "ratings", *names], rows),
+        Paragraph(f"**Warning:** {warning}") if warning else None,
         Paragraph(
             "Measured on the test part, which was used neither for training nor for model selection. Lower is better for "
             "RMSE and MAE, higher for all other metrics."
@@ -80,59 +99,120 @@ def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
             f"{format_size(traffic['up'])} and received {format_size(traffic['down'])}, or "
             f"{format_size(traffic['per_party_per_round'])} per party and round."
         ),
+        Paragraph(_describe_lists(metrics["lists"])) if "lists" in metrics else None,
+    )
+
+
+def _describe_lists(lists: dict[str, Any]) -> str:
+    traffic = lists["bytes"]
+    return (
+        f"A second model orders lists. Its training took {lists['rounds']:,} rounds and {lists['seconds']:.0f} s, and the "
+        f"model of round {lists['best_round']:,} was kept. The parties sent {format_size(traffic['up'])} and received "
+        f"{format_size(traffic['down'])} for it."
     )
 
 
 def _add_curve(document: Document, run: Run) -> None:
     name = next((key for key in (run.history[0] if run.history else {}) if key.startswith("valid_")), None)
-    figure = make_figure(10, 3.6) if name else None
-    if figure is None or name is None:
+    if name is None:
         return
-    left, right = figure.subplots(1, 2, sharey=True)
-    values = [entry[name] for entry in run.history]
     metric = name.removeprefix("valid_").upper()
-    left.plot([entry["round"] for entry in run.history], values, color="#2a6fb0")
-    left.axvline(run.metrics["best_round"], color="#9e9e9e", linewidth=0.8, linestyle="--")
-    left.set(xlabel="round (dashed: kept)", ylabel=f"validation {metric}")
-    right.plot([entry["bytes"] / 1e6 for entry in run.history], values, color="#2a6fb0")
-    right.set(xlabel="total traffic in MB")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    document.add(
-        Picture("curve", f"{metric} on the validation part by round and by traffic", render_svg(figure))
+    values = [entry[name] for entry in run.history]
+    colours = {metric: WAYS["federated"]}
+    by_round = draw_lines(
+        {metric: ([entry["round"] for entry in run.history], values)},
+        colours,
+        "round (dashed: kept)",
+        f"validation {metric}",
+        mark=run.metrics["best_round"],
     )
+    by_traffic = draw_lines(
+        {metric: ([entry["bytes"] / 1e6 for entry in run.history], values)},
+        colours,
+        "total traffic in MB",
+        f"validation {metric}",
+    )
+    document.add(
+        _picture("curve", f"{metric} on the validation part by round", by_round),
+        _picture("curve-traffic", f"{metric} on the validation part by traffic", by_traffic),
+    )
+
+
+def _add_verdict(document: Document, lift: dict[str, Any] | None) -> None:
+    if lift is not None:
+        document.add(Paragraph(f"**{answer(lift)}** {lift['summary']}"))
+
+
+def _add_gates(document: Document, metrics: dict[str, Any]) -> None:
+    rows = gate_rows(metrics)
+    if rows:
+        document.add(Heading("What each party serves"), Paragraph(GATE_NOTE), Table(GATE_HEADER, rows))
 
 
 def _add_lift(document: Document, lift: dict[str, Any] | None) -> None:
     if lift is None:
         return
-    ways = ("biases", "alone", "federated", "pooled")
+    document.add(Heading("Does joining pay?"))
+    for table in readable_tables(lift):
+        rows = [table.cells(name, row) for name, row in table.rows]
+        if table.overall is not None:
+            rows.append(table.cells("**all**", table.overall))
+        document.add(Paragraph(f"**{table.title}.** {table.note}".strip()), Table(table.header, rows))
+    for part in halves(lift):
+        _add_other_metrics(document, part)
+        _add_lift_pictures(document, part)
 
-    def make_row(name: str, part: dict[str, Any]) -> list[str]:
-        gain = part.get("gain")
-        text = f"{gain['rmse']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})" if gain else "–"
-        return [name, *(format_metric(part[way]) for way in ways), text, part.get("pays", "–")]
 
-    header = [*ways, "gain (95 % interval)", "pays"]
-    by_party = [
-        *(make_row(party["name"], party) for party in lift["parties"]),
-        make_row("**all**", lift["overall"]),
+def _add_other_metrics(document: Document, part: dict[str, Any]) -> None:
+    """Add Recall@20 and HitRate@20 of lists, for known customers and for newcomers."""
+    if "recall@20" not in part["overall"]:
+        return
+    tables = {"customers that the parties know": part["overall"], "newcomers": part["newcomers"]["overall"]}
+    rows = [
+        [who, name, *(format_metric(row[name][way]) for way in WAYS)]
+        for who, row in tables.items()
+        for name in ("recall@20", "hitrate@20")
     ]
-    by_ratings = [make_row(band(part), part) for part in lift.get("by_own_ratings", [])]
-    figure = lift_figure(lift)
+    header = ["for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in WAYS)]
+    document.add(Paragraph("**Other metrics of lists.** Higher is better."), Table(header, rows))
+
+
+def _add_lift_pictures(document: Document, part: dict[str, Any]) -> None:
+    """Add the charts of ratings or of lists: gain by party, gain for newcomers, and figures by activity."""
+    what = WHAT[part["metric"]]
+    simple = SIMPLE[part["metric"]]
+    kind = "ratings" if part["metric"] == "rmse" else "lists"
+    axis = "% gained by joining, with its 95 % interval"
+    rows = [row for row in part["by_own_ratings"] if all(row[way] is not None for way in WAYS)]
+    places = list(range(len(rows)))
+    curves = {simple if way == "simple" else way: (places, [float(row[way]) for row in rows]) for way in WAYS}
     document.add(
-        Heading("Does joining pay?"),
-        Paragraph(
-            "Test RMSE, lower is better: with user and item means only (`biases`), trained `alone`, `federated`, and with "
-            "all data in one place (`pooled`). The gain is how much lower the federated RMSE is than the better of "
-            "`biases` and `alone`. Joining pays if the whole interval is above 0; with few users the answer is `cannot tell`."
+        _picture(
+            f"lift-{kind}",
+            f"Gain in {what} by party, over what it has alone",
+            draw_intervals([Interval(*found) for found in gains_in_percent(part)], axis),
         ),
-        Table(["party", *header], by_party),
-        Table(["user's own ratings", *header], by_ratings),
-        Picture("lift", "Test RMSE by a user's own ratings, and gain by party", render_svg(figure))
-        if figure
-        else None,
+        _picture(
+            f"lift-{kind}-newcomers",
+            f"Gain in {what} for customers new to a party, over {simple}",
+            draw_intervals([Interval(*found) for found in gains_in_percent(part["newcomers"])], axis),
+        ),
+        _picture(
+            f"lift-{kind}-activity",
+            f"Accuracy of {what} by a customer's training ratings at the party",
+            draw_lines(
+                curves,
+                {simple if way == "simple" else way: colour for way, colour in WAYS.items()},
+                "training ratings at the party",
+                MEASURES[part["metric"]],
+                names=[band(row) for row in rows],
+            ),
+        ),
     )
+
+
+def _picture(name: str, caption: str, svg: str | None) -> Picture | None:
+    return None if svg is None else Picture(name, caption, svg)
 
 
 MESSAGES = {

@@ -1,4 +1,4 @@
-"""`VerFedRecommender`: a federation as one estimator, for a quick experiment in the manner of scikit-learn."""
+"""`VerFedRecommender`: a federation as one estimator in the style of scikit-learn, for quick experiments."""
 
 from __future__ import annotations
 
@@ -16,30 +16,36 @@ from verfedgnn.core.user_rule import UserRule
 from verfedgnn.data import PartyData, check_parties, read_parties, split_items
 from verfedgnn.data.data_frames import as_ratings
 from verfedgnn.data.parties import parties_from_tables
+from verfedgnn.evaluation.lift import lift
 from verfedgnn.runs.run import Recommendation, Run
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
 
 
 class VerFedRecommender:
-    """Parties in, recommendations out; every organisation's part is played on this machine.
+    """A recommender that trains all parties of a federation on this machine.
 
-    `settings` are those of `Config.preset`, by name: `VerFedRecommender(epochs=100, dim=16)`. As scikit-learn asks, a
-    constructor only keeps its parameters (they are checked by `fit`), what `fit` finds out ends in an underscore, and
-    `sklearn.base.clone` works; scikit-learn itself is not needed.
-
-    After `fit`: `run_` (the `Run`), `metrics_` (its figures), `config_` and `parties_`, the parties' names.
+    `settings` are those of `Config.preset`, by name: `VerFedRecommender(epochs=100, dim=16)`. As in scikit-learn, the
+    constructor only stores its parameters, `fit` checks them, results end in an underscore, and `sklearn.base.clone` works.
+    scikit-learn need not be installed.
     """
 
     run_: Run
+    """The finished training, after `fit`."""
     metrics_: dict[str, Any]
+    """The figures of the run, as in metrics.json; `lift` adds to them."""
     config_: Config
+    """The configuration that the parties trained with."""
     parties_: list[str]
+    """The names of the parties."""
 
     def __init__(
         self, preset: str = "best", model: str = "gcn", seed: int = 0, *, device: str = "cpu", **settings: Any
     ) -> None:
-        self.preset, self.model, self.seed, self.device = preset, model, seed, device
+        self.preset = preset
+        self.model = model
+        self.seed = seed
+        self.device = device
         self.settings = settings
 
     def fit(
@@ -51,20 +57,22 @@ class VerFedRecommender:
         out: str | Path | None = None,
         watch: Watcher | None = None,
     ) -> VerFedRecommender:
-        """Train on one table per party, `{"film": ..., "books": ...}`, or on one that is cut into `parties` or `by` a column.
+        """Train on one table per party, `{"film": ..., "books": ...}`, or on one table split into `parties` or `by` a column.
 
         A table is a path, `Ratings`, an Arrow table, a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
-        Parties that are made already, as by `split_items`, are taken as they are. With `out` the run is kept in a folder.
+        A list of `PartyData`, such as `split_items` returns, is used unchanged. `out` names a folder to write the run to.
         """
         config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **self.settings})
         members = _members(data, parties, by, config.seed, config.users)
         run = train(members, config, out=out, device=self.device, watch=watch)
-        self.run_, self.metrics_, self.config_ = run, run.metrics, config
+        self.run_ = run
+        self.metrics_ = run.metrics
+        self.config_ = run.config
         self.parties_ = [party.name for party in run.parties]
         return self
 
     def predict(self, users: Any, items: Any, party: str | None = None) -> NDArray[np.float64]:
-        """The predicted rating of each pair of ids."""
+        """Predict the rating of each pair of user and item ids, within the party's scale."""
         return self._fitted().predict(users, items, party=party)
 
     @overload
@@ -76,25 +84,44 @@ class VerFedRecommender:
     ) -> list[list[Recommendation]]: ...
 
     def recommend(self, user: Any, k: int = 10, party: str | None = None) -> Any:
-        """The k best items a user has not rated, of all parties or one; for several users, a list for each."""
+        """Return the k best items that a user has not rated, from all parties or from one; for several users, a list each.
+
+        Each recommendation has the `score` that orders the list and the predicted `rating` in stars.
+        """
         run = self._fitted()
         if isinstance(user, str) or np.ndim(user) == 0:
             return run.recommend(str(user), k, party=party)
         return [run.recommend(str(each), k, party=party) for each in user]
 
+    def evaluate(self, k: int = 20) -> dict[str, Any]:
+        """Return the accuracy on the test part, overall and per party: RMSE, MAE, and Recall, NDCG and HitRate of lists of k.
+
+        `popularity` is the quality of lists of the most popular items.
+        """
+        return self._fitted().evaluate(k)
+
+    def lift(self, watch: Watcher | None = None) -> dict[str, Any]:
+        """Return what joining gains each party, and add it to `metrics_`; `summary` says it in words.
+
+        It covers ratings and lists, customers that a party knows, and newcomers. It needs further trainings.
+        """
+        run = self._fitted()
+        if "lift" not in run.metrics:
+            run.metrics["lift"] = lift(run, watch=watch)
+        found: dict[str, Any] = run.metrics["lift"]
+        return found
+
     def score(self, ratings: Any = None) -> float:
-        """Minus the RMSE of the test part, or of `ratings` given as to `fit`; of a ranking, NDCG@20 of the test part."""
+        """Return minus the RMSE of the test part, or of `ratings` given as to `fit`. For a ranking, return NDCG@20."""
         run = self._fitted()
         ranks = run.config.training.ranks
         if ratings is None:
             judged = run.metrics["test"]["ndcg@20" if ranks else "rmse"]
             if judged is None:
-                raise RunError("this run has no test part to be judged on; give score the ratings")
+                raise RunError("this run has no test part; pass ratings to score")
             return float(judged if ranks else -judged)
         if ranks:
-            raise ConfigError(
-                "a ranking predicts no ratings that could be compared; call score() for its NDCG@20"
-            )
+            raise ConfigError("a ranking predicts no ratings to compare with; call score() for its NDCG@20")
         tables = {"ratings": ratings} if not isinstance(ratings, Mapping) else ratings
         squared = []
         for name, source in tables.items():
@@ -109,7 +136,7 @@ class VerFedRecommender:
         return self.run_
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's parameters, settings among them; `deep` is scikit-learn's and changes nothing."""
+        """Return the constructor's parameters, including settings; `deep` exists for scikit-learn and changes nothing."""
         return {
             "preset": self.preset,
             "model": self.model,
@@ -119,7 +146,7 @@ class VerFedRecommender:
         }
 
     def set_params(self, **params: Any) -> VerFedRecommender:
-        """Other parameters, for the next `fit`."""
+        """Set parameters for the next `fit`."""
         for name, value in params.items():
             if name in ("preset", "model", "seed", "device"):
                 setattr(self, name, value)
@@ -132,10 +159,10 @@ class VerFedRecommender:
 
 
 def _members(data: Any, parties: int | None, by: str | None, seed: int, users: UserRule) -> list[PartyData]:
-    """What `fit` is given, as checked parties."""
+    """Return the data given to `fit` as checked parties."""
     made = isinstance(data, Sequence) and len(data) > 0 and all(isinstance(each, PartyData) for each in data)
     if (made or isinstance(data, Mapping)) and (parties is not None or by is not None):
-        raise ConfigError("parties and by cut one table; leave them out where every party has its own")
+        raise ConfigError("parties and by split one table; leave them out if every party has its own")
     if isinstance(data, str | Path):
         return read_parties(data, parties=parties, seed=seed, by=by, users=users)
     if isinstance(data, Mapping):
