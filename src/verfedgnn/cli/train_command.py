@@ -263,7 +263,9 @@ def _user_with_something_to_find(run: Run) -> str | None:
 
     first = run.parties[0].ratings
     items = sum(party.ratings.n_items for party in run.parties)
-    rated = sum(np.bincount(party.ratings.user, minlength=first.n_users) for party in run.parties)
+    rated = np.bincount(
+        np.concatenate([party.ratings.user for party in run.parties]), minlength=first.n_users
+    )
     left = first.known_users[rated[first.known_users] < items]
     return str(first.user_ids[left[0]]) if len(left) else None
 

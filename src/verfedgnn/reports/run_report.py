@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from verfedgnn.core.version import installed_version
@@ -163,7 +164,7 @@ def _add_lift(document: Document, lift: dict[str, Any] | None) -> None:
         _add_lift_pictures(document, part)
 
 
-def _add_other_metrics(document: Document, part: dict[str, Any]) -> None:
+def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
     """Add Recall@20 and HitRate@20 of lists, for known customers and for newcomers."""
     if "recall@20" not in part["overall"]:
         return
@@ -177,7 +178,7 @@ def _add_other_metrics(document: Document, part: dict[str, Any]) -> None:
     document.add(Paragraph("**Other metrics of lists.** Higher is better."), Table(header, rows))
 
 
-def _add_lift_pictures(document: Document, part: dict[str, Any]) -> None:
+def _add_lift_pictures(document: Document, part: Mapping[str, Any]) -> None:
     """Add the charts of ratings or of lists: gain by party, gain for newcomers, and figures by activity."""
     what = WHAT[part["metric"]]
     simple = SIMPLE[part["metric"]]
