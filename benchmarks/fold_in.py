@@ -41,7 +41,7 @@ def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, float]]:
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / data)
     parties = vf.split_items(table, parties=3, by="genre")
     config = vf.Config.preset("best", seed=seed, gate=gate)
-    parts = [split_ratings(party.ratings, config.split, seed) for party in parties]
+    parts = [split_ratings(party, config.split, seed) for party in parties]
     new = np.random.default_rng(seed).permutation(table.n_users) < table.n_users // 10
     everybody = vf.train(parties, config, parts=parts)
     others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]

@@ -153,13 +153,20 @@ def figures(parties: list[Prepared], model: Model, part: str) -> dict[str, float
     """Return means over users and parties, on the test part as our own evaluation does, or on the
     validation part.
     """
-    total = RankingScores.none()
+    total = RankingScores.zero()
     for party, (users, items) in zip(parties, model, strict=True):
         judged, seen = (
             (party.test, [party.train, party.valid]) if part == "test" else (party.valid, [party.train])
         )
         wanted = judged.take(judged.rating >= upper_quarter(party.party.ratings.scale))
-        total += measure_ranking(users, items, seen, wanted, K)
+        total += measure_ranking(
+            lambda rows, users=users, items=items: users[rows] @ items.T,
+            len(users),
+            len(items),
+            seen,
+            wanted,
+            K,
+        )
     return {name: round(value, 5) for name, value in total.means(K).items() if value is not None}
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from verfedgnn.training.user_item_means import fit_biases
 
 import verfedgnn as vf
 from verfedgnn.data import TRAIN, pool_parties
 from verfedgnn.research.baselines.central_gnn import cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split_ratings
+from verfedgnn.runs.prepared_data import prepare, split_ratings
+from verfedgnn.training.simple_models import fit_party_means
 
 RIDGE = 100.0
 """Weight of the squared regression coefficients."""
@@ -43,8 +43,12 @@ class Ease(Method):
         """
         began = time.perf_counter()
         table = pool_parties(parties)
-        parts = np.concatenate([split_ratings(party.ratings, config.split, config.seed) for party in parties])
-        mean, by_user, by_item = fit_biases(table, parts)
+        parts = np.concatenate([split_ratings(party, config.split, config.seed) for party in parties])
+        (pool,) = prepare([vf.PartyData("pooled", table)], config, where.device, [parts])
+        means = fit_party_means(pool.input)
+        mean = means.mean
+        by_user = means.user_offset
+        by_item = means.item_offset
         seen = table.take(parts == TRAIN)
         left = np.zeros((table.n_users, table.n_items))
         left[seen.user, seen.item] = seen.rating - mean - by_user[seen.user] - by_item[seen.item]

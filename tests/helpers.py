@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import verfedgnn as vf
+from verfedgnn.core.metrics import RatingErrors, measure_errors
 from verfedgnn.protocol.party.policy import LOCAL, Policy
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
+from verfedgnn.training.simple_models import fit_party_means, means_model
 
 
 def config(**values: Any) -> vf.Config:
@@ -22,11 +27,28 @@ def same(a: vf.Run, b: vf.Run) -> None:
     assert timeless[0] == timeless[1]
     assert torch.equal(a.public, b.public)
     for mine, theirs in zip(a.models, b.models, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(vars(mine).values(), vars(theirs).values(), strict=True))
+        same_model(mine, theirs)
     assert [(h["round"], h["valid_rmse"], h["bytes"]) for h in a.history] == [
         (h["round"], h["valid_rmse"], h["bytes"]) for h in b.history
     ]
     assert a.ledger.to_dict() == b.ledger.to_dict()
+
+
+def same_model(a: PartyModel, b: PartyModel) -> None:
+    """Assert that two models are bit-identical."""
+    mine = a.arrays()
+    theirs = b.arrays()
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert torch.equal(mine[name], theirs[name]), name
+
+
+def means_errors(ratings: vf.Ratings, parts: NDArray[np.int8]) -> RatingErrors:
+    """Return the test errors of user and item means on a table in one place."""
+    (pool,) = prepare([vf.PartyData("pooled", ratings)], vf.Config(), torch.device("cpu"), [parts])
+    means = fit_party_means(pool.input)
+    model = means_model(means, means.user_offset, torch.device("cpu"))
+    return measure_errors(model.users, model.items, pool.test, ratings.scale)
 
 
 def federation(

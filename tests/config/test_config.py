@@ -10,7 +10,7 @@ from verfedgnn import Config, ConfigError
 from verfedgnn.config import build_config, load_config, parse_settings, presets, settings
 from verfedgnn.config.exchange_modes import MaskedExchange, NoExchange, NoisedExchange, ProjectedExchange
 from verfedgnn.config.gradient_mechanisms import LaplaceGradients
-from verfedgnn.config.model_forms import MessageModel
+from verfedgnn.config.model_forms import Gnn, MessageModel
 from verfedgnn.config.variants import CHOICES
 
 
@@ -71,7 +71,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),
         (["lr=inf"], "finite"),
-        (["mode=exact", "kind=never"], "'rating' or 'time'"),
+        (["mode=exact", "kind=never"], "'rating', 'time' or 'newcomers'"),
     ],
 )
 def test_bad_settings_name_cause_and_remedy(settings: list[str], message: str) -> None:
@@ -161,3 +161,67 @@ def test_settings_that_variants_share_have_one_explanation() -> None:
         for name in names:
             texts = {choice.variants[tag].model_fields[name].description for tag in choice.having(name)}
             assert len(texts) == 1, f"{choice.section}.{name}"
+
+
+@pytest.mark.parametrize("gnn", ["gcn", "gat", "ggnn"])
+def test_lists_are_trained_with_preset_ranking_and_the_protection_of_the_ratings(gnn: Gnn) -> None:
+    config = Config.preset(
+        "best",
+        model=gnn,
+        seed=3,
+        epochs=50,
+        patience=4,
+        bits=12,
+        r=4.0,
+        **{"model.dim": 16, "user_blocks": 2, "split.kind": "newcomers", "checkpoint_every": 7},
+    )
+    assert config.trains_lists
+    lists = config.for_lists()
+    ranking = Config.preset("ranking")
+    assert lists.training.ranks
+    assert lists.training.gate
+    assert (lists.gradients, lists.split, lists.masking) == (config.gradients, config.split, config.masking)
+    assert lists.exchange == config.exchange.model_copy(update={"every": ranking.exchange.every})
+    for name in ("epochs", "patience", "user_blocks", "checkpoint_every", "evaluate_every", "participation"):
+        assert getattr(lists.training, name) == getattr(config.training, name)
+    for name in ("lr", "l2_row", "l2_rating", "negatives", "batch"):
+        assert getattr(lists.training, name) == getattr(ranking.training, name)
+    assert (lists.model.gnn, lists.model.dim, lists.seed, lists.base) == ("gcn", 16, 3, "best")
+    assert not lists.trains_lists  # there is no third training
+    assert not lists.shares_user_means
+    assert lists.fingerprint() != config.fingerprint()
+    assert lists.for_lists() == lists
+
+
+def test_who_trains_lists_and_who_shares_means() -> None:
+    best = Config.preset("best")
+    assert best.trains_lists
+    assert best.shares_user_means
+    for off in ({"gate": False}, {"lists": False}):
+        assert not best.with_values(off).trains_lists
+    assert not best.with_values({"gate": False}).shares_user_means
+    assert best.with_values({"lists": False}).shares_user_means
+    for name in ("paper", "private", "ranking"):
+        assert not Config.preset(name).trains_lists
+        assert not Config.preset(name).shares_user_means
+    assert not best.with_values({"exchange.mode": "off"}).shares_user_means
+
+
+def test_two_parties_exchange_noised_instead_of_masked_neighbourhoods() -> None:
+    for name in ("best", "ranking"):
+        config = Config.preset(name)
+        two = config.for_parties(2)
+        assert isinstance(two.exchange, NoisedExchange)
+        assert (two.exchange.noise, two.exchange.row_clip) == (0.05, 0.5)
+        kept = ("bits", "backward", "every")
+        for setting in kept:
+            assert getattr(two.exchange, setting) == getattr(config.exchange, setting)
+        assert two.masking
+        assert two.for_parties(2) == two
+        assert two.for_lists().exchange.mode == "noised"
+        for count in (1, 3, 10):
+            assert config.for_parties(count) is config
+    for name in ("paper", "private"):
+        assert Config.preset(name).for_parties(2) == Config.preset(name)
+    chosen = Config.preset("best", **{"exchange.mode": "noised", "noise": 0.4, "row_clip": 2.0})
+    assert chosen.for_parties(2) == chosen

@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from verfedgnn.training.user_item_means import bias_errors
 
-from verfedgnn.core import metrics
+from helpers import means_errors
+from verfedgnn.core import list_metrics
+from verfedgnn.core.list_metrics import Score
 from verfedgnn.core.metrics import RatingErrors, measure_errors, measure_ranking
 from verfedgnn.core.pairs import Pairs
-from verfedgnn.data import TEST, TRAIN, make_ratings, split_by_rating, synthetic_ratings
+from verfedgnn.data import TEST, TRAIN, split_by_rating, synthetic_ratings
 
 
 def pairs(*rows: tuple[int, int, float]) -> Pairs:
@@ -20,6 +21,10 @@ def pairs(*rows: tuple[int, int, float]) -> Pairs:
     return Pairs(
         torch.tensor(user, dtype=torch.int32), torch.tensor(item, dtype=torch.int32), torch.tensor(rating)
     )
+
+
+def products(users: torch.Tensor, items: torch.Tensor) -> Score:
+    return lambda rows: users[rows] @ items.T
 
 
 def test_errors_by_hand() -> None:
@@ -36,8 +41,8 @@ def test_ranking_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     users, items = torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([[5.0], [4.0], [3.0], [2.0], [1.0]])
     seen, wanted = pairs((0, 0, 5.0)), pairs((0, 2, 5.0), (0, 4, 5.0), (1, 3, 5.0))
     for chunk in (1 << 23, 5):  # all users at once, and one at a time
-        monkeypatch.setattr(metrics, "CHUNK_SCORES", chunk)
-        found = measure_ranking(users, items, [seen], wanted, k=2)
+        monkeypatch.setattr(list_metrics, "CHUNK_SCORES", chunk)
+        found = measure_ranking(products(users, items), 3, 5, [seen], wanted, k=2)
         # user 0 is shown items 1, 2: finds item 2 in second place, of two wanted; user 1 is shown 0, 1: nothing
         assert found.users == 2
         assert found.recall == pytest.approx(1 / 2)
@@ -52,23 +57,22 @@ def test_a_perfect_ranking_scores_one() -> None:
     users = torch.from_numpy(rng.normal(size=(20, 4)).astype(np.float32))
     best = (users @ items.T).topk(3).indices
     wanted = pairs(*[(u, int(i), 5.0) for u in range(20) for i in best[u]])
-    found = measure_ranking(users, items, [pairs((0, int((users[0] @ items.T).argmin()), 1.0))], wanted, k=5)
+    seen = pairs((0, int((users[0] @ items.T).argmin()), 1.0))
+    found = measure_ranking(products(users, items), 20, 50, [seen], wanted, k=5)
     assert found.means(5) == pytest.approx({"recall@5": 1.0, "ndcg@5": 1.0, "hitrate@5": 1.0})
 
 
-def test_biases_by_hand() -> None:
-    """One user who rates 1 above, one who rates 1 below: means recover the table as damping goes to 0."""
-    table = make_ratings(["a", "a", "b", "b"], ["x", "y", "x", "y"], [4.0, 5.0, 2.0, 3.0], scale=(1, 5))
-    errors = bias_errors(table, np.array([0, 0, 0, 2], np.int8))
-    # mean 11/3; with damping 1: b_x = (1/3 - 5/3)/3 = -4/9, b_y = (4/3)/2 = 2/3; what is left of b's one rating: -11/9, halved
-    assert errors.count == 1
-    assert errors.squared == pytest.approx((11 / 3 + 2 / 3 - 11 / 18 - 3.0) ** 2)
+def test_served_predictions_are_clipped_to_the_scale() -> None:
+    users, items = torch.tensor([[1.0], [1.0]]), torch.tensor([[7.0], [0.0]])
+    rated = pairs((0, 0, 5.0), (1, 1, 2.0))
+    assert measure_errors(users, items, rated).squared == 8.0
+    assert measure_errors(users, items, rated, (1.0, 5.0)) == RatingErrors(1.0, 1.0, 2)
 
 
-def test_biases_beat_the_mean() -> None:
+def test_means_beat_the_mean() -> None:
     table = synthetic_ratings(users=200, items=100, ratings=6000, seed=0)
     parts = split_by_rating(table, seed=0)
     spread = table.rating[parts == TEST] - table.rating[parts == TRAIN].mean()
-    rmse = bias_errors(table, parts).rmse
+    rmse = means_errors(table, parts).rmse
     assert rmse is not None
     assert 0.94 < rmse / math.sqrt(np.square(spread).mean()) < 0.96

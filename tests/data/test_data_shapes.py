@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_data_synthetic import squared_errors
-from verfedgnn.training.user_item_means import bias_errors
 
+from helpers import means_errors
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import TEST, read_parties, read_ratings, split_by_rating
 from verfedgnn.data import synthetic_shapes as shapes
@@ -85,7 +85,7 @@ def test_there_are_biases_and_tastes_to_learn(table):
     ratings = read_ratings(table)
     parts = split_by_rating(ratings)
     mean = ratings.rating[parts == TEST].std()
-    biases = bias_errors(ratings, parts)
+    biases = means_errors(ratings, parts)
     factors = np.sqrt(squared_errors(ratings, dim=2).mean())
     assert np.sqrt(biases.squared / biases.count) < mean - 0.04
     assert factors < mean - 0.1

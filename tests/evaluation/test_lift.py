@@ -1,4 +1,4 @@
-"""Whether joining pays: the bootstrap, the gate, lift by party and by own ratings; tuning; ranking."""
+"""Whether joining pays: the bootstrap, lift of ratings and lists, newcomers; tuning; ranking."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from verfedgnn.training.gate import blend, choose
 
 import verfedgnn as vf
+from helpers import same_model
 from verfedgnn.config import load_config
 from verfedgnn.core.pairs import Pairs
+from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.evaluation.bootstrap import gain
-from verfedgnn.evaluation.lift import lift
+from verfedgnn.evaluation.lift import count_other_parties, lift
 from verfedgnn.evaluation.lift_plots import draw_lift, draw_study
+from verfedgnn.evaluation.verdict import verdict
 from verfedgnn.gnn.model import Propagation
 from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.loss import Batch, _ranking_loss
-from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.training.tuning import Range, parse_space, tune
 
 
 def best(**values: Any) -> vf.Config:
-    return vf.Config.preset("best").with_values({"epochs": 40, "dim": 4} | values)
+    return vf.Config.preset("best").with_values({"epochs": 40, "dim": 4, "lists": False} | values)
 
 
 def test_a_real_gain_is_seen_and_none_is_not_made_up() -> None:
@@ -60,25 +59,37 @@ def test_the_interval_holds_as_often_as_it_says() -> None:
     assert missed < 24
 
 
-@given(g=st.floats(-0.5, 1.5), seed=st.integers(0, 100))
-def test_the_gate_finds_the_mixture(g: float, seed: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    models = [
-        PartyModel(torch.randn(6, 2, generator=rng), torch.randn(5, 2, generator=rng), torch.zeros(5, 2))
-        for _ in range(2)
-    ]
-    user, item = torch.arange(30) % 6, torch.arange(30) % 5
-    predicted = [(m.users[user] * m.items[item]).sum(-1) for m in models]
-    pairs = Pairs(user, item, g * predicted[0] + (1 - g) * predicted[1])
-    gate = choose(models[0], models[1], pairs)
-    assert gate == pytest.approx(min(1.0, max(0.0, g)), abs=1e-3)
-    mixed = blend(models[0], models[1], gate)
-    torch.testing.assert_close(
-        (mixed.users[user] * mixed.items[item]).sum(-1),
-        gate * predicted[0] + (1 - gate) * predicted[1],
-        atol=1e-4,
-        rtol=1e-4,
-    )
+def test_an_ndcg_interval_holds_as_often_as_it_says() -> None:
+    """200 comparisons of equally good lists, one NDCG per user: 24 misses have a chance of 1 in 10,000."""
+    rng = np.random.default_rng(2)
+    user = np.arange(60)
+    missed = 0
+    for seed in range(200):
+        shared = rng.beta(1, 3, 60)
+        a, b = (np.where(rng.random(60) < 0.7, shared, rng.beta(1, 3, 60)) for _ in (0, 1))
+        found = gain(user, a, b, "ndcg@20", seed=seed)
+        assert found is not None
+        missed += found.pays != "cannot tell"
+    assert missed < 24
+
+
+def test_a_higher_ndcg_is_a_gain_and_a_higher_error_a_loss() -> None:
+    user = np.arange(50)
+    low, high = np.full(50, 0.2), np.full(50, 0.25) + 0.001 * np.arange(50)
+    lists, ratings = (gain(user, low, high, metric) for metric in ("ndcg@20", "rmse"))  # type: ignore[arg-type]
+    assert lists is not None
+    assert ratings is not None
+    assert (lists.pays, ratings.pays) == ("yes", "no")
+    assert lists.value == pytest.approx(high.mean() - 0.2)
+    assert lists.to_dict()["percent"] == pytest.approx(100 * (high.mean() / 0.2 - 1))
+    assert ratings.value == pytest.approx(np.sqrt(0.2) - np.sqrt(high.mean()))
+
+
+def test_few_users_cannot_tell() -> None:
+    found = gain(np.arange(19), np.full(19, 1.0), np.full(19, 0.5))
+    assert found is not None
+    assert found.low > 0
+    assert found.pays == "cannot tell"
 
 
 def test_nobody_is_worse_off(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
@@ -89,27 +100,160 @@ def test_nobody_is_worse_off(small_parties: list[vf.PartyData], tmp_path: Path) 
         for p in small_parties
     ]
     run = vf.train([small_parties[0], *odd[1:]], best(), out=tmp_path / "run")
-    found = lift(run)
-    for party in found["parties"]:
-        assert party["federated"] < 1.02 * party["alone"]
     assert run.alone is not None
+    alone = evaluate(run.prepared(), run.alone)
+    for served, own in zip(run.metrics["parties"], alone["parties"], strict=True):
+        assert served["test"]["rmse"] < 1.02 * own["test"]["rmse"]
+        for weights in served["gate"].values():
+            assert list(weights) == ["means", "federated means", "alone", "federated"]
+            assert sum(weights.values()) == pytest.approx(1)
     again = vf.Run.load(tmp_path / "run")
     assert again.alone is not None
-    assert torch.equal(again.alone[0].users, run.alone[0].users)
-    assert all(0 <= party["gate"] <= 1 for party in again.metrics["parties"])
+    same_model(again.alone[0], run.alone[0])
 
 
-def test_lift_tells_parties_and_users_apart(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
-    run = vf.train(small_parties, best())
-    found = lift(run)
-    for row in [*found["parties"], found["overall"], *found["by_own_ratings"]]:
-        assert row["pays"] in ("yes", "no", "cannot tell")
-        assert row["gain"]["low"] <= row["gain"]["rmse"] <= row["gain"]["high"]
+@pytest.fixture(scope="module")
+def joined(small_parties: list[vf.PartyData]) -> tuple[vf.Run, dict[str, Any]]:
+    """A default training of ratings and lists, and its lift."""
+    run = vf.train(small_parties, best(lists=True, epochs=20))
+    return run, lift(run)
+
+
+def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
+    return [table["overall"], *table["parties"], *table["by_own_ratings"], *table["by_other_parties"]]
+
+
+def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]]) -> None:
+    run, found = joined
+    for table in (found, found["lists"], found["newcomers"], found["lists"]["newcomers"]):
+        cases = table["overall"]["cases"]
+        for row in rows_of(table):
+            assert row["pays"] in ("yes", "no", "cannot tell")
+            assert {"simple", "alone", "federated", "pooled", "users"} < row.keys()
+            if row["gain"] is not None:
+                assert row["gain"]["low"] <= row["gain"]["value"] <= row["gain"]["high"]
+        for parts in ("parties", "by_own_ratings", "by_other_parties"):
+            assert sum(row["cases"] for row in table[parts]) == cases
     tests = sum(int((part == 2).sum()) for part in run.parts)
-    assert sum(row["ratings"] for row in found["by_own_ratings"]) == tests
+    assert found["overall"]["cases"] == tests
     assert found["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"], abs=1e-6)
+    lists = found["lists"]["overall"]
+    assert lists["federated"] == pytest.approx(run.metrics["test"]["ndcg@20"])
+    assert lists["simple"] == pytest.approx(run.metrics["popularity"]["ndcg@20"])
+    for name in ("recall@20", "hitrate@20"):
+        assert lists[name]["federated"] == pytest.approx(run.metrics["test"][name])
+    assert (found["metric"], found["lists"]["metric"]) == ("rmse", "ndcg@20")
+    assert found["newcomers"]["training"] == "second"
+    assert (found["reference"], found["newcomers"]["reference"]) == ("alone", "simple")
+    assert found["summary"].endswith(".")
+
+
+def test_lift_is_drawn(joined: tuple[vf.Run, dict[str, Any]], tmp_path: Path) -> None:
+    _, found = joined
     assert draw_lift(found, tmp_path / "lift.png")
     assert (tmp_path / "lift.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_default_training_lists_is_ordered_by_its_lists(joined: tuple[vf.Run, dict[str, Any]]) -> None:
+    run, _ = joined
+    assert run.lists is not None
+    assert run.ranker is run.lists
+    assert run.lists.config == run.config.for_lists()
+    assert run.metrics["lists"]["public"] == run.lists.metrics["public"] != run.metrics["public"]
+    for row, other in zip(run.metrics["parties"], run.lists.metrics["parties"], strict=True):
+        assert row["list_gate"] == other["gate"]
+        assert row["test"]["ndcg@20"] == other["test"]["ndcg@20"]
+    by_stars = evaluate(run.prepared(), run.models)["test"]["ndcg@20"]
+    assert run.metrics["test"]["ndcg@20"] > by_stars
+
+
+@pytest.fixture(scope="module")
+def newcomers(small_parties: list[vf.PartyData]) -> vf.Run:
+    """A training whose own split holds out newcomers; users 0 and 1 of the first party are nowhere else."""
+    only_here = [
+        vf.PartyData(p.name, p.ratings if k == 0 else p.ratings.take(p.ratings.user > 1))
+        for k, p in enumerate(small_parties)
+    ]
+    return vf.train(only_here, best(epochs=20, **{"split.kind": "newcomers"}))
+
+
+@pytest.fixture
+def quick_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pooled training, which is tested elsewhere."""
+    monkeypatch.setattr(lift_module, "_pooled_models", lambda run, label, **options: run.models)
+
+
+@pytest.mark.usefixtures("quick_pool")
+def test_newcomers_are_new_here_and_known_elsewhere(newcomers: vf.Run) -> None:
+    found = lift(newcomers)
+    assert found["newcomers"]["training"] == "own"
+    total = 0
+    for p, row in enumerate(found["newcomers"]["parties"]):
+        table = newcomers.parties[p].ratings
+        test = newcomers.parts[p] == 2
+        known = [
+            set(party.ratings.user[part == 0].tolist())
+            for party, part in zip(newcomers.parties, newcomers.parts, strict=True)
+        ]
+        assert not set(table.user[test].tolist()) & known[p]
+        elsewhere = set().union(*known[:p], *known[p + 1 :])
+        expected = [user for user in table.user[test].tolist() if user in elsewhere]
+        assert row["cases"] == len(expected) > 0
+        assert row["users"] == len(set(expected))
+        total += len(expected)
+    assert found["newcomers"]["overall"]["cases"] == total
+    assert [row["from"] for row in found["newcomers"]["by_own_ratings"]] == [0]
+    assert all(row["other_parties"] > 0 for row in found["newcomers"]["by_other_parties"])
+
+
+def test_other_parties_are_counted_by_training_ratings(newcomers: vf.Run) -> None:
+    elsewhere = count_other_parties(newcomers.prepared())
+    for p, found in enumerate(elsewhere):
+        for user in (0, 1, 5, 40, 119):
+            others = [
+                bool((party.ratings.user[part == 0] == user).any())
+                for q, (party, part) in enumerate(zip(newcomers.parties, newcomers.parts, strict=True))
+                if q != p
+            ]
+            assert found[user] == sum(others)
+    assert elsewhere[0][:2].tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("quick_pool")
+def test_joining_does_not_pay_where_the_served_model_is_worse(newcomers: vf.Run) -> None:
+    """The same run, serving predictions that are a star too high."""
+    spoilt = []
+    for model in newcomers.models:
+        ones = [torch.ones(len(rows), 1) for rows in (model.users, model.items)]
+        spoilt.append(
+            replace(
+                model, users=torch.cat([model.users, ones[0]], 1), items=torch.cat([model.items, ones[1]], 1)
+            )
+        )
+    found = lift(replace(newcomers, models=spoilt))
+    for table in (found, found["newcomers"]):
+        assert table["overall"]["pays"] == "no"
+        assert table["overall"]["gain"]["value"] < 0
+    assert verdict(found) == "no"
+    assert "worse" in found["summary"]
+
+
+@pytest.mark.usefixtures("quick_pool")
+def test_a_ranking_has_a_lift_of_its_own(small_parties: list[vf.PartyData]) -> None:
+    values = {"epochs": 20, "dim": 4, "split.kind": "newcomers"}
+    run = vf.train(small_parties, vf.Config.preset("ranking").with_values(values))
+    found = lift(run)
+    assert found["metric"] == found["newcomers"]["metric"] == "ndcg@20"
+    assert "lists" not in found
+    for row in found["parties"]:
+        assert row["hitrate@20"].keys() == {"simple", "alone", "federated", "pooled"}
+    assert "predicted ratings" not in found["summary"]
+
+
+def test_lift_without_a_gate_is_refused(small_parties: list[vf.PartyData]) -> None:
+    run = vf.train(small_parties, best(gate=False, epochs=2))
+    with pytest.raises(vf.ConfigError, match="train with --set gate=true"):
+        lift(run)
 
 
 def test_softmax_by_hand() -> None:
@@ -133,35 +277,25 @@ def test_a_ranking_learns_who_likes_what(small_parties: list[vf.PartyData], nega
         )
         for p in small_parties
     ]
-    values = {"epochs": 80, "dim": 8, "negatives": negatives, "l2_row": 0.5}
+    values = {"epochs": 80, "dim": 8, "negatives": negatives, "l2_row": 0.5, "gate": False}
     run = vf.train(parties, vf.Config.preset("ranking").with_values(values))
     assert run.metrics["test"]["rmse"] is None
     assert "valid_ndcg@20" in run.history[0]
-    prepared = run.prepared()
-    popular = [
-        (
-            torch.ones(p.party.ratings.n_users, 1),
-            torch.bincount(p.train.item, minlength=p.party.ratings.n_items)[:, None].float(),
-        )
-        for p in prepared
-    ]
-    assert run.metrics["test"]["ndcg@20"] > 1.1 * evaluate(prepared, popular)["test"]["ndcg@20"]
-    with pytest.raises(vf.ConfigError, match="a ranking predicts none"):
-        lift(run)
+    assert run.metrics["test"]["ndcg@20"] > 1.1 * run.metrics["popularity"]["ndcg@20"]
 
 
 def test_tuning_goes_on_where_it_stopped(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
     space = {"training.lr": Range(0.01, 0.3), "model.dim": [2, 4]}
-    told: list[int] = []
+    finished: list[int] = []
     options: dict[str, Any] = {
         "study": tmp_path / "study.db",
         "space": space,
-        "watch": lambda t: told.append(t.number),
+        "watch": lambda t: finished.append(t.number),
     }
     first = tune(small_parties, best(epochs=20), trials=2, **options)
-    assert told == [1, 2]
+    assert finished == [1, 2]
     second = tune(small_parties, best(epochs=20), trials=4, **options)
-    assert told == [1, 2, 3, 4]
+    assert finished == [1, 2, 3, 4]
     assert second.error <= first.error
     (tmp_path / "mine.toml").write_text(second.to_preset())
     assert second.to_preset().startswith("# Chosen by verfedgnn tune")

@@ -40,7 +40,7 @@ SHARES = (0.2, 0.5, 0.8)
 
 
 def planted(parties: list[vf.PartyData], chosen: vf.Config, share: float = 0.8, seed: int = 0) -> Planted:
-    parts = [split_ratings(party.ratings, chosen.split, chosen.seed) for party in parties]
+    parts = [split_ratings(party, chosen.split, chosen.seed) for party in parties]
     return plant(parties, parts, target=1, share=share, rng=np.random.default_rng(seed))
 
 

@@ -757,7 +757,7 @@ def test_users_alone_in_a_bucket_are_read_off_a_federations_neighbourhoods(
 
 
 def test_a_smaller_share_of_fakes_is_planted_and_used(four: list[vf.PartyData]) -> None:
-    parts = [split_ratings(party.ratings, best().split, 0) for party in four]
+    parts = [split_ratings(party, best().split, 0) for party in four]
     fakes = plant(four, parts, target=1, share=0.5, rng=np.random.default_rng(0))
     found = attack_sums(four, best(), rounds=60, share=0.5, victims=50)
     assert len(fakes.users) < four[1].ratings.n_items

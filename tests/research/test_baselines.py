@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from verfedgnn.training.user_item_means import bias_errors
 
 import verfedgnn as vf
-from helpers import federation
+from helpers import federation, means_errors
 from verfedgnn.core.graph import build_graph
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
@@ -81,10 +80,10 @@ def test_a_pooled_model_is_cut_into_the_parties_items(small_parties: list[vf.Par
 def test_the_bias_method_is_the_bias_baseline(small_parties: list[vf.PartyData]) -> None:
     config = configured("bias")
     trained = method("bias").train(small_parties, config, Where(CPU))
-    judged = evaluate(prepare(small_parties, config, CPU), [(m.users, m.items) for m in trained.models])
+    judged = evaluate(prepare(small_parties, config, CPU), trained.models)
     table = pool_parties(small_parties)
-    parts = np.concatenate([split_ratings(p.ratings, config.split, config.seed) for p in small_parties])
-    assert judged["test"]["rmse"] == pytest.approx(bias_errors(table, parts).rmse, abs=1e-5)
+    parts = np.concatenate([split_ratings(p, config.split, config.seed) for p in small_parties])
+    assert judged["test"]["rmse"] == pytest.approx(means_errors(table, parts).rmse, abs=1e-5)
 
 
 def test_factors_find_a_matrix_of_rank_one() -> None:
@@ -101,7 +100,7 @@ def test_factors_find_a_matrix_of_rank_one() -> None:
         "mf", **{"training.epochs": 400, "training.batch": 0, "training.l2": 0.0, "model.dim": 1}
     )
     trained = pooled(parties, config, Where(CPU))
-    judged = evaluate(prepare(parties, config, CPU), [(m.users, m.items) for m in trained.models])
+    judged = evaluate(prepare(parties, config, CPU), trained.models)
     assert judged["test"]["rmse"] < 0.05 < float(np.std(a[user] * b[item]))
 
 

@@ -1,0 +1,113 @@
+"""The paragraph about lift: whole sentences for every result, and the right verdict."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+
+from verfedgnn.evaluation.verdict import summarise, verdict
+
+RESULTS = ("yes", "no", "cannot tell", None)
+"""Verdicts, and None where there are no cases."""
+PERCENT = {"yes": 4.2, "no": -3.1, "cannot tell": 0.4}
+
+
+def row(pays: str | None, **values: Any) -> dict[str, Any]:
+    if pays is None:
+        return {"cases": 0, "users": 0, "gain": None, "pays": "cannot tell", **values}
+    return {
+        "cases": 12_345,
+        "users": 1_234,
+        "gain": {"value": 0.01, "percent": PERCENT[pays], "margin_percent": 1.5},
+        "pays": pays,
+        **values,
+    }
+
+
+def tables(
+    metric: str, known: str | None, new: str | None, parties: tuple[str | None, ...] = (), bands: str = ""
+) -> dict[str, Any]:
+    named = [row(pays, name=f"shop {number}") for number, pays in enumerate(parties)]
+    letters = {"y": "yes", "n": "no", "c": "cannot tell", "-": None}
+    activity = [row(letters[band], **{"from": 10 * place}) for place, band in enumerate(bands)]
+    return {
+        "metric": metric,
+        "overall": row(known),
+        "parties": named,
+        "by_own_ratings": activity,
+        "newcomers": {"metric": metric, "overall": row(new), "parties": named},
+    }
+
+
+def lift(
+    ratings: tuple[str | None, str | None], lists: tuple[str | None, str | None] | None
+) -> dict[str, Any]:
+    found = tables("rmse", *ratings)
+    return found if lists is None else found | {"lists": tables("ndcg@20", *lists)}
+
+
+def check_sentences(text: str) -> list[str]:
+    """Assert that a paragraph has whole sentences only, and return them."""
+    assert not re.search(r"None|nan|  | ,|\(\)|\{|\}", text), text
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
+    for sentence in sentences:
+        assert re.match(r"[A-Z].*[a-z)]\.$", sentence), sentence
+        assert sentence.count("(") == sentence.count(")"), sentence
+    return sentences
+
+
+@pytest.mark.parametrize("lists", [None, *product(RESULTS, RESULTS)])
+def test_every_result_gives_whole_sentences(lists: tuple[str | None, str | None] | None) -> None:
+    for ratings in product(RESULTS, RESULTS):
+        sentences = check_sentences(summarise(lift(ratings, lists)))
+        assert len(sentences) >= (3 if lists is None else 5)
+
+
+@pytest.mark.parametrize("parties", list(product(RESULTS, repeat=2)))
+@pytest.mark.parametrize("overall", RESULTS)
+def test_parties_that_differ_are_named(overall: str | None, parties: tuple[str | None, ...]) -> None:
+    text = summarise(tables("rmse", overall, overall, parties))
+    check_sentences(text)
+    opposite = {"yes": "no", "no": "yes"}.get(overall or "")
+    for number, pays in enumerate(parties):
+        differs = overall is not None and pays in ((opposite,) if opposite else ("yes", "no"))
+        assert (f"shop {number}: {pays}" in text) == differs
+
+
+@pytest.mark.parametrize(
+    ("bands", "first"),
+    [("yycc", 20), ("ycyn", 30), ("nccc", 10), ("yyyy", None), ("yy-c", 30), ("yc", None), ("", None)],
+)
+def test_the_activity_from_which_joining_changes_nothing_is_named(bands: str, first: int | None) -> None:
+    """The first band has no own ratings and is left out; one band alone says nothing about activity."""
+    text = summarise(tables("ndcg@20", "yes", "yes", bands=bands))
+    check_sentences(text)
+    if first is None:
+        assert "or more ratings" not in text
+    else:
+        assert f"with {first} or more ratings" in text
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "advice"),
+    [
+        ("yes", "yes", "serve the federated model to everybody"),
+        ("no", "yes", "Join for the newcomers"),
+        ("yes", "cannot tell", "newcomers gain nothing yet"),
+        ("cannot tell", None, "joining does not pay"),
+    ],
+)
+def test_the_advice_follows_from_who_gains(known: str, new: str | None, advice: str) -> None:
+    assert advice in summarise(lift((known, new), None))
+    assert advice in summarise(lift(("cannot tell", None), (known, new)))
+
+
+def test_the_verdict_is_yes_if_anybody_gains_and_no_if_somebody_only_loses() -> None:
+    for ratings in product(RESULTS, RESULTS):
+        for lists in (None, *product(RESULTS, RESULTS)):
+            verdicts = {*ratings, *(lists or ())}
+            expected = "yes" if "yes" in verdicts else "no" if "no" in verdicts else "cannot tell"
+            assert verdict(lift(ratings, lists)) == expected

@@ -1,0 +1,143 @@
+"""Users' means beside the neighbourhoods: what arrives is the sum over the other parties, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import verfedgnn as vf
+from helpers import federation, same_model
+from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.errors import Interrupted
+from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
+from verfedgnn.core.rating_scale import scale_unit
+from verfedgnn.protocol.party.outgoing import mean_scale
+from verfedgnn.training.simple_models import fit_party_means
+from verfedgnn.training.train import resume
+
+
+def best(**values: Any) -> vf.Config:
+    return vf.Config.preset("best").with_values(
+        {"dim": 4, "lists": False, "epochs": 12, "evaluate_every": 4, **values}
+    )
+
+
+def expected_sums(parties: list[vf.PartyData], config: vf.Config) -> list[np.ndarray[Any, Any]]:
+    """Return for every party the sum of what the others know, from their data in one place."""
+    runtime = federation(parties, config)
+    shares = []
+    for party in runtime.parties.values():
+        data = party.data
+        shares.append(fit_party_means(data).share(scale_unit(data.scale)))
+    total = sum(shares, np.zeros_like(shares[0]))
+    return [total - share for share in shares]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"bits": 12},
+        {"bits": 12, "user_blocks": 3},
+        {"bits": 32, "user_blocks": 2},
+        {"exchange.mode": "exact", "masking": False, "bits": 32},
+    ],
+    ids=["16 bits", "12 bits", "12 bits, blocks", "32 bits, blocks", "exact"],
+)
+def test_a_party_receives_the_sum_of_the_others(
+    small_parties: list[vf.PartyData], values: dict[str, Any]
+) -> None:
+    """Up to the rounding of each party's fixed-point numbers."""
+    config = best(**values)
+    run = vf.train(small_parties, config)
+    assert run.shares is not None
+    step = mean_scale(config, 3) / 2 ** FRACTION_BITS[config.exchange.bits]
+    for share, expected in zip(run.shares, expected_sums(small_parties, config), strict=True):
+        assert share is not None
+        np.testing.assert_allclose(share.numpy(), expected, atol=2 * step)
+
+
+@pytest.mark.parametrize("values", [{}, {"bits": 12, "user_blocks": 3}], ids=["16 bits", "12 bits, blocks"])
+def test_one_by_one_is_stacked_to_the_bit(small_parties: list[vf.PartyData], values: dict[str, Any]) -> None:
+    config = best(**values)
+    together, single = (vf.train(small_parties, config, stack=stack) for stack in (True, False))
+    assert together.shares is not None
+    assert single.shares is not None
+    for a, b in zip(together.shares, single.shares, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+
+
+def test_means_do_not_change_the_training(small_parties: list[vf.PartyData]) -> None:
+    """The gate adds two columns to the exchange; public parameters stay bit-identical."""
+    with_means, without = (vf.train(small_parties, best(gate=gate)) for gate in (True, False))
+    assert torch.equal(with_means.public, without.public)
+    assert with_means.metrics["public"] == without.metrics["public"]
+    assert without.shares in (None, [None] * 3)
+    assert with_means.metrics["bytes"]["up"] > without.metrics["bytes"]["up"]
+
+
+def test_two_columns_travel_for_every_user(small_parties: list[vf.PartyData]) -> None:
+    sizes = []
+    for gate in (True, False):
+        runtime = federation(small_parties, best(gate=gate))
+        runtime.round()
+        replies = runtime.coordinator.replies.values()
+        sizes.append([reply.neighbourhoods.shape for reply in replies if reply.neighbourhoods is not None])
+    for more, fewer in zip(*sizes, strict=True):
+        assert more == (*fewer[:2], fewer[2] + USER_MEAN_COLUMNS)
+
+
+def test_sums_fit_into_their_bits_whatever_the_ratings() -> None:
+    """The largest mean of every party at once stays below the largest fixed-point number."""
+    for bits in (12, 16, 32):
+        config = best(bits=bits)
+        largest = 2.0 ** (bits - 1 - FRACTION_BITS[bits])
+        for parties in (2, 3, 10, 100):
+            scale = mean_scale(config, parties)
+            assert scale >= 1
+            assert LARGEST_MEAN * parties / scale < largest
+
+
+def test_a_resumed_training_has_the_same_sums(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    config = best(user_blocks=2, checkpoint_every=2)
+    whole = vf.train(small_parties, config)
+    rounds = 0
+
+    def stop() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds == 7
+
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config, out=tmp_path / "run", stop=stop)
+    again = resume(tmp_path / "run")
+    loaded = vf.Run.load(tmp_path / "run")
+    for run in (again, loaded):
+        assert run.shares is not None
+        assert whole.shares is not None
+        for a, b in zip(run.shares, whole.shares, strict=True):
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a, b)
+        for mine, theirs in zip(run.models, whole.models, strict=True):
+            same_model(mine, theirs)
+
+
+def test_two_parties_receive_the_noised_means_of_the_other(small_parties: list[vf.PartyData]) -> None:
+    """The noise on each number has the configured standard deviation; 240 draws stay within 25 % of it."""
+    config = best().for_parties(2)
+    run = vf.train(small_parties[:2], best())
+    assert run.config.exchange.mode == "noised"
+    assert run.shares is not None
+    scale = mean_scale(config, 2)
+    for share, expected in zip(run.shares, expected_sums(small_parties[:2], config), strict=True):
+        assert share is not None
+        noise = (share.numpy() - expected) / scale
+        assert abs(noise.mean()) < 5 * 0.05 / np.sqrt(noise.size)
+        assert 0.75 * 0.05 < noise.std() < 1.25 * 0.05

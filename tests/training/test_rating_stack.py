@@ -1,0 +1,129 @@
+"""The gate of ratings: which weights a party chooses on its validation part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verfedgnn.core.pairs import Pairs
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.training.rating_stack import mix_models, stack_ratings
+
+USERS = 40
+ITEMS = 10
+NAMES = ("means", "federated means", "alone", "federated")
+NEW = torch.arange(USERS) % 4 == 0
+"""Users without training ratings."""
+COUNTS = torch.where(NEW, 0, 7)
+
+
+def random_models(seed: int, count: int = 4) -> dict[str, PartyModel]:
+    rng = torch.Generator().manual_seed(seed)
+    return {
+        name: PartyModel(
+            torch.randn(USERS, 3, generator=rng),
+            torch.randn(ITEMS, 3, generator=rng),
+            torch.zeros(ITEMS, 3),
+        )
+        for name in NAMES[:count]
+    }
+
+
+def every_pair(rating: torch.Tensor | None = None) -> Pairs:
+    user, item = torch.arange(USERS * ITEMS) // ITEMS, torch.arange(USERS * ITEMS) % ITEMS
+    return Pairs(user, item, torch.zeros(USERS * ITEMS) if rating is None else rating.float())
+
+
+def of_known(pairs: Pairs) -> Pairs:
+    return pairs.take(~NEW[pairs.user])
+
+
+def squared_error(model: PartyModel, pairs: Pairs) -> float:
+    return float((model.predict(pairs) - pairs.rating).square().sum())
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 4), size=st.integers(1, 60))
+def test_a_mixture_is_never_worse_on_the_validation_part_than_the_means(
+    seed: int, count: int, size: int
+) -> None:
+    """w = 0 is allowed and costs no penalty, so it bounds the error for users whom the party knows."""
+    models = random_models(seed, count)
+    rng = torch.Generator().manual_seed(seed + 1)
+    valid = of_known(every_pair(torch.randn(USERS * ITEMS, generator=rng)))
+    valid = valid.take(torch.randperm(len(valid), generator=rng)[:size])
+    stacked = stack_ratings(models, valid, COUNTS)
+    assert squared_error(stacked.model, valid) <= squared_error(models["means"], valid) * (1 + 1e-5) + 1e-5
+    assert all(weight >= 0 for name, weight in stacked.known.items() if name != "means")
+    assert sum(stacked.known.values()) == pytest.approx(1)
+    assert sum(stacked.newcomers.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("truth", NAMES)
+def test_the_model_that_is_the_truth_has_all_the_weight(truth: str) -> None:
+    """The prior counts as one rating of 300, and the noise is a tenth of a star."""
+    models = random_models(7)
+    noise = 0.1 * torch.randn(USERS * ITEMS, generator=torch.Generator().manual_seed(1))
+    valid = of_known(every_pair(models[truth].predict(every_pair()) + noise))
+    stacked = stack_ratings(models, valid, COUNTS)
+    assert stacked.known == pytest.approx({name: float(name == truth) for name in NAMES}, abs=0.03)
+
+
+@given(seed=st.integers(0, 10_000), weight=st.floats(0.0, 1.0))
+def test_a_mixture_that_is_the_truth_is_found(seed: int, weight: float) -> None:
+    models = random_models(seed)
+    predicted = {name: model.predict(every_pair()) for name, model in models.items()}
+    valid = of_known(every_pair(weight * predicted["federated"] + (1 - weight) * predicted["alone"]))
+    found = stack_ratings(models, valid, COUNTS).known
+    assert found["federated"] == pytest.approx(weight, abs=0.05)
+    assert found["alone"] == pytest.approx(1 - weight, abs=0.05)
+
+
+def test_a_small_validation_part_does_not_choose() -> None:
+    """One rating that another model explains perfectly moves half the way to it at most."""
+    models = random_models(3)
+    one = of_known(every_pair(models["alone"].predict(every_pair()))).take(slice(1))
+    known = stack_ratings({name: models[name] for name in ("means", "alone")}, one, COUNTS).known
+    assert known["alone"] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_newcomers_have_the_weights_of_the_others_where_the_validation_part_has_none() -> None:
+    models = random_models(4)
+    valid = of_known(every_pair(models["federated"].predict(every_pair())))
+    stacked = stack_ratings(models, valid, COUNTS)
+    assert stacked.newcomers == stacked.known
+
+
+def test_newcomers_have_weights_of_their_own_where_they_differ() -> None:
+    models = random_models(5)
+    predicted = {name: model.predict(every_pair()) for name, model in models.items()}
+    rating = torch.where(NEW.repeat_interleave(ITEMS), predicted["federated means"], predicted["alone"])
+    stacked = stack_ratings(models, every_pair(rating), COUNTS)
+    assert stacked.known["alone"] > 0.97
+    assert stacked.newcomers["federated means"] > 0.7
+    truth = every_pair(rating)
+    assert squared_error(stacked.model, truth) < 0.1 * squared_error(models["means"], truth)
+
+
+def test_without_known_users_in_the_validation_part_their_means_are_served() -> None:
+    models = random_models(6)
+    every = every_pair(models["alone"].predict(every_pair()))
+    stacked = stack_ratings(models, every.take(NEW[every.user]), COUNTS)
+    assert stacked.known == {"means": 1.0, "federated means": 0.0, "alone": 0.0, "federated": 0.0}
+    assert stacked.newcomers["alone"] > 0.8
+
+
+@given(seed=st.integers(0, 1000), weights=st.lists(st.floats(0, 2), min_size=8, max_size=8))
+def test_mixed_models_predict_the_weighted_sum(seed: int, weights: list[float]) -> None:
+    models = list(random_models(seed).values())
+    weights[0] += 0.1
+    known, newcomers = weights[:4], weights[4:]
+    mixed = mix_models(models, known, newcomers, COUNTS)
+    predicted = np.stack([model.predict(every_pair()).numpy() for model in models])
+    usual, other = (np.tensordot(np.array(each), predicted, 1) for each in (known, newcomers))
+    new = NEW[every_pair().user].numpy()
+    np.testing.assert_allclose(
+        mixed.predict(every_pair()).numpy(), np.where(new, other, usual), rtol=1e-4, atol=1e-4
+    )
