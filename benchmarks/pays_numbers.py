@@ -1,0 +1,155 @@
+"""Measure whether joining pays on every data set at hand, with the default settings. Writes results/lift/CASE-SEED.json.
+
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/pays_numbers.py [--only amazon ciao-any] [--seeds 0 1 2] [--device cuda]
+    .venv/bin/python benchmarks/pays_numbers.py --page      # writes the tables of results/lift.md from the records
+
+Every case is `verfedgnn train ... --preset best --lift` without any other setting. The four product categories of Ciao stand
+for four organisations; their files are cut from the published table, without ratings of 0 and repeated pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.data import PartyData, parties_from_files, read_ratings, split_items
+from verfedgnn.evaluation.lift import lift
+from verfedgnn.training.train import train
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+CASES = ("amazon", "ciao-all", "ciao-any", "genre", "ml-1m", "ml-100k", "book-crossing")
+CATEGORIES = ("1", "10", "3", "2")
+START, END = "<!-- measured -->", "<!-- end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--model", default="gcn")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-lift", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    options = parser.parse_args()
+    if options.page:
+        return write_page()
+    torch.set_num_threads(1)
+    for case in options.only:
+        for seed in options.seeds:
+            path = RESULTS / "lift" / f"{case}-{options.model}-{seed}.json"
+            if not path.exists():
+                record = measure(case, seed, options.model, options.device, with_lift=not options.no_lift)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(json.dumps(record) + "\n")
+                print(path.name, flush=True)
+
+
+def measure(case: str, seed: int, model: str, device: str, *, with_lift: bool) -> dict[str, Any]:
+    run = train(read_case(case, seed), Config.preset("best", model=model, seed=seed), device=device)
+    kept = ("users", "test", "popularity", "rounds", "seconds", "bytes", "public", "config", "seed", "environment")
+    record = {"case": case, "model": model} | {name: run.metrics[name] for name in kept}
+    record["parties"] = [
+        {name: row.get(name) for name in ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")}
+        for row in run.metrics["parties"]
+    ]
+    record["lists"] = {name: run.metrics["lists"][name] for name in ("rounds", "seconds", "bytes", "public")}
+    if with_lift:
+        record["lift"] = lift(run)
+    return record
+
+
+def read_case(case: str, seed: int) -> list[PartyData]:
+    folder = Path(os.environ["VERFEDGNN_DATA"])
+    if case == "amazon":
+        shops = folder / "amazon-books-movies-dense"
+        files = {name: shops / f"Amazon-{name.title()}-Dense.inter" for name in ("books", "movies")}
+        return parties_from_files(files, duplicates="first")
+    if case.startswith("ciao"):
+        with tempfile.TemporaryDirectory() as made:
+            return parties_from_files(cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:])
+    if case == "genre":
+        return split_items(read_ratings(folder / "ml-1m"), 3, seed=seed, by="genre")
+    return split_items(read_ratings(folder / case), 10, seed=seed)
+
+
+def cut_ciao(source: Path, folder: Path) -> dict[str, Path]:
+    """Write one file per category; ids of items get the category as a prefix, because some are in two."""
+    rows: dict[str, dict[tuple[str, str], str]] = {category: {} for category in CATEGORIES}
+    with gzip.open(source, "rt") as file:
+        for row in csv.DictReader(file):
+            if row["category"] in rows and float(row["rating"]) > 0:
+                rows[row["category"]].setdefault((row["user"], row["item"]), row["rating"])
+    files = {}
+    for category, ratings in rows.items():
+        lines = [f"{user},{category}-{item},{rating}\n" for (user, item), rating in ratings.items()]
+        files[f"category-{category}"] = folder / f"{category}.csv"
+        files[f"category-{category}"].write_text("user,item,rating\n" + "".join(lines))
+    return files
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def write_page() -> None:
+    page = RESULTS / "lift.md"
+    text = page.read_text("utf-8")
+    before, rest = text.split(START)
+    _, after = rest.split(END)
+    page.write_text(f"{before}{START}\n{tables()}\n{END}{after}", "utf-8")
+
+
+def tables() -> str:
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / "lift").glob("*.json"))]
+    parts = []
+    for title, half, kind in (
+        ("Ratings, customers the party knows: test RMSE, lower is better", "rmse", "known"),
+        ("Ratings, customers new to the party and known elsewhere: test RMSE, lower is better", "rmse", "new"),
+        ("Lists, customers the party knows: NDCG@20, higher is better", "ndcg@20", "known"),
+        ("Lists, customers new to the party and known elsewhere: NDCG@20, higher is better", "ndcg@20", "new"),
+    ):
+        parts.append(f"### {title}\n\n{table(records, half, kind)}")
+    return "\n\n".join(parts)
+
+
+def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
+    simple = "means" if metric == "rmse" else "popularity"
+    lines = [
+        f"| data | party | seeds | {simple} | alone | federated | pooled | gain | verdict by seed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        cases = [r for r in records if r["case"] == case and r["model"] == "gcn" and "lift" in r]
+        if not cases:
+            continue
+        halves = [r["lift"] if metric == "rmse" else r["lift"]["lists"] for r in cases]
+        found = [half if kind == "known" else half["newcomers"] for half in halves]
+        named = ["overall"] + ([row["name"] for row in found[0]["parties"]] if len(found[0]["parties"]) <= 5 else [])
+        for name in named:
+            rows = [t["overall"] if name == "overall" else next(r for r in t["parties"] if r["name"] == name) for t in found]
+            cells = [
+                statistics.mean(row[way] for row in rows if row.get(way) is not None)
+                for way in ("simple", "alone", "federated", "pooled")
+            ]
+            gain = statistics.mean(row["gain"]["percent"] for row in rows if row["gain"])
+            margin = statistics.mean(row["gain"]["margin_percent"] for row in rows if row["gain"])
+            verdicts = ", ".join(row["pays"] for row in rows)
+            seeds = ", ".join(str(r["seed"]) for r in cases)
+            values = " | ".join(f"{value:.4f}" for value in cells)
+            lines.append(f"| {case} | {name} | {seeds} | {values} | {gain:+.1f} % ±{margin:.1f} | {verdicts} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
