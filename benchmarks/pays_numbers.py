@@ -58,10 +58,24 @@ def main() -> None:
 
 def measure(case: str, seed: int, model: str, device: str, *, with_lift: bool) -> dict[str, Any]:
     run = train(read_case(case, seed), Config.preset("best", model=model, seed=seed), device=device)
-    kept = ("users", "test", "popularity", "rounds", "seconds", "bytes", "public", "config", "seed", "environment")
+    kept = (
+        "users",
+        "test",
+        "popularity",
+        "rounds",
+        "seconds",
+        "bytes",
+        "public",
+        "config",
+        "seed",
+        "environment",
+    )
     record = {"case": case, "model": model} | {name: run.metrics[name] for name in kept}
     record["parties"] = [
-        {name: row.get(name) for name in ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")}
+        {
+            name: row.get(name)
+            for name in ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")
+        }
         for row in run.metrics["parties"]
     ]
     record["lists"] = {name: run.metrics["lists"][name] for name in ("rounds", "seconds", "bytes", "public")}
@@ -78,7 +92,9 @@ def read_case(case: str, seed: int) -> list[PartyData]:
         return parties_from_files(files, duplicates="first")
     if case.startswith("ciao"):
         with tempfile.TemporaryDirectory() as made:
-            return parties_from_files(cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:])
+            return parties_from_files(
+                cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:]
+            )
     if case == "genre":
         return split_items(read_ratings(folder / "ml-1m"), 3, seed=seed, by="genre")
     return split_items(read_ratings(folder / case), 10, seed=seed)
@@ -115,9 +131,17 @@ def tables() -> str:
     parts = []
     for title, half, kind in (
         ("Ratings, customers the party knows: test RMSE, lower is better", "rmse", "known"),
-        ("Ratings, customers new to the party and known elsewhere: test RMSE, lower is better", "rmse", "new"),
+        (
+            "Ratings, customers new to the party and known elsewhere: test RMSE, lower is better",
+            "rmse",
+            "new",
+        ),
         ("Lists, customers the party knows: NDCG@20, higher is better", "ndcg@20", "known"),
-        ("Lists, customers new to the party and known elsewhere: NDCG@20, higher is better", "ndcg@20", "new"),
+        (
+            "Lists, customers new to the party and known elsewhere: NDCG@20, higher is better",
+            "ndcg@20",
+            "new",
+        ),
     ):
         parts.append(f"### {title}\n\n{table(records, half, kind)}")
     return "\n\n".join(parts)
@@ -135,9 +159,14 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
             continue
         halves = [r["lift"] if metric == "rmse" else r["lift"]["lists"] for r in cases]
         found = [half if kind == "known" else half["newcomers"] for half in halves]
-        named = ["overall"] + ([row["name"] for row in found[0]["parties"]] if len(found[0]["parties"]) <= 5 else [])
+        named = ["overall"] + (
+            [row["name"] for row in found[0]["parties"]] if len(found[0]["parties"]) <= 5 else []
+        )
         for name in named:
-            rows = [t["overall"] if name == "overall" else next(r for r in t["parties"] if r["name"] == name) for t in found]
+            rows = [
+                t["overall"] if name == "overall" else next(r for r in t["parties"] if r["name"] == name)
+                for t in found
+            ]
             cells = [
                 statistics.mean(row[way] for row in rows if row.get(way) is not None)
                 for way in ("simple", "alone", "federated", "pooled")
@@ -147,7 +176,9 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
             verdicts = ", ".join(row["pays"] for row in rows)
             seeds = ", ".join(str(r["seed"]) for r in cases)
             values = " | ".join(f"{value:.4f}" for value in cells)
-            lines.append(f"| {case} | {name} | {seeds} | {values} | {gain:+.1f} % ±{margin:.1f} | {verdicts} |")
+            lines.append(
+                f"| {case} | {name} | {seeds} | {values} | {gain:+.1f} % ±{margin:.1f} | {verdicts} |"
+            )
     return "\n".join(lines)
 
 

@@ -3,9 +3,9 @@ r"""The gate of lists: how a party mixes popularity, EASE, its ranking model alo
 .. math::
     s_{uv} = \sum_k w_k f_k(u, v), \qquad w_k \ge 0
 
-The party chooses w by NDCG@20 on its own validation part: it starts from its best single model, and takes a change of one
-weight only if NDCG rises by more than a fraction of its standard error, so that the noise of a small validation part does
-not choose. Newcomers, who have no training rating at the party, have weights of their own where the validation part has
+The party chooses w by NDCG@20 on its own validation part: it starts from its best single model, or from the mixture that it has
+without the federation, and takes a change of one weight only if NDCG rises by more than a fraction of its standard error. So
+the noise of a small validation part does not choose, and the federated model counts only where it helps. Newcomers, who have no training rating at the party, have weights of their own where the validation part has
 enough of them. Finally all scores are multiplied by one number, so that their softmax gives the likeliest shares.
 """
 
@@ -58,18 +58,19 @@ class _Judged:
         return total.masked_fill_(self.hidden, -torch.inf)
 
 
-def stack_lists(models: Mapping[str, PartyModel], data: PartyInput) -> Stacked:
-    """Mix `models` for one party; the first one, popularity, is the simple reference."""
+def stack_lists(models: Mapping[str, PartyModel], data: PartyInput, start: Stacked | None = None) -> Stacked:
+    """Mix `models` for one party, from the mixture `start` of some of them; the first one, popularity, is the simplest."""
     names = list(models)
     counts = training_counts(data)
     wanted = liked(data.valid, data.scale)
     new = counts[wanted.user.long()] == 0
     every = list(models.values())
     usual = _judge(every, data, wanted.take(~new))
-    known = _search(usual)
+    known = _search(usual, None if start is None else [start.known.get(name, 0.0) for name in names])
     newcomers = known
     if len(torch.unique(wanted.user[new])) >= FEWEST_NEWCOMERS:
-        newcomers = _search(_judge(every, data, wanted.take(new)))
+        first = None if start is None else [start.newcomers.get(name, 0.0) for name in names]
+        newcomers = _search(_judge(every, data, wanted.take(new)), first)
     temperature = _temperature(usual, known)
     known = [weight * temperature for weight in known]
     newcomers = [weight * temperature for weight in newcomers]
@@ -95,15 +96,15 @@ def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Ju
     return _Judged([model.score(users) for model in models], *marks)
 
 
-def _search(judged: _Judged) -> list[float]:
+def _search(judged: _Judged, start: Sequence[float] | None) -> list[float]:
     """Return the weights with the best NDCG that a search along one weight at a time finds."""
     if not len(judged.relevant):
-        return [1.0] + [0.0] * (len(judged.scores) - 1)
+        return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
     spread = [max(float(scores.std()), 1e-9) for scores in judged.scores]
     single = [
         [1 / spread[k] if k == chosen else 0.0 for k in range(len(spread))] for chosen in range(len(spread))
     ]
-    weights = single[0]
+    weights = single[0] if start is None else _normalise(start, spread)
     best = judged.ndcg(weights)
     for candidate in single[1:]:
         weights, best = _better(judged, candidate, weights, best)
@@ -115,6 +116,12 @@ def _search(judged: _Judged) -> list[float]:
                 if any(candidate):
                     weights, best = _better(judged, candidate, weights, best)
     return weights
+
+
+def _normalise(weights: Sequence[float], spread: Sequence[float]) -> list[float]:
+    """Return the weights times a factor, so that the largest part has a spread of 1 and can be compared with `STEPS`."""
+    largest = max(weight * each for weight, each in zip(weights, spread, strict=True))
+    return [weight / largest if largest else 0.0 for weight in weights]
 
 
 def _better(

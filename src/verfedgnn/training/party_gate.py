@@ -80,7 +80,8 @@ def gate_party(
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     simple = next(iter(parts.values()))
     if ranks:
-        return Gated(stack_lists(parts, party.input), stack_lists(home, party.input), simple)
+        alone_lists = stack_lists(home, party.input)
+        return Gated(stack_lists(parts, party.input, alone_lists), alone_lists, simple)
     counts = training_counts(party.input)
     return Gated(stack_ratings(parts, party.valid, counts), stack_ratings(home, party.valid, counts), simple)
 

@@ -4,10 +4,10 @@ r"""The gate of ratings: how a party mixes its means, the federated means, its m
     \hat r = f_0 + \sum_k w_k (f_k - f_0), \qquad
     w = \arg\min_{w \ge 0} \sum_{\text{own validation}} (\hat r - r)^2 + \rho \sigma^2 |w - w_0|^2
 
-:math:`f_0` are the party's own means. The party chooses w on its own validation part and tells nobody. The prior (w_0 = 0,
-rho = 1) keeps the noise of a small validation part from choosing. Users without any training rating at the party
-(newcomers) have weights of their own: w_0 are then the weights of the others, and rho is larger, so that they differ only
-where the newcomers of the validation part say so. A party that gains nothing from the others serves what it has alone.
+:math:`f_0` are the party's own means. The party chooses w on its own validation part and tells nobody. The prior keeps the
+noise of a small validation part from choosing: w_0 gives all models the same weight. Users without any training rating at the
+party (newcomers) have weights of their own, for which w_0 are the weights of the other users. A party that gains nothing from
+the others serves what it has alone.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from verfedgnn.runs.party_model import PartyModel
 
 Weights = dict[str, float]
 
-PRIOR = 1.0
-"""rho for users whom the party knows."""
-NEWCOMER_PRIOR = 10.0
-"""rho for newcomers."""
+PRIOR = 10.0
+"""rho: with it, the prior counts as much as ten ratings on which two models differ by the typical error."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
     new = (counts[valid.user.long()] == 0).cpu().numpy()
     predicted = np.stack([model.predict(valid).cpu().numpy() for model in models.values()], 1)
     rating = valid.rating.cpu().numpy().astype(np.float64)
-    start = np.zeros(len(names) - 1)
-    known = _solve(predicted[~new], rating[~new], start, PRIOR)
-    newcomers = _solve(predicted[new], rating[new], known, NEWCOMER_PRIOR)
+    equal = np.full(len(names) - 1, 1 / len(names))
+    known = _solve(predicted[~new], rating[~new], equal)
+    newcomers = _solve(predicted[new], rating[new], known)
     by_band = {False: _shares(known), True: _shares(newcomers)}
     model = mix_models(list(models.values()), by_band[False], by_band[True], counts)
     return Stacked(
@@ -63,14 +61,14 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
 
 
 def _solve(
-    predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64], prior: float
+    predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return w >= 0 for the columns after the first."""
     if not len(rating) or not len(start):
         return start
     left = rating - predicted[:, 0]
     change = predicted[:, 1:] - predicted[:, :1]
-    pull = np.sqrt(prior * np.square(left).mean())
+    pull = np.sqrt(PRIOR * np.square(left).mean())
     matrix = np.concatenate([change, pull * np.eye(len(start))])
     target = np.concatenate([left, pull * start])
     return np.asarray(scipy.optimize.nnls(matrix, target)[0])
