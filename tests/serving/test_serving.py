@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,26 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import verfedgnn as vf
-from verfedgnn.cli.main import main
+from verfedgnn.cli.main import app, main
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.prepared_data import split_ratings
+from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.serving.approximate_index import ApproximateRanker
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue, IdIndex
-from verfedgnn.serving.explain import explain_recommendations, find_similar
+from verfedgnn.serving.explain import explain_recommendations, find_similar, merge_rankings
 from verfedgnn.serving.fold_in import UserRatings, fold_in
-from verfedgnn.serving.ranker import ItemRanker, RankingQuery
+from verfedgnn.serving.list_quality import warn_about_lists
+from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 from verfedgnn.serving.recommendation_table import write_table
+from verfedgnn.serving.run_overview import describe_run
 from verfedgnn.serving.user_prior import fit_user_prior
+from verfedgnn.serving.user_profile import make_queries, profile_newcomer, profile_user
+from verfedgnn.training.simple_models import ease_model
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -60,6 +67,12 @@ def catalogue(run: vf.Run) -> Catalogue:
 
 
 @pytest.fixture(scope="module")
+def rating_catalogue(run: vf.Run) -> Catalogue:
+    """The same run without its model of lists: predicted ratings order lists."""
+    return Catalogue(replace(run, lists=None), "ratings")
+
+
+@pytest.fixture(scope="module")
 def client(catalogue: Catalogue) -> Iterator[Any]:
     with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
         yield client
@@ -76,8 +89,25 @@ def users(run: vf.Run) -> list[str]:
 
 
 def same_items(found: list[dict[str, Any]], wanted: list[vf.Recommendation]) -> bool:
-    close = all(abs(a["score"] - b.score) < 1e-4 for a, b in zip(found, wanted, strict=True))
-    return close and [(a["party"], a["item"]) for a in found] == [(b.party, b.item) for b in wanted]
+    """Return whether items, order, scores and predicted ratings agree."""
+    for a, b in zip(found, wanted, strict=True):
+        assert a["score"] == pytest.approx(b.score, abs=1e-4)
+        assert a["rating"] == (None if b.rating is None else pytest.approx(b.rating, abs=1e-4))
+    return [(a["party"], a["item"]) for a in found] == [(b.party, b.item) for b in wanted]
+
+
+def as_alone(run: vf.Run) -> vf.Run:
+    """Return the run that serves what each party has alone."""
+    assert run.alone is not None
+    assert run.lists is not None
+    assert run.lists.alone is not None
+    return replace(run, models=run.alone, lists=replace(run.lists, models=run.lists.alone))
+
+
+def without_alone(run: vf.Run) -> vf.Run:
+    """Return the run without the models of the parties alone."""
+    assert run.lists is not None
+    return replace(run, alone=None, lists=replace(run.lists, alone=None))
 
 
 def test_many_at_once_get_what_recommend_gives(run: vf.Run, client: Any) -> None:
@@ -115,10 +145,15 @@ def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -
         UserRatings(2, np.array([1]), np.array([5], np.float32)),
     ]
     fold = fold_in(places, liked, ranks=True)
+    models = [ranker.model for ranker in catalogue.rankers[FEDERATED]]
     assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
 
     def likely(z: np.ndarray) -> float:
-        scores = [ranking_run.models[own.party].items @ places[own.party].make_vector(z) for own in liked]
+        scores = [
+            models[own.party].items @ places[own.party].make_vector(z)
+            + torch.from_numpy(places[own.party].score_owned(own.items))
+            for own in liked
+        ]
         return (
             sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True))
             - float(z @ z) / 2
@@ -150,6 +185,123 @@ def test_an_internal_error_shows_no_details(
     assert "content-security-policy" in answer.headers
 
 
+def test_lists_use_the_item_weights(run: vf.Run, catalogue: Catalogue) -> None:
+    rankers = catalogue.rankers[FEDERATED]
+    weighted = [p for p, ranker in enumerate(rankers) if ranker.item_weights is not None]
+    assert weighted, "no party of this run mixes in EASE"
+    for p in weighted:
+        model = run.ranker.models[p]
+        assert model.item_scores is not None
+        people = list(range(0, 200, 7))
+        wishes = [
+            RankingQuery(model.users[user], 9, NO_ITEMS, None, rankers[p].find_owned(user)) for user in people
+        ]
+        for user, found in zip(people, rankers[p].rank(wishes), strict=True):
+            shares = model.score(torch.tensor([user]))[0].softmax(0)
+            assert found.scores == pytest.approx(shares.topk(9).values.tolist(), rel=1e-4)
+            assert found.scores == pytest.approx(shares[found.rows].tolist(), rel=1e-4)
+        # A newcomer with the items and the vector of a trained user has the same list.
+        owned = rankers[p].find_owned(people[3])
+        scores = model.items @ model.users[people[3]] + model.item_scores.score_items(torch.from_numpy(owned))
+        assert rankers[p].rank(wishes[3:4])[0].rows == scores.topk(9).indices.tolist()
+
+
+def test_item_weights_of_some_items_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.tensor([1, 4, 5])
+    weights = torch.randn(3, 3, generator=generator)
+    scores = ItemScores(weights, kept, torch.tensor([0, 2, 2]), torch.tensor([0, 2], dtype=torch.int32), 7)
+    nothing = torch.zeros(2, 0)
+    ranker = ItemRanker(PartyModel(nothing, torch.zeros(7, 0), torch.zeros(7, 0), scores), ranks=True)
+    assert ranker.item_weights is not None
+    assert ranker.find_owned(0).tolist() == [1, 5]
+    assert ranker.find_owned(1).tolist() == []
+    wishes = [RankingQuery(nothing[0], 7, NO_ITEMS, None, owned) for owned in (np.array([1, 5, 6]), NO_ITEMS)]
+    some, none = ranker.rank(wishes)
+    expected = torch.zeros(7)
+    expected[kept] = weights[0] + weights[2]
+    assert some.scores == pytest.approx(expected.softmax(0).sort(descending=True).values.tolist())
+    assert none.scores == pytest.approx([1 / 7] * 7)
+    assert ranker.item_weights.split_score(4, np.array([1, 5, 6])) == pytest.approx(
+        [float(weights[0, 1]), float(weights[2, 1]), 0]
+    )
+    assert not ranker.item_weights.split_score(0, np.array([1, 5])).any()
+
+
+def test_items_with_a_share_of_almost_nothing_are_listed() -> None:
+    items = torch.tensor([[0.0], [500.0], [1000.0]])
+    ranker = ItemRanker(PartyModel(torch.ones(1, 1), items, items), ranks=True)
+    assert ranker.rank([RankingQuery(torch.ones(1), 3, NO_ITEMS)])[0].rows == [2, 1, 0]
+
+
+@pytest.mark.parametrize("model", ["federated", "alone"])
+def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catalogue, model: str) -> None:
+    named = 0
+    for user in range(0, 200, 20):
+        for p, ranker in enumerate(catalogue.rankers[model]):
+            profile = profile_user(catalogue, model, user, [p])
+            queries = [query for _, query in make_queries(catalogue, model, profile, 3, {})]
+            best = merge_rankings([p], ranker.rank(queries), 3)
+            rated = catalogue.find_training_ratings(user, [p])
+            before = ranker.model.score(torch.tensor([user]))[0]
+            reasons = explain_recommendations(catalogue, model, profile, rated, best, 4)
+            for (_, row, _), why in zip(best, reasons, strict=True):
+                whole = sum(why[part] for part in ("average", "habit", "taste", "items", "rest"))
+                assert whole == pytest.approx(float(before[row]), abs=1e-3)
+                if ranker.item_weights is not None:
+                    named += any(reason["adds"] > 0 for reason in why["because"])
+                else:
+                    assert why["items"] == 0
+    assert named, "no recommendation has a reason at a party with item weights"
+
+
+def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
+    disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
+    prior = catalogue.priors[FEDERATED][0]
+    profile = profile_newcomer(catalogue, [disliked], [0])
+    assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
+    assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
+    liking = UserRatings(0, np.array([1, 2]), np.array([1, 5], np.float32))
+    assert not np.allclose(
+        profile_newcomer(catalogue, [liking], [0])[0].vector.numpy(), prior.mean, atol=1e-4
+    )
+
+
+def test_a_party_that_mixes_only_item_weights_is_served(run: vf.Run, known: str) -> None:
+    assert run.lists is not None
+    parts = prepare(run.parties, run.config, torch.device("cpu"), run.parts)
+    lists = replace(run.lists, models=[ease_model(party.input) for party in parts])
+    catalogue = Catalogue(replace(run, lists=lists), "items")
+    with serving(make_app(catalogue)) as address, httpx.Client(base_url=address) as client:
+        found = client.get("/v1/recommendations", params={"user": known, "k": 5, "why": 2}).json()
+        assert same_items(found["recommendations"], catalogue.run.recommend(known, 5))
+        assert all(item["why"]["items"] != 0 for item in found["recommendations"])
+        item = str(run.parties[0].ratings.item_ids[0])
+        rating = {"item": item, "party": run.parties[0].name, "rating": 5}
+        folded = client.post("/v1/recommendations", json={"ratings": [rating], "k": 3, "why": 1}).json()
+        assert len(folded["recommendations"]) == 3
+        similar = client.get("/v1/similar", params={"item": item, "party": run.parties[0].name}).json()
+        assert similar["similar"][0]["similarity"] > 0  # from the vectors of the predicted ratings
+
+
+def test_lists_that_lose_to_popularity_are_named(run: vf.Run) -> None:
+    metrics = deepcopy(run.metrics)
+    for row in metrics["parties"]:
+        row["popularity"]["ndcg@20"] = 0.0
+    good = replace(run, metrics=metrics)
+    assert warn_about_lists(good) == []
+    name = run.parties[1].name
+    metrics["parties"][1] |= {"test": {"ndcg@20": 0.028}, "popularity": {"ndcg@20": 0.078}}
+    (sentence,) = warn_about_lists(good)
+    assert sentence.startswith(f"The lists of {name} are worse than its most popular items")
+    assert "0.0280 against 0.0780" in sentence
+    assert "too few ratings" in sentence
+    assert warn_about_lists(good, run.parties[0].name) == []
+    assert "lists=true" in warn_about_lists(replace(good, lists=None))[0]
+    assert describe_run(Catalogue(good, "x"))["warnings"] == [sentence]
+    assert describe_run(Catalogue(good, "x", run.parties[0].name))["warnings"] == []
+
+
 def test_large_catalogues_are_sorted_exactly() -> None:
     generator = torch.Generator().manual_seed(0)
     items, people = torch.randn(5000, 8, generator=generator), torch.randn(9, 8, generator=generator)
@@ -174,7 +326,7 @@ def test_an_index_finds_nearly_all_and_leaves_out_the_known() -> None:
     made = [centres[rng.integers(0, 50, n)] + rng.normal(0, 0.5, (n, 16)) for n in (5000, 40)]
     items, people = (torch.from_numpy(values.astype(np.float32)) for values in made)
     model = PartyModel(people, items, items)
-    exact, indexed = ItemRanker(model, ranks=False), ApproximateRanker(model, ranks=False)
+    exact, indexed = ItemRanker(model, ranks=False), ApproximateRanker(model)
     wishes = [RankingQuery(person, 10, (items @ person).topk(5).indices.numpy()) for person in people]
     pairs = list(zip(exact.rank(wishes), indexed.rank(wishes), strict=True))
     assert np.mean([len(set(a.rows) & set(b.rows)) / 10 for a, b in pairs]) > 0.9
@@ -230,26 +382,32 @@ def test_alone_is_another_model(run: vf.Run, client: Any) -> None:
     found = client.get(
         "/v1/recommendations", params={"user": user, "party": party, "model": "alone", "k": 5}
     ).json()
-    assert same_items(
-        found["recommendations"], replace(run, models=run.alone).recommend(user, 5, party=party)
-    )
-    with serving(make_app(Catalogue(replace(run, alone=None), "x"))) as address:
+    assert same_items(found["recommendations"], as_alone(run).recommend(user, 5, party=party))
+    with serving(make_app(Catalogue(without_alone(run), "x"))) as address:
         refused = httpx.get(f"{address}/v1/recommendations", params={"user": user, "model": "alone"})
     assert refused.status_code == 404
     assert "preset best" in refused.json()["error"]["remedy"]
 
 
 def test_a_partys_own_run_is_served(run: vf.Run, known: str) -> None:
-    assert run.alone is not None
-    own = replace(
-        run, parties=run.parties[1:2], parts=run.parts[1:2], models=run.models[1:2], alone=run.alone[1:2]
-    )
+    own = keep_party(run, 1)
+    own.lists = keep_party(run.ranker, 1)
     with serving(make_app(Catalogue(own, "own"))) as address, httpx.Client(base_url=address) as client:
         about = client.get("/v1/run").json()
         assert [party["name"] for party in about["parties"]] == [run.parties[1].name]
-        assert about["parties"][0]["alone"] > 0
+        assert [row["metric"] for row in about["parties"][0]["figures"]] == ["rmse", "ndcg@20"]
+        assert all(row["alone"] > 0 for row in about["parties"][0]["figures"])
         found = client.get("/v1/recommendations", params={"user": known, "k": 5}).json()["recommendations"]
         assert same_items(found, own.recommend(known, 5))
+
+
+def keep_party(run: vf.Run, party: int) -> vf.Run:
+    """Return the run that one party of a federation would have."""
+    assert run.alone is not None
+    kept = slice(party, party + 1)
+    return replace(
+        run, parties=run.parties[kept], parts=run.parts[kept], models=run.models[kept], alone=run.alone[kept]
+    )
 
 
 def test_a_pair_and_what_was_given(run: vf.Run, client: Any) -> None:
@@ -263,7 +421,9 @@ def test_a_pair_and_what_was_given(run: vf.Run, client: Any) -> None:
     pair = client.get("/v1/rating", params=asked).json()
     assert pair["rated"] == rating
     wanted = float(run.models[2].users[user] @ run.models[2].items[item])
-    assert pair["score"] == pytest.approx(min(max(wanted, table.scale[0]), table.scale[1]), abs=1e-4)
+    assert pair["rating"] == pytest.approx(min(max(wanted, table.scale[0]), table.scale[1]), abs=1e-4)
+    shares = run.ranker.models[2].score(torch.tensor([user]))[0].softmax(0)
+    assert pair["score"] == pytest.approx(float(shares[item]), abs=1e-5)
 
 
 def test_newcomers_come_near_the_trained() -> None:
@@ -271,7 +431,7 @@ def test_newcomers_come_near_the_trained() -> None:
         synthetic_ratings(users=400, items=120, ratings=16000, seed=7), parties=3, seed=7
     )
     config = vf.Config.preset("best", epochs=150, gate=False)
-    parts = [split_ratings(party.ratings, config.split, 0) for party in parties]
+    parts = [split_ratings(party, config.split, 0) for party in parties]
     new = np.arange(400) % 5 == 0
     kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
     others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]
@@ -319,7 +479,8 @@ def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
     opposite = [r | {"rating": 6 - r["rating"]} for r in ratings]
     other = client.post("/v1/recommendations", json={"ratings": opposite, "k": 20}).json()["recommendations"]
     assert len(nobody) == 3
-    assert [i["item"] for i in other] != [i["item"] for i in found]
+    assert [i["score"] for i in other] != pytest.approx([i["score"] for i in found], rel=1e-3)
+    assert [i["rating"] for i in other] != pytest.approx([i["rating"] for i in found], rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -341,33 +502,34 @@ def test_bad_ratings_are_named(
     assert answer.json()["error"]["cause"].startswith(cause)
 
 
-def test_reasons_add_up_and_change_with_the_rating(catalogue: Catalogue) -> None:
+def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) -> None:
     items = np.arange(6, dtype=np.int64)
-    places = catalogue.priors[FEDERATED]
+    places = rating_catalogue.priors[FEDERATED]
     high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
-    z = fold_in(places, [high], ranks=False).z
-    score = float(catalogue.run.models[0].items[20] @ places[0].make_vector(z))
-    why = explain_recommendations(catalogue, FEDERATED, [high], [(0, 20, score)], 6)[0]
+    fold = fold_in(places, [high], ranks=False)
+    profile = profile_newcomer(rating_catalogue, [high], [0])
+    model = rating_catalogue.run.models[0]
+    score = float(model.items[20] @ places[0].make_vector(fold.z))
+    why = explain_recommendations(rating_catalogue, FEDERATED, profile, [high], [(0, 20, score)], 6)[0]
     assert why["rest"] == pytest.approx(0, abs=1e-4)
+    assert why["items"] == 0
     # What one rating adds is what is missing when it had been what the average user would give.
     level = places[0].level[0]
     neutral = UserRatings(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
-    less = float(
-        catalogue.run.models[0].items[20] @ places[0].make_vector(fold_in(places, [neutral], ranks=False).z)
-    )
-    fold = fold_in(places, [high], ranks=False)
+    less = float(model.items[20] @ places[0].make_vector(fold_in(places, [neutral], ranks=False).z))
     whole = float(fold.split_score(places[0].project_items(np.array([20])))[0][0, 0])
     assert score - less == pytest.approx(whole, abs=1e-4)
 
 
-def test_similar_items_move_together(catalogue: Catalogue) -> None:
-    run, found = catalogue.run, find_similar(catalogue, 0, 0, [0], 5)
+def test_similar_items_move_together(rating_catalogue: Catalogue) -> None:
+    run = rating_catalogue.run
+    found = find_similar(rating_catalogue, 0, 0, [0], 5)
     predicted = (run.models[0].users @ run.models[0].items.T).numpy()
     shared = (np.ptp(run.models[0].items.numpy(), axis=0) == 0).astype(np.float32)
     level = (run.models[0].users * torch.from_numpy(shared)) @ run.models[0].items[0]
     taste = predicted - level.numpy()[:, None]
     wanted = np.corrcoef(taste.T)[0]
-    rows = [catalogue.parties[0].ids.find(item["item"]) for item in found]
+    rows = [rating_catalogue.parties[0].ids.find(item["item"]) for item in found]
     assert [item["similarity"] for item in found] == pytest.approx(
         [wanted[row] for row in rows if row is not None], abs=1e-3
     )
@@ -516,6 +678,12 @@ def test_commands(
             code = int(stop.code or 0)
         return code, *capsys.readouterr()
 
+    _, printed, said = verfedgnn("recommend", str(folder), "--user", users(run)[0], "--json")
+    assert json.loads(printed)[0].keys() == {"item", "title", "party", "score", "rating"}
+    assert said == "".join(f"{sentence}\n" for sentence in warn_about_lists(run))
+    _, printed, _ = verfedgnn("recommend", str(folder), "--user", users(run)[0])
+    assert "share" in printed
+    assert "rating" in printed
     _, printed, _ = verfedgnn("recommend", str(folder), "--all", "--out", str(out), "--top", "2", "--json")
     assert json.loads(printed)["rows"] == 2 * run.parties[0].ratings.n_users
     for words in (
@@ -537,6 +705,50 @@ def test_commands(
     assert "--api-key-file" in error
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another" in verfedgnn("serve", str(folder), "--port", str(taken.getsockname()[1]))[2]
+
+
+def test_recommend_says_that_popularity_is_better(
+    run: vf.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = deepcopy(run.metrics)
+    metrics["parties"][0]["popularity"]["ndcg@20"] = 1.0
+    replace(run, metrics=metrics).save(tmp_path / "run")
+    words = ["verfedgnn", "recommend", str(tmp_path / "run"), "--user", users(run)[0], "--party"]
+    monkeypatch.setattr(sys, "argv", [*words, run.parties[0].name])
+    with pytest.raises(SystemExit):
+        main()
+    assert "worse than its most popular items" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*words, run.parties[0].name, "--quiet"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == ""
+
+
+def test_vectors_of_ratings_and_of_lists_are_exported(run: vf.Run, tmp_path: Path) -> None:
+    run.save(tmp_path / "run")
+    out = tmp_path / "vectors"
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    about = json.loads((out / "embeddings.json").read_text())
+    assert [party["name"] for party in about["parties"]] == [party.name for party in run.parties]
+    for p, party in enumerate(about["parties"]):
+        models = {"ratings": run.models[p], "lists": run.ranker.models[p]}
+        assert [vectors["purpose"] for vectors in party["vectors"]] == ["ratings", "lists"]
+        for vectors in party["vectors"]:
+            model = models[vectors["purpose"]]
+            paths = [out / file for file in vectors["files"]]
+            read = [np.stack(pq.read_table(path)["vector"].to_numpy()) for path in paths]
+            np.testing.assert_array_equal(read[0], model.users.numpy())
+            np.testing.assert_array_equal(read[1], model.items.numpy())
+            assert ("EASE" in vectors["meaning"]) == (model.item_scores is not None)
+            stored = json.loads(pq.read_schema(paths[1]).metadata[b"verfedgnn"])
+            assert (stored["purpose"], stored["meaning"]) == (vectors["purpose"], vectors["meaning"])
+            gate = run.metrics["parties"][p]["gate" if vectors["purpose"] == "ratings" else "list_gate"]
+            mixed = {name for name, weight in gate["known"].items() if weight}
+            assert ("factors" in vectors["parts"]) == ("federated" in mixed)
+            assert ("alone factors" in vectors["parts"]) == ("alone" in mixed)
+            assert ("popularity" in vectors["parts"]) == ("popularity" in mixed)
+            assert "components" not in vectors["parts"]
 
 
 def test_the_command_serves(run: vf.Run, known: str, tmp_path: Path) -> None:

@@ -25,21 +25,27 @@ def export(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the user and item vectors, whose dot products are the predicted ratings, with ids and titles.
+    """Write the user and item vectors of the served models, with ids and titles.
 
-    Each party gets a folder. embeddings.json lists which components are factors, biases and the mean rating.
+    Each party gets a folder with the vectors whose dot products are the predicted ratings. Vectors that order
+    lists are in its subfolder `lists`. embeddings.json says what a product means and lists the components.
     """
     from verfedgnn.runs.embeddings import export_embeddings
     from verfedgnn.runs.run import Run
 
     loaded = Run.load(run)
-    chosen = list(loaded.embeddings().values()) if party is None else [loaded.embeddings(party)]
+    models = [loaded] if loaded.lists is None else [loaded, loaded.lists]
+    chosen = [
+        each
+        for model in models
+        for each in (model.embeddings().values() if party is None else [model.embeddings(party)])
+    ]
     files = export_embeddings(chosen, out, kind)
     lines = []
     for each in chosen:
         parts = ", ".join(f"{name} {part.start}:{part.stop}" for name, part in each.parts.items())
         lines.append(
-            f"{each.party}: {len(each.users):,} users, {len(each.items):,} items; components: {parts}"
+            f"{each.party}, {each.purpose}: {len(each.users):,} users, {len(each.items):,} items; components: {parts}"
         )
     output = Output(quiet=quiet, as_json=as_json)
     output.result({"files": files}, *lines, f"written: {len(files)} files in {out}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,6 +13,9 @@ from rich.table import Table
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from verfedgnn.runs.run import Run
 
 
 def recommend(
@@ -27,7 +30,7 @@ def recommend(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recommend items that a user has not rated yet."""
+    """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings."""
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -37,17 +40,38 @@ def recommend(
         _write_all(run, out, top, party, output)
         return
     assert user is not None
-    found = Run.load(run).recommend(user, top, party=party)
-    table = Table(
-        "", "item", "title", "party", "predicted", title=f"For user {escape(user)}", title_justify="left"
-    )
+    loaded = Run.load(run)
+    found = loaded.recommend(user, top, party=party)
+    shares = loaded.ranker.config.training.ranks
+    ratings = not loaded.config.training.ranks
+    headings = [
+        "",
+        "item",
+        "title",
+        "party",
+        *(["share"] if shares else []),
+        *(["rating"] if ratings else []),
+    ]
+    table = Table(*headings, title=f"For user {escape(user)}", title_justify="left")
     for place, item in enumerate(found, 1):
-        table.add_row(
-            str(place), escape(item.item), escape(item.title), escape(item.party), f"{item.score:.2f}"
-        )
+        cells = [str(place), escape(item.item), escape(item.title), escape(item.party)]
+        if shares:
+            cells.append(f"{100 * item.score:.2f} %")
+        if item.rating is not None:
+            cells.append(f"{item.rating:.2f}")
+        table.add_row(*cells)
     output.result([asdict(item) for item in found], table)
     if not found:
         output.remark("no recommendations: this user has rated every item")
+    _warn(loaded, party, output)
+
+
+def _warn(run: Run, party: str | None, output: Output) -> None:
+    """Say where the lists lose to the most popular items."""
+    from verfedgnn.serving.list_quality import warn_about_lists
+
+    for sentence in warn_about_lists(run, party):
+        output.remark(sentence, style="yellow")
 
 
 def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:
@@ -65,7 +89,9 @@ def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output
         raise RunError(
             f"cannot write {out.name}: the folder {out.parent} does not exist; create it or choose another --out"
         )
-    catalogue = Catalogue(Run.load(run), run.resolve().name, party)
+    loaded = Run.load(run)
+    catalogue = Catalogue(loaded, run.resolve().name, party)
     with output.busy("scoring"):
         rows = write_table(catalogue, out, top)
     output.result({"file": out, "rows": rows}, f"written: {out}, {rows:,} rows")
+    _warn(loaded, party, output)

@@ -32,7 +32,8 @@ def serve(
         bool,
         typer.Option(
             "--approximate",
-            help="Use an approximate index for catalogues of 300,000 items or more; it misses a few per cent.",
+            help="Use an approximate index for catalogues of 300,000 items or more; it misses a few per cent. "
+            "Runs that order lists by shares are always ranked exactly.",
         ),
     ] = False,
     workers: Annotated[

@@ -1,8 +1,9 @@
 """A run's vectors as Arrow tables, and as Parquet or NumPy files for other programs.
 
 The vectors are those that a party serves: the inner product of a user's and an item's vector is the predicted
-rating, or the score of a ranking. Biases and the mean rating are components of the vectors.
-`Embeddings.parts` names the components.
+rating, or for lists the score of an item. Biases and means are components of the vectors, which
+`Embeddings.parts` names. In a model of lists, the weights between items (EASE) add to the score and are not in
+the vectors.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 
 FORMATS = ("parquet", "npy")
+RATINGS, LISTS = "ratings", "lists"
+PRODUCTS = {
+    RATINGS: "The inner product of a user's and an item's vector is the predicted rating.",
+    LISTS: "The inner product of a user's and an item's vector is the score that orders lists.",
+}
+"""Meaning of a product of vectors, by purpose of the model."""
+ITEM_WEIGHTS = " The vectors do not contain the weights between the party's items (EASE), which the served score adds to the product."
 
 
 @dataclass(frozen=True)
@@ -44,21 +52,38 @@ class Embeddings:
     parts: Mapping[str, slice]
     """Components by name: factors, user bias, item bias, mean.
 
-    With a gate, the same again with the prefix "alone".
+    With a gate, the same again with the prefix "alone", and the simple models of the mixture under their names:
+    means, federated means, popularity.
     """
     scale: tuple[float, float]
     """Lowest and highest rating at the party. Products may lie slightly outside."""
+    purpose: str = RATINGS
+    """`ratings` if products are predicted ratings, `lists` if they are scores that order lists."""
+    meaning: str = PRODUCTS[RATINGS]
+    """Meaning of a product of two vectors, and what the served score adds to it."""
 
     def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the vectors of users (N, C) and of items (M, C)."""
         return _matrix(self.users), _matrix(self.items)
 
 
-def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Embeddings:
-    """Return the vectors that a party serves, with ids and titles."""
+def party_embeddings(
+    party: PartyData,
+    model: PartyModel,
+    config: Config,
+    gate: Mapping[str, Mapping[str, float]] | None = None,
+) -> Embeddings:
+    """Return the vectors that a party serves, with ids and titles; `gate` holds the weights of its mixture."""
     table = party.ratings
-    parts = _parts(config, model.users.shape[1])
-    about = {"party": party.name, "parts": {name: [part.start, part.stop] for name, part in parts.items()}}
+    parts = _parts(config, model.users.shape[1], gate)
+    purpose = LISTS if config.training.ranks else RATINGS
+    meaning = PRODUCTS[purpose] + (ITEM_WEIGHTS if model.item_scores is not None else "")
+    about = {
+        "party": party.name,
+        "purpose": purpose,
+        "meaning": meaning,
+        "parts": {name: [part.start, part.stop] for name, part in parts.items()},
+    }
     extra = {
         name: values for name, values in table.columns.items() if name not in ("item", "title", "vector")
     }
@@ -66,26 +91,40 @@ def party_embeddings(party: PartyData, model: PartyModel, config: Config) -> Emb
     items = {"item": table.item_ids, "title": titles, **extra}
     known = table.known_users
     users = _table({"user": table.user_ids[known]}, model.users[torch.from_numpy(known)], about)
-    vectors = users, _table(items, model.items, about)
-    return Embeddings(party.name, *vectors, parts, table.scale)
+    return Embeddings(
+        party.name, users, _table(items, model.items, about), parts, table.scale, purpose, meaning
+    )
 
 
-def _parts(config: Config, width: int) -> dict[str, slice]:
+def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] | None) -> dict[str, slice]:
     """Return the components by name, in the order in which the model, the rating targets and the gate append
     them.
     """
     model = config.model
     centred = not config.training.ranks and config.model.form != "propagation"
-    sizes = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
+    trained = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
     if centred and (model.form == "messages" or model.biases):
-        sizes["mean"] = 1
-    once = sum(sizes.values())
-    if width == 2 * once:  # a gate blends the shared model with the one trained alone
-        sizes |= {f"alone {name}": size for name, size in sizes.items()}
-    elif width != once:
+        trained["mean"] = 1
+    sizes = dict(trained)
+    if gate is not None:  # a gate leaves out what has no weight for anybody
+        sizes = {}
+        for name in gate["known"]:
+            if gate["known"][name] != 0.0 or gate["newcomers"][name] != 0.0:
+                sizes |= _mixed_part(name, trained)
+    if sum(sizes.values()) != width:
         sizes = {"components": width}
     ends = np.cumsum(list(sizes.values())).tolist()
     return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
+def _mixed_part(name: str, trained: Mapping[str, int]) -> dict[str, int]:
+    """Return the components that one model of a mixture adds to the vectors."""
+    simple = {"means": 2, "federated means": 2, "popularity": 1}
+    if name in simple:
+        return {name: simple[name]}
+    if name == "alone":
+        return {f"alone {part}": size for part, size in trained.items()}
+    return dict(trained) if name == "federated" else {}
 
 
 def _table(columns: Mapping[str, Any], vectors: Tensor, about: Mapping[str, Any]) -> pa.Table:
@@ -103,36 +142,48 @@ def _matrix(table: pa.Table) -> NDArray[np.float32]:
 
 
 def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str) -> list[Path]:
-    """Write embeddings as `parquet` or `npy`, one folder per party, with embeddings.json that explains them.
+    """Write embeddings as `parquet` or `npy`, with embeddings.json that explains them, and return the files.
 
-    Return the written files.
+    Each party gets a folder. If a party has vectors for ratings and for lists, those for lists are in its
+    subfolder `lists`.
     """
     if kind not in FORMATS:
         raise ConfigError(f"unknown format '{kind}'; use one of {', '.join(FORMATS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists already; choose another --out")
+    parties = list(dict.fromkeys(each.party for each in embeddings))
+    names = dict(zip(parties, safe_names(parties), strict=True))
     files: list[Path] = []
+    rows: dict[str, dict[str, Any]] = {}
     with writing(folder):
-        for each, name in zip(embeddings, safe_names([e.party for e in embeddings]), strict=True):
-            place = folder / name
+        for each in embeddings:
+            place = folder / names[each.party] / (each.purpose if each.party in rows else "")
             place.mkdir(parents=True)
-            files += _write_parquet(each, place) if kind == "parquet" else _write_npy(each, place)
-        about = {
-            "score": "the inner product of a user's and an item's vector is the predicted rating, or the score of a ranking",
-            "parties": [{"name": e.party, **_about(e)} for e in embeddings],
-            "files": [str(file.relative_to(folder)) for file in files],
-        }
-        write_bytes(folder / "embeddings.json", (json.dumps(about, indent=1) + "\n").encode())
+            written = _write_parquet(each, place) if kind == "parquet" else _write_npy(each, place)
+            row = rows.setdefault(each.party, _describe_party(each))
+            row["vectors"].append(_describe_vectors(each, [file.relative_to(folder) for file in written]))
+            files += written
+        about = json.dumps({"parties": list(rows.values())}, indent=1)
+        write_bytes(folder / "embeddings.json", (about + "\n").encode())
     return [*files, folder / "embeddings.json"]
 
 
-def _about(embeddings: Embeddings) -> dict[str, Any]:
-    parts = {name: [part.start, part.stop] for name, part in embeddings.parts.items()}
+def _describe_party(embeddings: Embeddings) -> dict[str, Any]:
     return {
+        "name": embeddings.party,
         "users": len(embeddings.users),
         "items": len(embeddings.items),
         "scale": list(embeddings.scale),
-        "parts": parts,
+        "vectors": [],
+    }
+
+
+def _describe_vectors(embeddings: Embeddings, files: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "purpose": embeddings.purpose,
+        "meaning": embeddings.meaning,
+        "parts": {name: [part.start, part.stop] for name, part in embeddings.parts.items()},
+        "files": [str(file) for file in files],
     }
 
 

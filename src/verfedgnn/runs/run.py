@@ -172,11 +172,13 @@ class Run:
     def embeddings(self, party: str | None = None) -> Embeddings | dict[str, Embeddings]:
         """Return the vectors of one party as Arrow tables with ids and titles, or of all parties by name.
 
-        The inner product of a user's and an item's vector is the predicted rating.
+        The inner product of a user's and an item's vector is the predicted rating, or the score of a ranking.
         """
+        gates = {row["name"]: row.get("gate") for row in self.metrics.get("parties", [])}
         made = {
-            self.parties[p].name: party_embeddings(self.parties[p], self.models[p], self.config)
+            name: party_embeddings(self.parties[p], self.models[p], self.config, gates.get(name))
             for p in self._chosen(party)
+            for name in (self.parties[p].name,)
         }
         return made if party is None else made[party]
 

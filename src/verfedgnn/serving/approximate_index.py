@@ -1,7 +1,8 @@
 """Approximate ranking for catalogues of several hundred thousand items, by searching only the item lists nearest to a user.
 
 Scores of the returned items are exact, but items in lists that were not searched are missed (see results/serving.md for the
-recall). Queries with a filter, with many excluded items, or to a ranking model are answered exactly.
+recall). Queries with a filter or with many excluded items are answered exactly. Models that order lists get no index: the
+shares need the scores of the whole catalogue, and the index would not see the item weights.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def _import_faiss() -> Any:
 
 
 class ApproximateRanker(ItemRanker):
-    """An `ItemRanker` that searches an inverted index where a query allows it."""
+    """An `ItemRanker` for predicted ratings that searches an inverted index where a query allows it."""
 
-    def __init__(self, model: PartyModel, *, ranks: bool) -> None:
-        super().__init__(model, ranks=ranks)
+    def __init__(self, model: PartyModel) -> None:
+        super().__init__(model, ranks=False)
         faiss = _import_faiss()
         lists = round(4 * self.count**0.5)
         self._index = faiss.index_factory(
@@ -79,4 +80,4 @@ class ApproximateRanker(ItemRanker):
         return answers
 
     def _can_use_index(self, query: RankingQuery) -> bool:
-        return not self.ranks and query.allowed is None and query.k + len(query.exclude) <= MAX_FETCHED
+        return query.allowed is None and query.k + len(query.exclude) <= MAX_FETCHED

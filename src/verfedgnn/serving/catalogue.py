@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data import TRAIN, PartyData
+from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import StrArray
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.approximate_index import MIN_ITEMS, ApproximateRanker
 from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.ranker import ItemRanker, Rows
+from verfedgnn.serving.item_weights import Rows
+from verfedgnn.serving.ranker import ItemRanker
 from verfedgnn.serving.user_prior import PartyPrior, fit_user_prior
 
 FEDERATED, ALONE = "federated", "alone"
@@ -81,12 +81,10 @@ class PartyCatalogue:
         """Return the rows of the items that `user` has rated."""
         return self.table.item[self.find_ratings(user)].astype(np.int64)
 
-    def find_training_ratings(self, user: int, *, ranks: bool) -> tuple[Rows, NDArray[np.float32]]:
-        """Return the items and ratings of `user` in the training part; for a ranking model, only liked items."""
+    def find_training_ratings(self, user: int) -> tuple[Rows, NDArray[np.float32]]:
+        """Return the items and ratings of `user` in the training part."""
         rows = self.find_ratings(user)
         rows = rows[self._part[rows] == TRAIN]
-        if ranks:
-            rows = rows[self.table.rating[rows] >= upper_quarter(self.table.scale)]
         return self.table.item[rows].astype(np.int64), self.table.rating[rows]
 
     def filter_items(self, filters: Mapping[str, str]) -> Tensor | None:
@@ -114,9 +112,10 @@ class PartyCatalogue:
 
 
 class Catalogue:
-    """A run indexed for serving.
+    """A run indexed for serving: one model orders lists, and another one may predict the ratings beside them.
 
-    With `party`, only that party's items are served. With `approximate`, large catalogues get an approximate index.
+    With `party`, only that party's items are served. With `approximate`, large catalogues that are ordered by predicted ratings
+    get an approximate index.
     """
 
     def __init__(self, run: Run, name: str, party: str | None = None, *, approximate: bool = False) -> None:
@@ -126,16 +125,27 @@ class Catalogue:
         self.run = run
         self.name = name
         self.chosen = [p for p in range(len(names)) if party in (None, names[p])]
-        self.ranks = run.config.training.ranks
+        self.ranks = run.ranker.config.training.ranks
+        """Whether lists are ordered by softmax shares, not by predicted ratings."""
+        self.predicts = not run.config.training.ranks
+        """Whether the run predicts ratings."""
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]
         self.users = IdIndex(run.parties[0].ratings.user_ids)
-        self.rankers = {FEDERATED: [self._make_ranker(run.models[p], approximate) for p in self.chosen]}
-        if run.alone is not None:
-            self.rankers[ALONE] = [self._make_ranker(run.alone[p], approximate) for p in self.chosen]
+        self.rankers = {
+            name: [self._make_ranker(model, approximate) for model in models]
+            for name, models in self._choose_models(run.ranker).items()
+        }
+        self.rating_models = self._choose_models(run) if self.predicts else {}
+
+    def _choose_models(self, run: Run) -> dict[str, list[PartyModel]]:
+        """Return the models of the served parties, federated and, if the run has them, alone."""
+        found = {FEDERATED: run.models} | ({} if run.alone is None else {ALONE: run.alone})
+        return {name: [models[p] for p in self.chosen] for name, models in found.items()}
 
     def _make_ranker(self, model: PartyModel, approximate: bool) -> ItemRanker:
-        kind = ApproximateRanker if approximate and len(model.items) >= MIN_ITEMS else ItemRanker
-        return kind(model, ranks=self.ranks)
+        if approximate and not self.ranks and len(model.items) >= MIN_ITEMS:
+            return ApproximateRanker(model)
+        return ItemRanker(model, ranks=self.ranks)
 
     @property
     def columns(self) -> set[str]:
@@ -144,18 +154,33 @@ class Catalogue:
 
     @cached_property
     def priors(self) -> dict[str, list[PartyPrior]]:
-        """User priors by model: one joint prior for the federated models, a separate one for each party alone."""
-        models = [self.run.models[p] for p in self.chosen]
-        data = [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
-        priors = {FEDERATED: fit_user_prior(models, data)}
-        if self.run.alone is not None:
-            priors[ALONE] = [
-                fit_user_prior([self.run.alone[p]], [pair])[0]
-                for p, pair in zip(self.chosen, data, strict=True)
-            ]
+        """User priors of the models that order lists: a joint one if federated, a separate one for each party alone."""
+        data = self._split_ratings()
+        priors = {}
+        for name, rankers in self.rankers.items():
+            models = [ranker.model for ranker in rankers]
+            if name == FEDERATED:
+                priors[name] = fit_user_prior(models, data, ranks=self.ranks)
+            else:
+                priors[name] = [
+                    fit_user_prior([model], [own], ranks=self.ranks)[0]
+                    for model, own in zip(models, data, strict=True)
+                ]
         return priors
 
-    def find_training_ratings(self, user: int, parties: list[int]) -> list[UserRatings]:
+    @cached_property
+    def rating_priors(self) -> list[PartyPrior]:
+        """Joint user prior of the federated models that predict ratings; empty if the run predicts none."""
+        if not self.predicts:
+            return []
+        if not self.ranks:
+            return self.priors[FEDERATED]
+        return fit_user_prior(self.rating_models[FEDERATED], self._split_ratings())
+
+    def _split_ratings(self) -> list[tuple[Ratings, NDArray[np.int8]]]:
+        return [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
+
+    def find_training_ratings(self, user: int, parties: Sequence[int]) -> list[UserRatings]:
         """Return the training ratings of `user` at these parties."""
-        found = [(p, *self.parties[p].find_training_ratings(user, ranks=self.ranks)) for p in parties]
+        found = [(p, *self.parties[p].find_training_ratings(user)) for p in parties]
         return [UserRatings(p, items, ratings) for p, items, ratings in found if len(items)]

@@ -7,14 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.fold_in import FoldedUser, UserRatings, fold_in
 from verfedgnn.serving.ranker import RankedItems
-
-ScoredItem = tuple[int, int, float]
-"""Party, row of the item, and unclipped score."""
+from verfedgnn.serving.user_profile import ScoredItem, UserProfile, predict_ratings
 
 
 def merge_rankings(parties: Sequence[int], ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
@@ -27,19 +25,25 @@ def merge_rankings(parties: Sequence[int], ranked: Sequence[RankedItems], k: int
     return sorted(pairs, key=lambda entry: -entry[2])[:k]
 
 
-def clip_score(catalogue: Catalogue, party: int, score: float) -> float:
-    """Clip a predicted rating to the party's scale; return the scores of a ranking model unchanged."""
-    low, high = catalogue.parties[party].table.scale
-    return score if catalogue.ranks else float(min(max(score, low), high))
-
-
 def describe_recommendations(
-    catalogue: Catalogue, best: Sequence[ScoredItem], why: Sequence[Mapping[str, Any]] = ()
+    catalogue: Catalogue,
+    model: str,
+    profile: UserProfile,
+    best: Sequence[ScoredItem],
+    why: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Describe recommended items with their scores, and with their explanations if `why` has any."""
+    """Describe recommended items with scores and predicted ratings, and with their explanations if `why` has any.
+
+    The score is what orders the list: the share of the party's catalogue, or the predicted rating if no lists were trained.
+    """
+    ratings = predict_ratings(catalogue, model, profile, best)
     items = [
-        {**catalogue.parties[p].describe(row), "score": clip_score(catalogue, p, score)}
-        for p, row, score in best
+        {
+            **catalogue.parties[p].describe(row),
+            "score": score if catalogue.ranks else rating,
+            "rating": rating,
+        }
+        for (p, row, score), rating in zip(best, ratings, strict=True)
     ]
     if why:
         for item, explanation in zip(items, why, strict=True):
@@ -50,20 +54,22 @@ def describe_recommendations(
 def explain_recommendations(
     catalogue: Catalogue,
     model: str,
+    profile: UserProfile,
     rated: Sequence[UserRatings],
     best: Sequence[ScoredItem],
     max_reasons: int,
 ) -> list[dict[str, Any]]:
-    """Split each item's score into parts that add up: score = average + habit + taste + rest.
+    """Split each item's score into parts that add up: score = average + habit + taste + items + rest.
 
-    - `average` is the prediction for the average user.
+    - `average` is the score for the average user.
     - `habit` is what the user's own ratings add to the average item, because some people rate everything higher.
-    - `taste` is what they add to this item beyond that. `because` names the ratings with the largest contributions.
+    - `taste` is what they add to this item beyond that, through the user's vector.
+    - `items` is what the user's items at the same party add through the weights between items.
     - `rest` is what the trained model knows beyond the user's own ratings, such as the contribution of other parties. It is 0
       for a newcomer.
 
-    All parts come from folding in (`fold_in.py`). For a ranking model they split the score before the softmax, and there is no
-    `rest`.
+    `because` names the ratings that contribute most to `taste` and `items`. `average`, `habit` and `taste` come from folding in
+    (`fold_in.py`). For a model of lists the parts split the score before the softmax.
     """
     priors = catalogue.priors[model]
     folds: dict[int, tuple[FoldedUser, Sequence[UserRatings]]]
@@ -80,46 +86,51 @@ def explain_recommendations(
         fold, mine = folds[p]
         owners = [own.party if model == FEDERATED else p for own in mine]
         typical = priors[p].typical
-        parts = fold.split_score(priors[p].project_items(np.array([row])) - typical)
+        adds = [part[0] for part in fold.split_score(priors[p].project_items(np.array([row])) - typical)]
         average = float(priors[p].level[row])
         habit = float(typical @ fold.z)
-        taste = sum(float(part.sum()) for part in parts)
-        rest = {} if catalogue.ranks else {"rest": score - average - habit - taste}
-        because = _name_reasons(catalogue, parts, mine, owners, max_reasons)
-        explanations.append({"average": average, "habit": habit, "taste": taste, **rest, "because": because})
+        taste = sum(float(part.sum()) for part in adds)
+        ranker = catalogue.rankers[model][p]
+        items = 0.0
+        if ranker.item_weights is not None:
+            items = float(ranker.item_weights.split_score(row, profile[p].owned).sum())
+            adds = [
+                part + ranker.item_weights.split_score(row, own.items) if owner == p else part
+                for part, own, owner in zip(adds, mine, owners, strict=True)
+            ]
+        if catalogue.ranks:
+            score = float(profile[p].vector @ ranker.model.items[row]) + items
+        explanations.append(
+            {
+                "average": average,
+                "habit": habit,
+                "taste": taste,
+                "items": items,
+                "rest": score - average - habit - taste - items,
+                "because": _name_reasons(catalogue, adds, mine, owners, max_reasons),
+            }
+        )
     return explanations
 
 
 def _name_reasons(
     catalogue: Catalogue,
-    parts: Sequence[Any],
+    adds: Sequence[NDArray[np.float64]],
     rated: Sequence[UserRatings],
     owners: Sequence[int],
     max_reasons: int,
 ) -> list[dict[str, Any]]:
     """Describe the user's ratings with the largest positive contributions."""
     largest = []
-    for part, own, owner in zip(parts, rated, owners, strict=True):
-        for i in np.argsort(-part[0])[:max_reasons]:
-            largest.append((float(part[0, i]), owner, int(own.items[i]), float(own.ratings[i])))
+    for part, own, owner in zip(adds, rated, owners, strict=True):
+        for i in np.argsort(-part)[:max_reasons]:
+            largest.append((float(part[i]), owner, int(own.items[i]), float(own.ratings[i])))
     top = sorted(largest, key=lambda entry: -entry[0])[:max_reasons]
     return [
         {**catalogue.parties[owner].describe(item), "rating": rating, "adds": value}
         for value, owner, item, rating in top
         if value > 0
     ]
-
-
-def select_informative(catalogue: Catalogue, rated: Sequence[UserRatings]) -> list[UserRatings]:
-    """Return the ratings that folding in uses: all of them, or only liked items for a ranking model."""
-    if not catalogue.ranks:
-        return list(rated)
-    kept = []
-    for own in rated:
-        high = own.ratings >= upper_quarter(catalogue.parties[own.party].table.scale)
-        if high.any():
-            kept.append(UserRatings(own.party, own.items[high], own.ratings[high]))
-    return kept
 
 
 def find_similar(
@@ -130,8 +141,14 @@ def find_similar(
     k: int,
     filters: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Return the k items most similar to `item`, by the cosine of item directions in taste space."""
+    """Return the k items most similar to `item`, by the cosine of item directions in taste space.
+
+    The directions are those of the model that orders lists. A party that mixes only popularity and item weights into its lists
+    has none, so the directions of the predicted ratings are used instead.
+    """
     priors = catalogue.priors[FEDERATED]
+    if catalogue.predicts and not priors[party].items[item].any():
+        priors = catalogue.rating_priors
     direction = priors[party].items[item]
     found: list[tuple[float, int, int]] = []
     for p in parties:

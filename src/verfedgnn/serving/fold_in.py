@@ -9,10 +9,11 @@ For ratings, let :math:`b_i = L^\top h_i`, and let :math:`y_i` be the rating min
 so a prediction is a sum over the user's own ratings,
 :math:`\hat r_j = h_j \cdot m + \sum_i b_j^\top A^{-1} b_i y_i / \sigma_i^2`.
 
-For a ranking model, whose scores are softmax shares of the party's catalogue, z maximises
+For a model of lists, whose scores are softmax shares of the party's catalogue, z maximises
 :math:`\sum_i \log \mathrm{softmax}_i - |z|^2 / 2` over the liked items, by Newton's method. At the maximum
 :math:`z = \sum_i (b_i - \bar b)`, where :math:`\bar b` is the mean of the catalogue weighted by the shares. This is again a sum
-over the user's own items.
+over the user's own items. The shares include what the item weights add for the user's other items, so z has to explain only the
+rest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NEWTON_STEPS = 20
 
 @dataclass(frozen=True)
 class UserRatings:
-    """A user's ratings at one party; for a ranking model, the liked items only."""
+    """A user's ratings at one party."""
 
     party: int
     items: NDArray[np.int64]
@@ -45,7 +46,8 @@ class FoldedUser:
     z: Vector
     """Position (R,)."""
     pulls: list[Vector]
-    """Contribution of each rating to z, an (n, R) matrix for each `UserRatings`."""
+    """Contribution of each rating to z, an (n, R) matrix for each `UserRatings`; 0 for what a model of lists does not count
+    as liked."""
 
     def split_score(self, targets: Vector) -> list[Vector]:
         """Return each rating's contribution to the scores of `targets` (T, R), a (T, n) matrix per `UserRatings`."""
@@ -73,24 +75,34 @@ def _fold_in_ratings(priors: Sequence[PartyPrior], rated: Sequence[UserRatings])
 def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -> FoldedUser:
     size = priors[0].items.shape[1]
     z = np.zeros(size)
-    liked = [priors[own.party].project_items(own.items) for own in rated]
+    likes = [own.ratings >= priors[own.party].liked_from for own in rated]
+    liked = [priors[own.party].project_items(own.items[like]) for own, like in zip(rated, likes, strict=True)]
+    levels = [prior.level + prior.score_owned(own.items) for own in rated for prior in (priors[own.party],)]
     centres = [np.zeros(size) for _ in rated]
     for _ in range(NEWTON_STEPS):
-        slope, curve = -z, np.eye(size)
+        slope = -z
+        curve = np.eye(size)
         for number, own in enumerate(rated):
+            if not len(liked[number]):
+                continue
             prior = priors[own.party]
-            share = _softmax(prior.level + prior.items @ z.astype(np.float32))
+            share = _softmax(levels[number] + prior.items @ z.astype(np.float32))
             centre = share @ prior.items
             spread = (prior.items * share[:, None]).T @ prior.items - np.outer(centre, centre)
             centres[number] = centre.astype(np.float64) + prior.common
             slope = slope + (liked[number] - centres[number]).sum(0)
-            curve = curve + len(own.items) * spread
+            curve = curve + len(liked[number]) * spread
         step = np.linalg.solve(curve, slope)
         # The objective is concave. Long steps are shortened so that no typical item's score jumps by more than a few units.
         z = z + step * min(1.0, 3.0 / max(float(np.linalg.norm(step)), 1e-9))
         if float(np.abs(step).max(initial=0.0)) < 1e-4:
             break
-    return FoldedUser(z, [b - centre for b, centre in zip(liked, centres, strict=True)])
+    pulls = []
+    for like, directions, centre in zip(likes, liked, centres, strict=True):
+        pull = np.zeros((len(like), size))
+        pull[like] = directions - centre
+        pulls.append(pull)
+    return FoldedUser(z, pulls)
 
 
 def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:

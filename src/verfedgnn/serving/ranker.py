@@ -1,24 +1,24 @@
-"""Exact ranking of a party's items for many users at once: one matrix product, then a partial sort in one pass."""
+"""Exact ranking of a party's items for many users at once: one matrix product, the item weights, then a partial sort."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.serving.item_weights import ItemWeights, Rows
 
 BLOCK = 128
 """Items per block of the partial sort: the k best items lie in the k blocks with the highest maxima."""
 MAX_SCORES = 1 << 23
 """Scores held in memory at a time."""
 
-Rows = NDArray[np.int64]
+NO_ITEMS: Rows = np.empty(0, np.int64)
 _thread_memory = threading.local()
 
 
@@ -34,6 +34,8 @@ class RankingQuery:
     """Rows of the items the user has already rated."""
     allowed: Tensor | None = None
     """Boolean mask of the items that may be returned; None allows all."""
+    owned: Rows = field(default_factory=lambda: NO_ITEMS)
+    """Rows of the items that score others through the item weights: the user's training ratings, or a newcomer's."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,26 @@ class RankedItems:
 
 
 class ItemRanker:
-    """One party's item vectors, laid out for products with many user vectors."""
+    """One party's item vectors, laid out for products with many user vectors, and its item weights, if any."""
 
     def __init__(self, model: PartyModel, *, ranks: bool) -> None:
         self.model = model
         self.ranks = ranks
         self.count = model.items.shape[0]
+        self.item_weights = None if model.item_scores is None else ItemWeights(model.item_scores)
         padding = -self.count % BLOCK
         self._columns = torch.nn.functional.pad(model.items, (0, 0, 0, padding)).T.contiguous()
 
-    def predict_pair(self, user: int, item: int) -> float:
-        """Return one user's score of one item."""
-        if self.ranks:
-            return float((self.model.items @ self.model.users[user]).softmax(0)[item])
-        return float(self.model.predict_rows(torch.tensor([user]), torch.tensor([item])))
+    def find_owned(self, user: int) -> Rows:
+        """Return the rows of the items of a trained user that score others; none without item weights."""
+        return NO_ITEMS if self.item_weights is None else self.item_weights.find_owned(user)
+
+    def score_item(self, vector: Tensor, owned: Rows, item: int) -> float:
+        """Return a user's score of one item, as `rank` returns it."""
+        scores = (self.model.items @ vector).unsqueeze(0)
+        if self.item_weights is not None:
+            self.item_weights.add_scores(scores, [owned])
+        return float((scores.softmax(1) if self.ranks else scores)[0, item])
 
     def rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
         """Return the answers in the order of `queries`.
@@ -74,6 +82,8 @@ class ItemRanker:
     def _rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
         scores = _score_memory(len(queries), self._columns.shape[1])
         torch.mm(torch.stack([query.vector for query in queries]), self._columns, out=scores)
+        if self.item_weights is not None:
+            self.item_weights.add_scores(scores, [query.owned for query in queries])
         scores[:, self.count :] = -torch.inf
         total = scores.logsumexp(1, keepdim=True) if self.ranks else None
         for place, query in enumerate(queries):
@@ -85,9 +95,9 @@ class ItemRanker:
         )
         scores.numpy().reshape(-1)[excluded] = -np.inf
         values, rows = _find_largest(scores, min(self.count, max(query.k for query in queries)))
+        available = (values > -torch.inf).sum(1).tolist()
         if total is not None:
             values = (values - total).exp()
-        available = (values > 0 if self.ranks else values > -torch.inf).sum(1).tolist()
         ends = [min(query.k, count) for query, count in zip(queries, available, strict=True)]
         return [
             RankedItems(r[:end], v[:end])

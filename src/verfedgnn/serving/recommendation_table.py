@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import clip_score, merge_rankings
-from verfedgnn.serving.ranker import RankingQuery
+from verfedgnn.serving.explain import describe_recommendations, merge_rankings
+from verfedgnn.serving.user_profile import make_queries, profile_user
 
 GROUP_USERS = 4096
 """Users per row group."""
@@ -24,6 +24,7 @@ SCHEMA = pa.schema(
         ("title", pa.string()),
         ("party", pa.string()),
         ("score", pa.float32()),
+        ("rating", pa.float32()),
     ]
 )
 
@@ -58,19 +59,16 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
 def _add_users(catalogue: Catalogue, users: list[int], k: int, columns: dict[str, list[object]]) -> None:
     parties = range(len(catalogue.parties))
     ids = catalogue.run.parties[0].ratings.user_ids
-    by_party = []
-    for ranker, party in zip(catalogue.rankers[FEDERATED], catalogue.parties, strict=True):
-        vectors = ranker.model.users
-        by_party.append(
-            ranker.rank([RankingQuery(vectors[user], k, party.find_rated_items(user)) for user in users])
-        )
-    for number, user in enumerate(users):
+    profiles = [profile_user(catalogue, FEDERATED, user, parties) for user in users]
+    queries = [make_queries(catalogue, FEDERATED, profile, k, {}) for profile in profiles]
+    by_party = [
+        ranker.rank([query[p][1] for query in queries])
+        for p, ranker in enumerate(catalogue.rankers[FEDERATED])
+    ]
+    for number, (user, profile) in enumerate(zip(users, profiles, strict=True)):
         best = merge_rankings(parties, [ranked[number] for ranked in by_party], k)
-        for place, (p, row, score) in enumerate(best, 1):
-            item = catalogue.parties[p].describe(row)
+        for place, item in enumerate(describe_recommendations(catalogue, FEDERATED, profile, best), 1):
             columns["user"].append(str(ids[user]))
             columns["place"].append(place)
-            columns["item"].append(item["item"])
-            columns["title"].append(item["title"])
-            columns["party"].append(item["party"])
-            columns["score"].append(clip_score(catalogue, p, score))
+            for name in ("item", "title", "party", "score", "rating"):
+                columns[name].append(item[name])

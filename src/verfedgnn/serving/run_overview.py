@@ -1,25 +1,25 @@
-"""The overview of a run on the web page: parties, accuracy alone and federated, learning curve, bytes and privacy card."""
+"""The overview of a run on the web page: parties, accuracy, lift, learning curve, bytes and privacy card."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from verfedgnn.data import TEST, PartyData
+from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
+from verfedgnn.evaluation.verdict import verdict
 from verfedgnn.reports.phrases import format_size
 from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
 from verfedgnn.reports.run_report import sum_traffic
-from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.runs.run_evaluation import judge_lists
 from verfedgnn.serving.catalogue import ALONE, Catalogue
+from verfedgnn.serving.list_quality import NDCG, warn_about_lists
 
+MAX_JUDGED = 1 << 31
+"""Largest number of scores, users times items, for which the lists of a party alone are judged when the page is opened."""
 MOST_VALUES = 60
 """Maximum number of values of an item column that the page offers as a filter."""
 
@@ -28,25 +28,23 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
     """Return everything the page shows about the run itself."""
     run = catalogue.run
     metrics = run.metrics
-    judged = "ndcg@20" if catalogue.ranks else "rmse"
-    alone = _measure_alone(run, judged) if run.alone is not None else {}
+    judged = "rmse" if catalogue.predicts else NDCG
+    lift = metrics.get("lift")
     figures = {party["name"]: party for party in metrics["parties"]}
-    lift = {party["name"]: party for party in metrics.get("lift", {}).get("parties", [])}
+    alone = _measure_alone(catalogue)
     parties: list[dict[str, Any]] = []
-    for p, party in zip(catalogue.chosen, catalogue.parties, strict=True):
-        pays = lift.get(party.name, {})
+    for number, (party, measured) in enumerate(zip(catalogue.parties, alone, strict=True)):
+        figure = figures.get(party.name, {})
         parties.append(
             {
                 "name": party.name,
                 "items": party.table.n_items,
                 "ratings": len(party.table),
                 "scale": party.table.scale,
-                "federated": figures.get(party.name, {}).get("test", {}).get(judged),
-                "alone": alone.get(p, pays.get("alone")),
-                "share": figures.get(party.name, {}).get("gate"),
-                "pays": pays.get("pays"),
-                "gain": pays.get("gain"),
-                "examples": _choose_examples(catalogue, len(parties)),
+                "figures": _collect_figures(figure, measured, predicts=catalogue.predicts),
+                "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
+                "lift": None if lift is None else _pick_rows(lift, party.name),
+                "examples": _choose_examples(catalogue, number),
                 "columns": _list_values(party.table.columns),
             }
         )
@@ -58,7 +56,12 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
         "users": len(run.parties[0].ratings.known_users),
         "judged": judged,
         "ranks": catalogue.ranks,
+        "predicts": catalogue.predicts,
         "alone": ALONE in catalogue.rankers,
+        "warnings": [text for party in catalogue.parties for text in warn_about_lists(run, party.name)],
+        "verdict": None if lift is None else verdict(lift),
+        "summary": None if lift is None else lift["summary"],
+        "lift": None if lift is None else _pick_rows(lift, None),
         "parties": parties,
         "history": [
             {"round": e["round"], "error": e[f"valid_{judged}"], "bytes": e["bytes"]} for e in run.history
@@ -82,21 +85,56 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
     }
 
 
-def _measure_alone(run: Run, judged: str) -> dict[int, float | None]:
-    """Return the test metric of the model that each party trained alone."""
-    alone = run.alone or []
-    if judged != "rmse":
-        figures = evaluate(run.prepared(), alone, 20, ranks=True)
-        return {p: party["test"][judged] for p, party in enumerate(figures["parties"])}
-    return {p: _measure_rmse(run.parties[p], run.parts[p], model) for p, model in enumerate(alone)}
+def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any]]:
+    """Return the lift rows of one party, or of all parties together: ratings and lists, known customers and newcomers."""
+    rows = []
+    for half in (lift, lift.get("lists")):
+        for customers in ("known", "newcomers") if half is not None else ():
+            table = half if customers == "known" else half["newcomers"]
+            named = {row["name"]: row for row in table["parties"]} | {None: table["overall"]}
+            if party in named:
+                rows.append(
+                    {
+                        **named[party],
+                        "metric": table["metric"],
+                        "reference": table["reference"],
+                        "customers": customers,
+                    }
+                )
+    return rows
 
 
-def _measure_rmse(party: PartyData, part: NDArray[np.int8], model: PartyModel) -> float | None:
-    table, test = party.ratings, part == TEST
-    if not test.any():
-        return None
-    predicted = model.predict_rows(torch.from_numpy(table.user[test]), torch.from_numpy(table.item[test]))
-    return math.sqrt(float((predicted - torch.from_numpy(table.rating[test])).square().mean()))
+def _collect_figures(
+    row: Mapping[str, Any], alone: Mapping[str, float | None], *, predicts: bool
+) -> list[dict[str, Any]]:
+    """Return a party's test figures by metric: simple (popularity, for lists), alone and federated."""
+    test = row.get("test", {})
+    popularity = row.get("popularity", {}).get(NDCG)
+    lists = {"metric": NDCG, "simple": popularity, "alone": alone.get(NDCG), "federated": test.get(NDCG)}
+    if not predicts:
+        return [lists]
+    return [
+        {"metric": "rmse", "simple": None, "alone": alone.get("rmse"), "federated": test.get("rmse")},
+        lists,
+    ]
+
+
+def _measure_alone(catalogue: Catalogue) -> list[dict[str, float | None]]:
+    """Return the test figures of the model that each served party would have alone; empty where it is unknown."""
+    run = catalogue.run
+    ranker = run.ranker
+    found: list[dict[str, float | None]] = [{} for _ in catalogue.chosen]
+    if ranker.alone is None:
+        return found
+    prepared = run.prepared()
+    for figures, p in zip(found, catalogue.chosen, strict=True):
+        table = run.parties[p].ratings
+        if run.alone is not None and catalogue.predicts:
+            model = run.alone[p]
+            figures["rmse"] = measure_errors(model.users, model.items, prepared[p].test, table.scale).rmse
+        if table.n_users * table.n_items <= MAX_JUDGED:
+            figures[NDCG] = judge_lists(prepared[p], ranker.alone[p].score).means(20)[NDCG]
+    return found
 
 
 def _choose_examples(catalogue: Catalogue, party: int) -> list[dict[str, Any]]:

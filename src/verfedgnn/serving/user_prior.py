@@ -11,8 +11,9 @@ newcomer gets the most probable :math:`z` given their own ratings (`fold_in.py`)
 
 - Columns in which users do not differ (the 1 beside an item's bias, a party's mean rating) have no variance and keep their value.
 - The user's bias is a direction like any other, and the trained users determine the ridge weights.
-- Vectors that a gate built from two models are correlated, and so are one user's vectors at two parties. A rating at one party
-  therefore informs the predictions at another.
+- Vectors that a gate built from several models are correlated, and so are one user's vectors at two parties. A rating at one
+  party therefore informs the predictions at another.
+- What the item weights of a model of lists add is no part of the vectors. It follows from the newcomer's items alone.
 
 Two items are similar when users who like one also like the other. The similarity is the cosine of :math:`L^\top h_v`, without
 the columns in which items do not differ (how high a user rates in general).
@@ -28,6 +29,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verfedgnn.core.item_item import ItemScores
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import VALID, Ratings
 from verfedgnn.runs.party_model import PartyModel
 
@@ -51,11 +54,22 @@ class PartyPrior:
     common: Matrix
     """L_p^T of the columns that all items share (R,)."""
     variance: float
-    """Squared error of a prediction."""
+    """Squared error of a predicted rating; 1 for a model of lists, which does not use it."""
+    liked_from: float
+    """Lowest rating that a model of lists counts as liked."""
+    item_scores: ItemScores | None = None
+    """Weights between the party's items, in a model of lists."""
 
     def project_items(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the directions L_p^T h_v of the items at `rows` (n, R)."""
         return self.items[rows].astype(np.float64) + self.common
+
+    def score_owned(self, items: NDArray[np.int64]) -> Matrix:
+        """Return what a user's `items` add to all scores through the item weights (M,)."""
+        if self.item_scores is None:
+            return np.zeros(len(self.level), np.float32)
+        scores: Matrix = self.item_scores.score_items(torch.from_numpy(items)).numpy()
+        return scores
 
     @cached_property
     def typical(self) -> NDArray[np.float64]:
@@ -69,26 +83,39 @@ class PartyPrior:
 
 
 def fit_user_prior(
-    models: Sequence[PartyModel], data: Sequence[tuple[Ratings, NDArray[np.int8]]]
+    models: Sequence[PartyModel], data: Sequence[tuple[Ratings, NDArray[np.int8]]], *, ranks: bool = False
 ) -> list[PartyPrior]:
-    """Fit one common prior to the users of all `models`; `data` holds each party's ratings and their parts."""
+    """Fit one common prior to the users of all `models`; `data` holds each party's ratings and their parts.
+
+    `ranks` tells models of lists from models of ratings.
+    """
     known = data[0][0].known_users
     sample = torch.from_numpy(known[:: max(1, -(-len(known) // SAMPLE))])
     users = torch.cat([model.users[sample] for model in models], 1).double().numpy()
     mean = users.mean(0)
-    values, basis = np.linalg.eigh(np.atleast_2d(np.cov(users, rowvar=False, bias=True)))
-    kept = values > 1e-9 * max(values.max(), 1e-12)
-    factor = basis[:, kept] * np.sqrt(values[kept])
+    factor = _factor_covariance(users - mean)
     ends = np.cumsum([model.users.shape[1] for model in models])[:-1]
     parties = zip(models, np.split(mean, ends), np.split(factor, ends), data, strict=True)
     return [
-        _make_prior(model, centre, spread, _measure_variance(model, *own))
-        for model, centre, spread, own in parties
+        _make_prior(model, centre, spread, table, 1.0 if ranks else _measure_variance(model, table, part))
+        for model, centre, spread, (table, part) in parties
     ]
 
 
+def _factor_covariance(deviations: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return L (C, R) with L L^T = Cov, without directions in which users do not differ."""
+    values, basis = np.linalg.eigh(deviations.T @ deviations / len(deviations))
+    kept = values > 1e-9 * max(values.max(initial=0.0), 1e-12)
+    factor: NDArray[np.float64] = basis[:, kept] * np.sqrt(values[kept])
+    return factor
+
+
 def _make_prior(
-    model: PartyModel, mean: NDArray[np.float64], factor: NDArray[np.float64], variance: float
+    model: PartyModel,
+    mean: NDArray[np.float64],
+    factor: NDArray[np.float64],
+    table: Ratings,
+    variance: float,
 ) -> PartyPrior:
     items = model.items.numpy()
     shared = np.ptp(items, axis=0) == 0
@@ -100,6 +127,8 @@ def _make_prior(
         items=own @ factor.astype(np.float32),
         common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
         variance=variance,
+        liked_from=upper_quarter(table.scale),
+        item_scores=model.item_scores,
     )
 
 

@@ -17,12 +17,10 @@ from starlette.exceptions import HTTPException
 from verfedgnn.core.version import installed_version
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import (
-    clip_score,
     describe_recommendations,
     explain_recommendations,
     find_similar,
     merge_rankings,
-    select_informative,
 )
 from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.batch_endpoint import answer_batch
@@ -42,6 +40,7 @@ from verfedgnn.serving.http.schema import (
 )
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 from verfedgnn.serving.run_overview import describe_run
+from verfedgnn.serving.user_profile import make_queries, profile_newcomer, profile_user
 
 UserId = Annotated[
     str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000, examples=["17"])
@@ -96,7 +95,8 @@ def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await run_in_threadpool(lambda: catalogue.priors)  # so that the first newcomer does not wait for it
+        # so that the first newcomer does not wait for them
+        await run_in_threadpool(lambda: (catalogue.priors, catalogue.rating_priors))
         yield
         batcher.close()
 
@@ -139,13 +139,19 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         row, parties = lookup.find_user(catalogue, user), lookup.find_parties(catalogue, party)
         known = ("user", "k", "party", "model", "why")
         filters = lookup.read_filters(catalogue, request.query_params, known)
-        ranked = await batcher.rank(lookup.make_queries(catalogue, model, row, parties, k, filters))
-        best = merge_rankings(parties, ranked, k)
+        lookup.check_model(catalogue, model)
+        profile = profile_user(catalogue, model, row, parties)
+        best = merge_rankings(
+            parties, await batcher.rank(make_queries(catalogue, model, profile, k, filters)), k
+        )
         reasons: list[dict[str, Any]] = []
         if why:
             rated = catalogue.find_training_ratings(row, parties)
-            reasons = await run_in_threadpool(explain_recommendations, catalogue, model, rated, best, why)
-        return _json_response({"recommendations": describe_recommendations(catalogue, best, reasons)})
+            reasons = await run_in_threadpool(
+                explain_recommendations, catalogue, model, profile, rated, best, why
+            )
+        items = describe_recommendations(catalogue, model, profile, best, reasons)
+        return _json_response({"recommendations": items})
 
     @app.post(
         "/v1/recommendations",
@@ -158,16 +164,16 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         parties = lookup.find_parties(catalogue, newcomer.party)
         filters = lookup.read_filters(catalogue, newcomer.where, ())
         rated = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings)
-        used = select_informative(catalogue, rated)
-        vectors = await run_in_threadpool(lookup.fold_in_newcomer, catalogue, used)
-        queries = lookup.make_newcomer_queries(catalogue, vectors, rated, parties, newcomer.k, filters)
+        profile = await run_in_threadpool(profile_newcomer, catalogue, rated, parties)
+        queries = make_queries(catalogue, FEDERATED, profile, newcomer.k, filters)
         best = merge_rankings(parties, await batcher.rank(queries), newcomer.k)
         reasons: list[dict[str, Any]] = []
         if newcomer.why:
             reasons = await run_in_threadpool(
-                explain_recommendations, catalogue, FEDERATED, used, best, newcomer.why
+                explain_recommendations, catalogue, FEDERATED, profile, rated, best, newcomer.why
             )
-        return _json_response({"recommendations": describe_recommendations(catalogue, best, reasons)})
+        items = describe_recommendations(catalogue, FEDERATED, profile, best, reasons)
+        return _json_response({"recommendations": items})
 
     @app.post(
         "/v1/recommendations/batch",
@@ -199,12 +205,13 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
     async def predict_rating(
         user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
     ) -> Response:
-        """Return the predicted rating of an item (for a ranking model, its share) and the known rating, if any."""
+        """Return the predicted rating of an item, its share of the party's catalogue, and the known rating, if any."""
         row, (p, column) = lookup.find_user(catalogue, user), lookup.find_item(catalogue, item, party)
-        score = lookup.find_rankers(catalogue, model)[p].predict_pair(row, column)
-        owner = catalogue.parties[p]
-        described = {**owner.describe(column), "score": clip_score(catalogue, p, score)}
-        return _json_response({**described, "rated": owner.find_rating(row, column)})
+        lookup.check_model(catalogue, model)
+        profile = profile_user(catalogue, model, row, [p])
+        score = catalogue.rankers[model][p].score_item(profile[p].vector, profile[p].owned, column)
+        (described,) = describe_recommendations(catalogue, model, profile, [(p, column, score)])
+        return _json_response({**described, "rated": catalogue.parties[p].find_rating(row, column)})
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:

@@ -12,6 +12,7 @@ from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.batching import LARGEST_BATCH, Batcher
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, BatchRequest
+from verfedgnn.serving.user_profile import UserProfile, make_queries, profile_user
 
 
 async def answer_batch(catalogue: Catalogue, batcher: Batcher, request: BatchRequest) -> bytes:
@@ -27,7 +28,7 @@ async def answer_batch(catalogue: Catalogue, batcher: Batcher, request: BatchReq
             "request fewer users at a time, or fewer items",
         )
     parties = lookup.find_parties(catalogue, request.party)
-    lookup.find_rankers(catalogue, request.model)
+    lookup.check_model(catalogue, request.model)
     filters = lookup.read_filters(catalogue, request.where, ())
     step = max(1, LARGEST_BATCH // len(parties))
     answers: list[orjson.Fragment] = []
@@ -45,26 +46,28 @@ async def _answer_users(
     users: list[str],
     filters: dict[str, str],
 ) -> list[orjson.Fragment]:
-    rows: list[int | HttpProblem] = []
+    profiles: list[UserProfile | HttpProblem] = []
     for user in users:
         try:
-            rows.append(lookup.find_user(catalogue, user))
+            row = lookup.find_user(catalogue, user)
+            profiles.append(profile_user(catalogue, request.model, row, parties))
         except HttpProblem as problem:
-            rows.append(problem)
+            profiles.append(problem)
     queries = [
         query
-        for row in rows
-        if isinstance(row, int)
-        for query in lookup.make_queries(catalogue, request.model, row, parties, request.k, filters)
+        for profile in profiles
+        if not isinstance(profile, HttpProblem)
+        for query in make_queries(catalogue, request.model, profile, request.k, filters)
     ]
     ranked = iter(await batcher.rank(queries))
     answers = []
     answer: dict[str, Any]
-    for user, row in zip(users, rows, strict=True):
-        if isinstance(row, int):
-            best = merge_rankings(parties, [next(ranked) for _ in parties], request.k)
-            answer = {"user": user, "recommendations": describe_recommendations(catalogue, best)}
+    for user, profile in zip(users, profiles, strict=True):
+        if isinstance(profile, HttpProblem):
+            answer = {"user": user, **profile.as_dict()}
         else:
-            answer = {"user": user, **row.as_dict()}
+            best = merge_rankings(parties, [next(ranked) for _ in parties], request.k)
+            items = describe_recommendations(catalogue, request.model, profile, best)
+            answer = {"user": user, "recommendations": items}
         answers.append(orjson.Fragment(orjson.dumps(answer)))
     return answers

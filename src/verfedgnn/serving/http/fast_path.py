@@ -18,6 +18,7 @@ from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.batching import Batcher
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.schema import MAX_ITEMS
+from verfedgnn.serving.user_profile import make_queries, profile_user
 
 PARAMETERS = {"user", "k", "party", "model"}
 SimpleRequest = tuple[str, int, list[int], int]
@@ -43,9 +44,11 @@ class FastPath:
             return
         scope["route"] = self
         model, user, parties, k = simple
-        ranked = await self._batcher.rank(lookup.make_queries(self._catalogue, model, user, parties, k, {}))
+        profile = profile_user(self._catalogue, model, user, parties)
+        ranked = await self._batcher.rank(make_queries(self._catalogue, model, profile, k, {}))
         best = merge_rankings(parties, ranked, k)
-        body = orjson.dumps({"recommendations": describe_recommendations(self._catalogue, best)})
+        items = describe_recommendations(self._catalogue, model, profile, best)
+        body = orjson.dumps({"recommendations": items})
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from torch import Tensor
 
-from verfedgnn.serving.catalogue import ALONE, FEDERATED, Catalogue
-from verfedgnn.serving.fold_in import UserRatings, fold_in
+from verfedgnn.serving.catalogue import ALONE, Catalogue
+from verfedgnn.serving.fold_in import UserRatings
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.schema import NewcomerRating
-from verfedgnn.serving.ranker import ItemRanker, RankingQuery, Rows
-
-NO_ITEMS: Rows = np.empty(0, np.int64)
 
 
 def find_user(catalogue: Catalogue, user: str) -> int:
@@ -53,12 +49,11 @@ def find_item(catalogue: Catalogue, item: str, party: str | None) -> tuple[int, 
     return found[0]
 
 
-def find_rankers(catalogue: Catalogue, model: str) -> Sequence[ItemRanker]:
-    """Return the rankers of a model, one per party."""
+def check_model(catalogue: Catalogue, model: str) -> None:
+    """Raise `HttpProblem` if the run lacks the models of the parties alone and `model` asks for them."""
     if model == ALONE and ALONE not in catalogue.rankers:
         remedy = "train with a gate (preset best, or --set gate=true), which also trains every party alone"
         raise HttpProblem(404, "this run has no models of the parties alone", remedy)
-    return catalogue.rankers[model]
 
 
 def read_filters(catalogue: Catalogue, given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
@@ -72,39 +67,6 @@ def read_filters(catalogue: Catalogue, given: Mapping[str, str], known: Sequence
                 400, "there is no such parameter or item column", f"{parameters}columns: {columns}"
             )
     return filters
-
-
-def make_queries(
-    catalogue: Catalogue, model: str, user: int, parties: Sequence[int], k: int, filters: dict[str, str]
-) -> list[tuple[ItemRanker, RankingQuery]]:
-    """Return the queries for one user's recommendations, one per party."""
-    rankers = find_rankers(catalogue, model)
-    queries = []
-    for p in parties:
-        party, vector = catalogue.parties[p], rankers[p].model.users[user]
-        query = RankingQuery(vector, k, party.find_rated_items(user), party.filter_items(filters))
-        queries.append((rankers[p], query))
-    return queries
-
-
-def make_newcomer_queries(
-    catalogue: Catalogue,
-    vectors: Sequence[Tensor],
-    rated: Sequence[UserRatings],
-    parties: Sequence[int],
-    k: int,
-    filters: dict[str, str],
-) -> list[tuple[ItemRanker, RankingQuery]]:
-    """Return the queries for a newcomer's recommendations, one per party."""
-    rankers = find_rankers(catalogue, FEDERATED)
-    seen = {own.party: own.items for own in rated}
-    return [
-        (
-            rankers[p],
-            RankingQuery(vectors[p], k, seen.get(p, NO_ITEMS), catalogue.parties[p].filter_items(filters)),
-        )
-        for p in parties
-    ]
 
 
 def read_newcomer(catalogue: Catalogue, ratings: Sequence[NewcomerRating]) -> list[UserRatings]:
@@ -129,10 +91,3 @@ def read_newcomer(catalogue: Catalogue, ratings: Sequence[NewcomerRating]) -> li
         values = np.array([rating for (q, _), rating in pairs.items() if q == p], np.float32)
         found.append(UserRatings(p, items, values))
     return found
-
-
-def fold_in_newcomer(catalogue: Catalogue, rated: Sequence[UserRatings]) -> list[Tensor]:
-    """Return the newcomer's vector at each party."""
-    priors = catalogue.priors[FEDERATED]
-    z = fold_in(priors, rated, ranks=catalogue.ranks).z
-    return [prior.make_vector(z) for prior in priors]

@@ -101,20 +101,22 @@ class Reason(ItemResponse):
     model_config = ConfigDict(use_attribute_docstrings=True)
     rating: float
     adds: float
-    """Contribution of this rating to `taste`."""
+    """Contribution of this rating to `taste` and `items`."""
 
 
 class Explanation(BaseModel):
-    """The parts of a score: score = average + habit + taste + rest, before the score is clipped to the scale."""
+    """The parts of a score: score = average + habit + taste + items + rest, before the softmax, or before a rating is clipped."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     average: float
-    """Prediction for the average user."""
+    """Score for the average user."""
     habit: float
     """Contribution of the user's own ratings to the average item."""
     taste: float
     """Contribution of the user's own ratings to this item beyond `habit`."""
-    rest: float | None = None
+    items: float
+    """Contribution of the user's items at the same party, through the weights between items (EASE)."""
+    rest: float
     """Contribution of what the trained model knows beyond the user's own ratings."""
     because: list[Reason]
 
@@ -124,7 +126,9 @@ class RecommendedItem(ItemResponse):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
-    """Predicted rating; for a ranking model, the item's softmax share of the party's catalogue."""
+    """What orders the list: the item's softmax share of the party's catalogue, or the predicted rating if the run has no lists."""
+    rating: float | None
+    """Predicted rating, within the party's scale; null if the run predicts no ratings."""
     why: Explanation | None = None
 
 
@@ -165,6 +169,8 @@ class PredictionResponse(ItemResponse):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
-    """Predicted rating; for a ranking model, the item's softmax share of the party's catalogue."""
+    """What orders the list: the item's softmax share of the party's catalogue, or the predicted rating if the run has no lists."""
+    rating: float | None
+    """Predicted rating, within the party's scale; null if the run predicts no ratings."""
     rated: float | None
     """Rating that the user gave, if the run contains it."""
