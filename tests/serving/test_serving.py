@@ -149,11 +149,7 @@ def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -
     assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
 
     def likely(z: np.ndarray) -> float:
-        scores = [
-            models[own.party].items @ places[own.party].make_vector(z)
-            + torch.from_numpy(places[own.party].score_owned(own.items))
-            for own in liked
-        ]
+        scores = [models[own.party].items @ places[own.party].make_vector(z) for own in liked]
         return (
             sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True))
             - float(z @ z) / 2

@@ -12,8 +12,7 @@ so a prediction is a sum over the user's own ratings,
 For a model of lists, whose scores are softmax shares of the party's catalogue, z maximises
 :math:`\sum_i \log \mathrm{softmax}_i - |z|^2 / 2` over the liked items, by Newton's method. At the maximum
 :math:`z = \sum_i (b_i - \bar b)`, where :math:`\bar b` is the mean of the catalogue weighted by the shares. This is again a sum
-over the user's own items. The shares include what the item weights add for the user's other items, so z has to explain only the
-rest.
+over the user's own items. The item weights have no part in it: trained vectors were fitted without them, too.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
     z = np.zeros(size)
     likes = [own.ratings >= priors[own.party].liked_from for own in rated]
     liked = [priors[own.party].project_items(own.items[like]) for own, like in zip(rated, likes, strict=True)]
-    levels = [prior.level + prior.score_owned(own.items) for own in rated for prior in (priors[own.party],)]
     centres = [np.zeros(size) for _ in rated]
     for _ in range(NEWTON_STEPS):
         slope = -z
@@ -86,7 +84,7 @@ def _fold_in_likes(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -
             if not len(liked[number]):
                 continue
             prior = priors[own.party]
-            share = _softmax(levels[number] + prior.items @ z.astype(np.float32))
+            share = _softmax(prior.level + prior.items @ z.astype(np.float32))
             centre = share @ prior.items
             spread = (prior.items * share[:, None]).T @ prior.items - np.outer(centre, centre)
             centres[number] = centre.astype(np.float64) + prior.common

@@ -87,20 +87,14 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
 
 def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any]]:
     """Return the lift rows of one party, or of all parties together: ratings and lists, known customers and newcomers."""
+    halves = [lift, *([lift["lists"]] if "lists" in lift else [])]
+    tables = [pair for half in halves for pair in (("known", half), ("newcomers", half["newcomers"]))]
     rows = []
-    for half in (lift, lift.get("lists")):
-        for customers in ("known", "newcomers") if half is not None else ():
-            table = half if customers == "known" else half["newcomers"]
-            named = {row["name"]: row for row in table["parties"]} | {None: table["overall"]}
-            if party in named:
-                rows.append(
-                    {
-                        **named[party],
-                        "metric": table["metric"],
-                        "reference": table["reference"],
-                        "customers": customers,
-                    }
-                )
+    for customers, table in tables:
+        named = {row["name"]: row for row in table["parties"]} | {None: table["overall"]}
+        if party in named:
+            about = {"metric": table["metric"], "reference": table["reference"], "customers": customers}
+            rows.append(named[party] | about)
     return rows
 
 

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.item_item import ItemScores
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import VALID, Ratings
 from verfedgnn.runs.party_model import PartyModel
@@ -57,19 +56,10 @@ class PartyPrior:
     """Squared error of a predicted rating; 1 for a model of lists, which does not use it."""
     liked_from: float
     """Lowest rating that a model of lists counts as liked."""
-    item_scores: ItemScores | None = None
-    """Weights between the party's items, in a model of lists."""
 
     def project_items(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the directions L_p^T h_v of the items at `rows` (n, R)."""
         return self.items[rows].astype(np.float64) + self.common
-
-    def score_owned(self, items: NDArray[np.int64]) -> Matrix:
-        """Return what a user's `items` add to all scores through the item weights (M,)."""
-        if self.item_scores is None:
-            return np.zeros(len(self.level), np.float32)
-        scores: Matrix = self.item_scores.score_items(torch.from_numpy(items)).numpy()
-        return scores
 
     @cached_property
     def typical(self) -> NDArray[np.float64]:
@@ -128,7 +118,6 @@ def _make_prior(
         common=(np.where(shared, items[0], 0) @ factor).astype(np.float32),
         variance=variance,
         liked_from=upper_quarter(table.scale),
-        item_scores=model.item_scores,
     )
 
 
