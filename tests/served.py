@@ -7,9 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 from fastapi import FastAPI
+
+import verfedgnn as vf
 
 
 @contextmanager
@@ -27,3 +30,17 @@ def serving(app: FastAPI) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def as_alone(run: vf.Run) -> vf.Run:
+    """Return the run that serves what each party has alone."""
+    assert run.alone is not None
+    assert run.lists is not None
+    assert run.lists.alone is not None
+    return replace(run, models=run.alone, lists=replace(run.lists, models=run.lists.alone))
+
+
+def without_alone(run: vf.Run) -> vf.Run:
+    """Return the run without the models of the parties alone."""
+    assert run.lists is not None
+    return replace(run, alone=None, lists=replace(run.lists, alone=None))

@@ -42,7 +42,7 @@ from verfedgnn.training.simple_models import ease_model
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from served import serving  # noqa: E402
+from served import as_alone, serving, without_alone  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
 from verfedgnn.serving.http.request_guard import LARGEST_BODY, is_loopback, read_key  # noqa: E402
 
@@ -94,20 +94,6 @@ def same_items(found: list[dict[str, Any]], wanted: list[vf.Recommendation]) -> 
         assert a["score"] == pytest.approx(b.score, abs=1e-4)
         assert a["rating"] == (None if b.rating is None else pytest.approx(b.rating, abs=1e-4))
     return [(a["party"], a["item"]) for a in found] == [(b.party, b.item) for b in wanted]
-
-
-def as_alone(run: vf.Run) -> vf.Run:
-    """Return the run that serves what each party has alone."""
-    assert run.alone is not None
-    assert run.lists is not None
-    assert run.lists.alone is not None
-    return replace(run, models=run.alone, lists=replace(run.lists, models=run.lists.alone))
-
-
-def without_alone(run: vf.Run) -> vf.Run:
-    """Return the run without the models of the parties alone."""
-    assert run.lists is not None
-    return replace(run, alone=None, lists=replace(run.lists, alone=None))
 
 
 def test_many_at_once_get_what_recommend_gives(run: vf.Run, client: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ CHROMIUM = next(
 if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
 
-from served import serving  # noqa: E402
+from served import as_alone, serving, without_alone  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
@@ -103,8 +104,7 @@ def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
         visit.tab_to("model-federated")
         page.keyboard.press("ArrowRight")
         page.wait_for_selector("#best.alone")
-        assert run.alone is not None
-        alone = replace(run, models=run.alone).recommend(chosen, 10, party=party)
+        alone = as_alone(run).recommend(chosen, 10, party=party)
         assert visit.texts("#best .title") == [item.title or item.item for item in alone]
         came = {item.title or item.item for item in run.recommend(chosen, 10, party=party)} - {
             i.title or i.item for i in alone
@@ -142,6 +142,70 @@ def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, addres
         expect(page.locator("#status")).to_contain_text("was not in training")
 
 
+def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) -> None:
+    user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[0].name
+    wanted = run.recommend(user, 10, party=party)
+    with Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
+        visit.page.wait_for_selector("#best li")
+        stars = [float(text) for text in visit.texts("#best .stars")]
+        assert stars == pytest.approx([item.rating for item in wanted], abs=0.051)
+        assert visit.texts("#best .small-share") == [f"{100 * item.score:.2f} %" for item in wanted]
+        expect(visit.page.locator("#best-note")).to_contain_text("Stars are predicted ratings")
+        rows = visit.texts("#worth tbody tr")
+        ndcg = run.metrics["parties"][0]
+        assert f"{ndcg['popularity']['ndcg@20']:.4f}" in rows[1]
+        assert f"{ndcg['test']['ndcg@20']:.4f}" in rows[1]
+        assert f"{ndcg['test']['rmse']:.4f}" in rows[0]
+        assert not visit.troubles
+
+
+def lift_row(reference: float, federated: float, pays: str, users: int) -> dict[str, Any]:
+    gain = {"value": 0.1, "low": 0.05, "high": 0.15, "percent": 10.0, "margin_percent": 5.0}
+    ways = {"simple": reference, "alone": reference, "federated": federated, "pooled": federated}
+    return {"cases": 2 * users, "users": users, **ways, "gain": gain if users else None, "pays": pays}
+
+
+def make_lift(run: vf.Run) -> dict[str, Any]:
+    """Return a lift of the shape of metrics.json, with figures that are easy to find on the page."""
+
+    def table(metric: str, reference: str, row: dict[str, Any]) -> dict[str, Any]:
+        parties = [{"name": party.name, **row} for party in run.parties]
+        return {"metric": metric, "reference": reference, "overall": row, "parties": parties}
+
+    lists = table("ndcg@20", "alone", lift_row(0.2111, 0.2222, "cannot tell", 90))
+    lists["newcomers"] = table("ndcg@20", "simple", lift_row(0.1111, 0.1555, "yes", 31))
+    lift = table("rmse", "alone", lift_row(0.9111, 0.9222, "no", 99))
+    empty = {**lift_row(0, 0, "cannot tell", 0), "simple": None, "alone": None, "federated": None}
+    lift["newcomers"] = table("rmse", "simple", empty)
+    return lift | {"lists": lists, "summary": "Join for the newcomers."}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: int) -> None:
+    metrics = deepcopy(run.metrics) | {"lift": make_lift(run)}
+    metrics["parties"][0]["popularity"]["ndcg@20"] = 0.9999
+    with (
+        serving(make_app(Catalogue(replace(run, metrics=metrics), "trial"))) as address,
+        Visit(chromium, address, width) as visit,
+    ):
+        visit.page.wait_for_selector("#worth table")
+        assert visit.texts("#worth .verdict") == ["Yes, joining pays."]
+        assert visit.texts("#summary") == ["Join for the newcomers."]
+        rows = visit.texts("#worth tbody tr")
+        assert ["Lists" in row for row in rows] == [False, False, True, True]
+        assert ["customers new to you, known elsewhere" in row for row in rows] == [False, True, False, True]
+        for text in ("0.1111", "0.1555", "31 customers", "+10.0 % (±5.0)", "joining pays"):
+            assert text in rows[3]
+        assert visit.page.locator("#worth tbody tr").nth(3).locator("[data-label=popularity]").is_visible()
+        assert "joining does not pay" in rows[0]
+        assert "no test cases" in rows[1]
+        assert f"The lists of {run.parties[0].name} are worse" in visit.texts("#warnings")[0]
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+        visit.page.select_option("#party", "")
+        assert visit.page.locator("#worth table").count() == 1 + len(run.parties)
+        assert not visit.troubles
+
+
 def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) -> None:
     user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[1].name
     with Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
@@ -177,7 +241,7 @@ def test_with_a_key(run: vf.Run, chromium: Any) -> None:
 
 def test_without_models_alone_the_switch_says_why(run: vf.Run, chromium: Any) -> None:
     with (
-        serving(make_app(Catalogue(replace(run, alone=None), "trial"))) as address,
+        serving(make_app(Catalogue(without_alone(run), "trial"))) as address,
         Visit(chromium, address) as visit,
     ):
         page = visit.page

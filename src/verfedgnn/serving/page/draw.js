@@ -15,6 +15,13 @@ function vector(tag, attributes, text = "") {
   return element;
 }
 
+const METRICS = {
+  rmse: { name: "RMSE", what: "Predicted ratings", better: "lower", simple: "means" },
+  "ndcg@20": { name: "NDCG@20", what: "Lists", better: "higher", simple: "popularity" },
+};
+const WAYS = ["simple", "alone", "federated", "pooled"];
+const VERDICTS = { yes: "Yes, joining pays.", no: "No, joining does not pay.", "cannot tell": "The data cannot tell whether joining pays." };
+
 const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
 function meter(share) {
@@ -25,7 +32,7 @@ function meter(share) {
 
 // Draw the validation metric by round, as wide as its box, and mark the kept round.
 function drawCurve(box, run) {
-  const points = run.history, name = run.ranks ? "NDCG@20" : "RMSE";
+  const points = run.history, name = METRICS[run.judged].name;
   if (points.length < 2) return box.replaceChildren(make("p", { class: "quiet" }, "This run has no learning curve."));
   const width = Math.max(260, box.clientWidth), height = 220, left = 46, right = 12, top = 14, bottom = 34;
   const errors = points.map((point) => point.error), low = Math.min(...errors), high = Math.max(...errors);
@@ -47,8 +54,7 @@ function drawCurve(box, run) {
   svg.append(vector("text", { x: width - right, y: height - 10, "text-anchor": "end" }, `${last}`));
   const anchor = x(kept.round) + 120 > width ? "end" : "start", shift = anchor === "end" ? -8 : 8;
   svg.append(vector("text", { x: x(kept.round) + shift, y: top + 8, "text-anchor": anchor }, `kept: round ${kept.round}`));
-  const words = run.ranks ? "higher is better" : "lower is better";
-  const note = `${name} on the validation part, ${words}. ${run.rounds.toLocaleString("en")} rounds in ${Math.round(run.seconds)} s.`;
+  const note = `${name} on the validation part, ${METRICS[run.judged].better} is better. ${run.rounds.toLocaleString("en")} rounds in ${Math.round(run.seconds)} s.`;
   box.replaceChildren(make("p", { class: "quiet" }, note), svg);
 }
 
@@ -73,23 +79,48 @@ function drawPrivacy(box, run) {
   box.replaceChildren(make("p", { class: "quiet" }, "What each organisation released during training, and how it is protected. Ratings never leave an organisation."), releases, points);
 }
 
+// Draw the verdict and the summary of the lift, then one table for each organisation.
 function drawWorth(box, run, party) {
   const shown = party ? [party] : run.parties, parts = [];
-  for (const one of shown) {
-    const known = one.alone !== null && one.federated !== null;
-    const change = known ? (run.ranks ? one.federated - one.alone : one.alone - one.federated) : null;
-    const figure = (name, label, value) => make("div", { class: name }, make("dt", {}, label), make("dd", {}, value));
-    const figures = make("dl", { class: "figures" },
-      figure("alone", "alone", one.alone === null ? "–" : one.alone.toFixed(4)),
-      figure("federated", "federated", one.federated === null ? "–" : one.federated.toFixed(4)),
-      known ? figure(change > 0 ? "gain" : "loss", change > 0 ? "better by" : "worse by", `${(Math.abs(change / one.alone) * 100).toFixed(1)} %`) : null);
-    if (shown.length > 1) parts.push(make("h3", {}, one.name));
-    if (one.pays && one.pays !== "yes") figures.classList.add("undecided");
-    parts.push(figures);
-    const pays = { yes: "Joining pays here", no: "Joining does not pay here", "cannot tell": "The data cannot tell whether joining pays here" }[one.pays];
-    if (pays && one.gain) parts.push(make("p", { class: "quiet" }, `${pays}. Gain in RMSE: ${signed(one.gain.rmse, 4)} (95 % interval ${signed(one.gain.low, 4)} to ${signed(one.gain.high, 4)}), compared with the better of plain means and training alone.`));
-    if (one.alone === null) parts.push(make("p", { class: "quiet" }, "This run has no model trained alone. Train with the best preset or with --lift to compare."));
+  if (run.verdict !== null) {
+    parts.push(make("p", { class: `verdict ${run.verdict.replace(" ", "-")}` }, VERDICTS[run.verdict]), make("p", { id: "summary" }, run.summary));
+    if (!party && shown.length > 1) parts.push(make("h3", {}, "All organisations together"), drawRows(run.lift));
   }
-  const what = run.ranks ? "NDCG@20 on test ratings: how high liked items are ranked in the organisation's catalogue; higher is better." : "Test RMSE: the typical error of a predicted rating, on ratings used neither for training nor for model selection; lower is better.";
-  box.replaceChildren(make("p", { class: "quiet" }, what), ...parts);
+  for (const one of shown) {
+    if (shown.length > 1) parts.push(make("h3", {}, one.name));
+    parts.push(drawRows(one.lift ?? one.figures));
+  }
+  const notes = [
+    "RMSE is the typical error of a predicted rating. NDCG@20 says how high the items that a user likes stand in a list. Both are measured on ratings used neither for training nor for model selection.",
+    "Simple: means of the organisation's ratings, or its most popular items. Alone: the best it has without the others. Federated: what it serves.",
+  ];
+  if (run.verdict !== null) notes.push("Pooled: the same model trained on all data in one place, unprotected. Gains are over alone, for new customers over simple, with a 95 % interval.");
+  else notes.push("Train with --lift to learn for whom joining pays, with intervals and for customers who are new to an organisation.");
+  if (!run.alone) notes.push("This run has no model trained alone. Train with the best preset or with --set gate=true to compare.");
+  box.replaceChildren(...parts, ...notes.map((text) => make("p", { class: "quiet" }, text)));
+}
+
+function drawRows(rows) {
+  const gains = rows.some((row) => "gain" in row), ways = WAYS.filter((way) => rows.some((row) => way in row));
+  const head = make("tr", {}, make("td"), ...ways.map((way) => make("th", { scope: "col" }, way)), gains ? make("th", { scope: "col" }, "gain") : null);
+  const table = make("table", { class: "lift" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => drawRow(row, ways, gains))));
+  return table;
+}
+
+function drawRow(row, ways, gains) {
+  const metric = METRICS[row.metric], known = row.customers !== "newcomers";
+  const who = row.customers === undefined ? "" : known ? " for customers you know" : " for customers new to you, known elsewhere";
+  const count = row.users === undefined ? "" : `, ${row.users.toLocaleString("en")} customer${row.users === 1 ? "" : "s"}`;
+  const cells = ways.map((way) => {
+    const value = row[way], label = way === "simple" ? metric.simple : way;
+    return make("td", { class: way, "data-label": label }, value === null || value === undefined ? "–" : value.toFixed(4), way === "simple" ? make("small", {}, metric.simple) : null);
+  });
+  const head = make("th", { scope: "row" }, `${metric.what}${who}`, make("small", {}, `${metric.name}, ${metric.better} is better${count}`));
+  return make("tr", {}, head, ...cells, gains ? drawGain(row) : null);
+}
+
+function drawGain(row) {
+  const words = { yes: "joining pays", no: "joining does not pay", "cannot tell": "cannot tell" }[row.pays];
+  const text = row.gain === null ? "–" : `${signed(row.gain.percent, 1)} % (±${row.gain.margin_percent.toFixed(1)})`;
+  return make("td", { class: `gain ${row.pays.replace(" ", "-")}`, "data-label": "gain" }, text, make("small", {}, row.gain === null ? "no test cases" : words));
 }

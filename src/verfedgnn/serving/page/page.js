@@ -29,7 +29,7 @@ async function guarded(work) {
 function askForKey() {
   const tried = sessionStorage.getItem(KEY) !== null;
   sessionStorage.removeItem(KEY);
-  for (const id of ["pick", "for-user", "about"]) $(id).hidden = true;
+  for (const id of ["pick", "warnings", "for-user", "about"]) $(id).hidden = true;
   $("key-form").hidden = false;
   $("key-error").textContent = tried ? "This API key is wrong." : "";
   $("key").focus();
@@ -57,6 +57,8 @@ async function start() {
   $("key-form").hidden = true;
   $("api").hidden = sessionStorage.getItem(KEY) !== null; // a link cannot carry a key
   for (const id of ["pick", "about"]) $(id).hidden = false;
+  $("warnings").hidden = run.warnings.length === 0;
+  $("warnings").replaceChildren(...run.warnings.map((text) => make("p", { class: "note" }, text)));
   $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
   drawBytes($("bytes"), run);
   drawPrivacy($("privacy"), run);
@@ -129,8 +131,10 @@ function kindOf(item) {
   return [...(state.party ? [] : [item.party]), ...kinds].join(" · ");
 }
 
+const percent = (share) => `${(share * 100).toFixed(2)} %`;
+
 function stars(value, share = false) {
-  const text = share ? `${(value * 100).toFixed(2)} %` : Number.isInteger(value) ? `${value}` : value.toFixed(1);
+  const text = share ? percent(value) : Number.isInteger(value) ? `${value}` : value.toFixed(1);
   return make("span", { class: share ? "stars share" : "stars" }, text);
 }
 
@@ -154,16 +158,23 @@ function showBest() {
   const entries = best.map((item, index) => {
     const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`),
       make("span", { class: "what" }, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, kindOf(item)), moved(item, index + 1, other)),
-      stars(item.score, state.run.ranks));
-    const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.score - low) / (high - low || 1);
+      state.run.ranks && item.rating !== null ? make("span", { class: "small-share" }, percent(item.score)) : null,
+      item.rating === null ? stars(item.score, true) : stars(item.rating));
+    const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.rating - low) / (high - low || 1);
     return make("li", {}, line, meter(share), because(item.why));
   });
   $("best").className = `plain ${model}`;
   $("best").replaceChildren(...entries);
   $("best-title").textContent = `Recommendations for user ${state.user}`;
   const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : "Trained by all organisations together.";
-  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${state.run.ranks ? "Scores are shares of the catalogue." : "Scores are predicted ratings."} Items the user has rated are left out.`;
+  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run)} Items the user has rated are left out.`;
   $("status").textContent = `${best.length} recommendations for user ${state.user}, ${model}.`;
+}
+
+function ordering(run) {
+  if (!run.ranks) return "Ordered by predicted rating.";
+  const order = "Ordered by how likely the user is to choose an item, as a share of the catalogue.";
+  return run.predicts ? `${order} Stars are predicted ratings.` : order;
 }
 
 function moved(item, place, other) {
@@ -176,14 +187,14 @@ function moved(item, place, other) {
 }
 
 function because(why) {
-  const line = make("p", { class: "why" }), reasons = why.because.filter((reason) => reason.adds >= 0.005);
+  const line = make("p", { class: "why" }), { ranks } = state.run, reasons = why.because.filter((reason) => reason.adds >= (ranks ? 0.02 : 0.005));
   if (reasons.length === 0) {
     line.append("Popular with many users; none of this user's own ratings adds much.");
     return line;
   }
   line.append("because this user rated ");
   reasons.forEach((reason, index) => {
-    const [low, high] = partyOf(reason.party).scale, only = reason.rating <= (low + high) / 2 ? "only " : "";
+    const [low, high] = partyOf(reason.party).scale, only = !ranks && reason.rating <= (low + high) / 2 ? "only " : "";
     const joint = index === 0 ? "" : index === reasons.length - 1 ? " and " : ", ";
     line.append(joint, make("b", {}, nameOf(reason)), ` ${only}${reason.rating} ★ (${signed(reason.adds)})`);
   });
@@ -191,13 +202,14 @@ function because(why) {
 }
 
 function explanation(ranks) {
-  const texts = [
-    "A reason is one of the user's own ratings, with the number of stars it adds to the prediction. A low rating counts in favour of items that differ from the rated one.",
-    "Reasons are computed by folding in: a least-squares fit estimates the user's taste from their own ratings alone. The prediction is then a sum of three parts: the prediction for the average user, how high this user rates in general, and one contribution per rating. The largest contributions are shown.",
+  const unit = ranks ? "what it adds to the item's score before scores become shares" : "the number of stars it adds to the prediction";
+  const parts = ranks ? "four parts: the score for the average user, what the user's ratings add to every item, one contribution per rating to this item, and one for each item that users often have together with it" : "three parts: the prediction for the average user, how high this user rates in general, and one contribution per rating";
+  const low = ranks ? "An item that the user rated low counts as chosen, but not as liked." : "A low rating counts in favour of items that differ from the rated one.";
+  return [
+    `A reason is one of the user's own ratings, with ${unit}. ${low}`,
+    `Reasons are computed by folding in: a fit estimates the user's taste from their own ratings alone. The ${ranks ? "score" : "prediction"} is then a sum of ${parts}. The largest contributions are shown.`,
+    "The trained model also uses the ratings of all other users and, in a federation, of other organisations. The reasons therefore explain most of a recommendation, but not all of it. The API also returns the rest.",
   ];
-  if (!ranks) texts.push("The trained model also uses the ratings of all other users and, in a federation, of other organisations. The reasons therefore explain most of a prediction, but not all of it. The API also returns the rest.");
-  else texts.push("The contributions are to the score before it is turned into a share.");
-  return texts;
 }
 
 function showChanged() {
