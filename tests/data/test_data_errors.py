@@ -1,7 +1,6 @@
 """Bad input: each a DataError of one line that names the cause, the place and the remedy."""
 
 import gzip
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from verfedgnn.data import (
     check_parties,
     make_ratings,
     parties_from_files,
-    pool_parties,
     read_parties,
     read_ratings,
     split_by_rating,
@@ -224,7 +222,6 @@ def test_splits():
 
 def test_parties():
     a = PartyData("a", make_ratings(["1", "2"], ["x", "y"], [1.0, 2.0]))
-    b = PartyData("b", make_ratings(["1", "2"], ["y", "z"], [1.0, 2.0]))
     other = PartyData("c", make_ratings(["3"], ["w"], [1.0]))
     nothing = np.zeros(0, np.int64)
     fails(lambda: check_parties([]), "no parties", "at least one")
@@ -233,8 +230,6 @@ def test_parties():
         "two parties are called 'a'",
         "--data NAME=FILE",
     )
-    fails(lambda: check_parties([a, b]), "item 'y' is in both 'a' and 'b'", "prefix the ids", "Remove it")
-    fails(lambda: pool_parties([a, b]), "item 'y' is in both 'a' and 'b'")
     fails(lambda: check_parties([a, other]), "'a' and 'c' have different users", "align_users")
     fails(
         lambda: check_parties([PartyData("e", a.ratings.select_items(nothing))]),
@@ -267,9 +262,6 @@ def test_party_files(tmp_path):
     fails(lambda: read_parties([]), "no data given", "--data")
     fails(lambda: parties_from_files([]), "no parties")
     fails(lambda: read_parties([f"a={one}", "b=gone.csv"]), "gone.csv does not exist")
-    three = table(tmp_path, HEAD + "1,x,4\n", "three.csv")
-    message = fails(lambda: read_parties([f"{one}", f"{three}"]), "item 'x' is in both 'one' and 'three'")
-    assert re.search("1 such item[^s]", message)
 
 
 def test_gzip_of_nothing(tmp_path):

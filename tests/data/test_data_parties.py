@@ -13,6 +13,7 @@ from verfedgnn.data import (
     PartyData,
     align_users,
     check_parties,
+    find_pooled_items,
     make_ratings,
     parties_from_files,
     pool_parties,
@@ -212,3 +213,14 @@ def test_parties_without_a_rating_above_zero_share_a_scale(one, other):
         for name, scale in (("a", one), ("b", other))
     ]
     assert [p.ratings.scale for p in parties_from_tables(tables)] == [(one[0], max(one[1], other[1]))] * 2
+
+
+def test_an_id_that_two_parties_use_means_two_items() -> None:
+    a = PartyData("a", make_ratings(["1", "2"], ["x", "y"], [1.0, 2.0]))
+    b = PartyData("b", make_ratings(["1", "2"], ["y", "z"], [3.0, 4.0]))
+    check_parties([a, b])
+    pool = pool_parties([a, b])
+    assert list(pool.item_ids) == ["a: x", "a: y", "b: y", "b: z"]
+    first, second = find_pooled_items([a, b], pool)
+    assert (list(first), list(second)) == ([0, 1], [2, 3])
+    assert list(pool.rating) == [1.0, 2.0, 3.0, 4.0]

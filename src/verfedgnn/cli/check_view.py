@@ -72,10 +72,10 @@ def show_overlap(console: Console, overlap: UserOverlap, found: list[CheckedSour
         console.print(f"  [bold red]error[/]   {text}", soft_wrap=True)
     for one, other, items in overlap.shared_items:
         text = (
-            f"{format_count(items, 'item')} at both {one} and {other}: an item belongs to one party, so drop it at one or"
-            " prefix the ids"
+            f"{format_count(items, 'item id')} at both {one} and {other}: they count as different items. If it is the same"
+            " item, remove it at one party"
         )
-        console.print(f"  [bold red]error[/]   {escape(text)}", soft_wrap=True)
+        console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
 
 
 def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -> Table:

@@ -70,7 +70,7 @@ class UserOverlap:
     shared_ignoring_case: int
     """Number of users at two or more parties if capitals did not matter. A larger number hints at different spellings."""
     shared_items: tuple[tuple[str, str, int], ...]
-    """Pairs of sources and the number of items in both. An item belongs to one party."""
+    """Pairs of sources and the number of item ids in both. Each party's items are its own, so these are different items."""
 
     @property
     def shared(self) -> int:
@@ -80,7 +80,7 @@ class UserOverlap:
     @property
     def usable(self) -> bool:
         """Whether parties with these sources can train together."""
-        return bool(self.shared) and not self.shared_items
+        return bool(self.shared)
 
     def count_from(self, fewest: int) -> tuple[int, int]:
         """Return how many users are at `fewest` or more parties, and how many ratings they have."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
-from verfedgnn.data.pooling import pool_tables, refuse_shared_items
+from verfedgnn.data.pooling import pool_tables
 from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate, read_ratings
 from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
@@ -207,15 +207,33 @@ def check_parties(parties: Sequence[PartyData]) -> None:
         raise DataError(
             f"{format_count(idle, 'user')} without a rating at any party, first {first!r}: remove them from the user ids"
         )
-    refuse_shared_items([replace(party.ratings, name=party.name) for party in parties])
 
 
 def pool_parties(parties: Sequence[PartyData], column: str = "party") -> Ratings:
-    """Return all parties' ratings in one table, as of one organisation; the item column `column` names the party."""
+    """Return all parties' ratings in one table, as of one organisation; the item column `column` names the party.
+
+    Parties have their own items. If two of them use the same id, all ids get the party's name as a prefix.
+    """
     if not parties:
         raise _no_parties()
-    tables = [replace(party.ratings, name=party.name) for party in parties]
+    ids = _pooled_item_ids(parties)
+    tables = [
+        replace(party.ratings, name=party.name, item_ids=own) for party, own in zip(parties, ids, strict=True)
+    ]
     return pool_tables(tables, column, "+".join(table.name for table in tables))
+
+
+def find_pooled_items(parties: Sequence[PartyData], pool: Ratings) -> list[NDArray[np.int64]]:
+    """Return the rows of each party's items in `pool_parties(parties)`."""
+    return [find_positions(own, pool.item_ids) for own in _pooled_item_ids(parties)]
+
+
+def _pooled_item_ids(parties: Sequence[PartyData]) -> list[StrArray]:
+    """Return the item ids of each party; with the party's name as a prefix if an id is used twice."""
+    ids = [party.ratings.item_ids for party in parties]
+    if len(np.unique(np.concatenate(ids))) == sum(map(len, ids)):
+        return ids
+    return [np.char.add(f"{party.name}: ", own) for party, own in zip(parties, ids, strict=True)]
 
 
 def read_parties(

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.data import PartyData, pool_parties
-from verfedgnn.data.ids import find_positions
+from verfedgnn.data import PartyData, find_pooled_items, pool_parties
 from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_tables
 from verfedgnn.evaluation.verdict import summarise
 from verfedgnn.runs.party_model import PartyModel
@@ -108,8 +107,8 @@ def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
     parts = np.concatenate(run.parts)
     model = train_alone(pool, parts, run.config, 1.0, run.device, label=what, **options)
     models = []
-    for party in run.parties:
-        rows = torch.from_numpy(find_positions(party.ratings.item_ids, pool.ratings.item_ids)).to(run.device)
+    for found in find_pooled_items(run.parties, pool.ratings):
+        rows = torch.from_numpy(found).to(run.device)
         models.append(PartyModel(model.users, model.items[rows], model.embeddings[rows]))
     return models
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from verfedgnn.config import Config
-from verfedgnn.data import PartyData, Ratings, pool_parties
-from verfedgnn.data.ids import find_positions
+from verfedgnn.data import PartyData, Ratings, find_pooled_items, pool_parties
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
@@ -67,8 +66,8 @@ def cut(model: PartyModel, table: Ratings, parties: Sequence[PartyData]) -> list
     evaluated alike.
     """
     models = []
-    for party in parties:
-        rows = torch.from_numpy(find_positions(party.ratings.item_ids, table.item_ids)).to(model.items.device)
+    for found in find_pooled_items(parties, table):
+        rows = torch.from_numpy(found).to(model.items.device)
         models.append(PartyModel(model.users, model.items[rows], model.embeddings[rows]))
     return models
 
