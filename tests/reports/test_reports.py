@@ -258,7 +258,11 @@ def test_lists_that_lose_to_popularity_are_named() -> None:
     assert "--preset best or ranking" in text
     text = warn_of_lists(metrics | {"lists": {}})
     assert text is not None
-    assert "show these parties' customers what is popular" in text
+    assert text.endswith("Train with more data, or show these customers what is popular.")
+    metrics["parties"] = [party("close", 0.199, 0.2)]
+    assert warn_of_lists(metrics | {"lists": {}}) == (
+        "Lists are no better than the most popular items (NDCG@20: close 0.1990, popularity 0.2000)."
+    )
 
 
 def test_the_worst_errors_of_a_report_are_the_worst(run: Path) -> None:

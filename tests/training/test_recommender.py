@@ -81,7 +81,7 @@ def test_one_table_is_cut() -> None:
         vf.VerFedRecommender(**SHORT, gate=False).fit(Frame(frame), by="shelf").parties_ == estimator.parties_
     )
     assert len(vf.VerFedRecommender(**SHORT, gate=False).fit(table, parties=4).parties_) == 4
-    with pytest.raises(vf.ConfigError, match="cut one table"):
+    with pytest.raises(vf.ConfigError, match="split one table"):
         vf.VerFedRecommender().fit({"a": table}, parties=2)
 
 

@@ -96,7 +96,8 @@ def format_gain(row: Mapping[str, Any]) -> str:
     found = row["gain"]
     if not found or row["users"] < FEWEST_USERS:
         return "-"
-    return f"{found['percent']:+.1f} % ±{found['margin_percent']:.1f}"
+    percent = round(found["percent"], 1) + 0.0  # without a negative zero
+    return f"{percent:+.1f} % ±{found['margin_percent']:.1f}"
 
 
 def format_weights(weights: Mapping[str, float]) -> str:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
+CLEAR_LOSS = 0.02
+"""Share of popularity's NDCG by which lists must lose to be called worse."""
+
+
 def format_metric(value: float | None) -> str:
     """Format a metric with four decimals; None, for a metric without data, becomes a dash."""
     return "-" if value is None else f"{value:.4f}"
@@ -32,18 +36,21 @@ def format_size(count: float) -> str:
 
 
 def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
-    """Return a sentence about the parties whose lists are worse than the most popular items; None if there are none."""
+    """Return sentences about parties whose lists do not reach the most popular items; None if there are none."""
     name = next((key for key in metrics["test"] if key.startswith("ndcg@")), "")
     worse = []
+    clearly = False
     for party in metrics["parties"]:
         found = party["test"].get(name)
         popular = party["popularity"].get(name)
         if found is not None and popular is not None and found < popular:
             worse.append(f"{party['name']} {found:.4f}, popularity {popular:.4f}")
+            clearly = clearly or found < (1 - CLEAR_LOSS) * popular
     if not worse:
         return None
     named = "; ".join(worse[:5]) + (f"; and {len(worse) - 5} more parties" if len(worse) > 5 else "")
-    text = f"Lists are worse than the most popular items ({name.upper()}: {named})."
+    compared = "worse" if clearly else "no better"
+    text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:
         return f"{text} They are ordered by predicted stars; train with --preset best or ranking to order them by a model of lists."
-    return f"{text} Train with another seed or more data, or show these parties' customers what is popular."
+    return f"{text} Train with more data, or show these customers what is popular." if clearly else text
