@@ -341,7 +341,8 @@ def test_commands_run(reader: Reader) -> None:
         if chosen:
             reader.type(chosen)
     if reader.page in UNCHANGED:
-        verdict = re.compile(r"^│ (films|books|albums) .*│ (yes|no|cannot tell) +│$", re.MULTILINE)
+        # The gain of `albums` is close to 0, so its verdict may differ between machines.
+        verdict = re.compile(r"^│ (films|books) .*│ (yes|no|cannot tell) +│$", re.MULTILINE)
         shown = verdict.findall((ROOT / reader.page).read_text("utf-8"))
         assert verdict.findall(reader.printed) == shown
-        assert len(shown) == 12, "three parties in four tables"
+        assert len(shown) == 8, "two parties in four tables"

@@ -217,6 +217,8 @@ def test_the_gate_in_words(lifted: vf.Run) -> None:
 def test_a_gain_of_few_users_is_not_shown() -> None:
     row = {"users": 500, "gain": {"percent": 12.17, "margin_percent": 0.98}}
     assert format_gain(row) == "+12.2 % ±1.0"
+    assert format_gain(row | {"gain": {"percent": -0.04, "margin_percent": 0.1}}) == "+0.0 % ±0.1"
+    assert format_gain(row | {"gain": {"percent": 0.008, "margin_percent": 0.006}}) == "+0.008 % ±0.006"
     assert format_gain(row | {"users": 19}) == "-"
     assert format_gain(row | {"gain": None}) == "-"
 

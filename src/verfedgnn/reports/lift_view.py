@@ -96,8 +96,9 @@ def format_gain(row: Mapping[str, Any]) -> str:
     found = row["gain"]
     if not found or row["users"] < FEWEST_USERS:
         return "-"
-    percent = round(found["percent"], 1) + 0.0  # without a negative zero
-    return f"{percent:+.1f} % ±{found['margin_percent']:.1f}"
+    digits = 1 if found["margin_percent"] >= 0.05 else 3
+    percent = round(found["percent"], digits) + 0.0  # without a negative zero
+    return f"{percent:+.{digits}f} % ±{found['margin_percent']:.{digits}f}"
 
 
 def format_weights(weights: Mapping[str, float]) -> str:
