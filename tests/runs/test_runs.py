@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import verfedgnn as vf
 from helpers import config, same
@@ -141,15 +142,51 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
 def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
     """A split of one's own is used by every later step: resume, evaluate, lift."""
     parts = [np.arange(len(p.ratings)).astype(np.int8) % 3 for p in small_parties]
-    whole = vf.train(small_parties, config(), parts=parts)
+    chosen = config(gate=True, epochs=2)
+    whole = vf.train(small_parties, chosen, parts=parts)
     with pytest.raises(Interrupted):
-        vf.train(small_parties, config(), parts=parts, out=tmp_path / "run", stop=lambda: True)
+        vf.train(small_parties, chosen, parts=parts, out=tmp_path / "run", stop=lambda: True)
     run = vf.resume(tmp_path / "run")
     same(whole, run)
     assert vf.Run.load(tmp_path / "run").evaluate()["test"] == pytest.approx(whole.metrics["test"])
     assert vf.lift(run)["overall"]["federated"] == pytest.approx(whole.metrics["test"]["rmse"])
     with pytest.raises(vf.DataError, match="every rating of every party"):
         vf.train(small_parties, config(), parts=parts[:2])
+
+
+@pytest.mark.parametrize("rounds", [3, 6, 7, 12, 13])
+def test_a_stop_in_either_training_resumes_to_the_same_bits(
+    small_parties: list[vf.PartyData], tmp_path: Path, rounds: int
+) -> None:
+    """Six rounds of ratings, six of lists, then the gates; a checkpoint every two rounds."""
+    chosen = vf.Config.preset("best", epochs=6, dim=4, evaluate_every=2, checkpoint_every=2)
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls >= rounds
+
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, chosen, out=tmp_path / "run", stop=stop)
+    run = vf.resume(tmp_path / "run")
+    same(run, vf.train(small_parties, chosen))
+    assert (tmp_path / "run" / "lists" / "metrics.json").is_file()
+    same(run, vf.Run.load(tmp_path / "run"))
+
+
+def test_a_loaded_run_serves_the_lists_that_were_judged(
+    small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """Weights between items are stored in half precision; the figures are those of the stored weights."""
+    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, dim=4), out=tmp_path / "run")
+    loaded = vf.Run.load(tmp_path / "run")
+    assert loaded.evaluate()["test"] == run.metrics["test"]
+    users = torch.arange(120)
+    for mine, theirs in zip(run.ranker.models, loaded.ranker.models, strict=True):
+        assert torch.equal(mine.score(users), theirs.score(users))
+    user = str(small_parties[0].ratings.user_ids[3])
+    assert loaded.recommend(user, k=9) == run.recommend(user, k=9)
 
 
 def test_a_run_is_saved_only_as_a_new_folder(small_parties: list[vf.PartyData], tmp_path: Path) -> None:

@@ -13,25 +13,41 @@ import torch
 
 import verfedgnn as vf
 from helpers import config, federation, same
+from verfedgnn.config.model_forms import Gnn
+from verfedgnn.core.metrics import RatingErrors, measure_errors
+from verfedgnn.data import TEST, split_newcomers
 from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, encode
 
 
 @pytest.mark.parametrize("gnn", ["gcn", "gat"])
-def test_same_bits_for_large_rounds_too(gnn: str) -> None:
+def test_same_bits_for_large_rounds_too(gnn: Gnn) -> None:
     """Rounds of all ratings, long enough for torch to share sums out to threads."""
     parties = vf.split_items(vf.read_ratings("synthetic"), parties=3)
-    chosen = vf.Config.preset("best", model=gnn, epochs=6)
+    chosen = vf.Config.preset("best", model=gnn, epochs=6, lists=False)
     runs = [vf.train(parties, chosen)]
     torch.set_num_threads(2)
     try:
-        runs += [vf.train(parties, chosen) for _ in range(3)]
+        runs += [vf.train(parties, chosen) for _ in range(2)]
     finally:
         torch.set_num_threads(1)
     assert sum(len(p.ratings) for p in parties) * 6 > 200_000
     for run in runs[1:]:
         same(runs[0], run)
+
+
+def test_same_bits_for_lists_too(small_parties: list[vf.PartyData]) -> None:
+    """With one thread and with two: EASE, the search of the gate and the softmax."""
+    chosen = vf.Config.preset("best", epochs=6, dim=4)
+    first = vf.train(small_parties, chosen)
+    torch.set_num_threads(2)
+    try:
+        second = vf.train(small_parties, chosen)
+    finally:
+        torch.set_num_threads(1)
+    assert first.lists is not None
+    same(first, second)
 
 
 def test_shared_replica_is_as_good_as_one_each(small_parties: list[vf.PartyData]) -> None:
@@ -215,24 +231,31 @@ def test_early_stopping_keeps_the_best(small_parties: list[vf.PartyData]) -> Non
     )
     best = min(run.history, key=lambda entry: entry["valid_rmse"])
     assert run.metrics["best_round"] == best["round"] < run.metrics["rounds"] < 200 * 6
-    assert run.metrics["valid"]["rmse"] == pytest.approx(best["valid_rmse"], rel=1e-6)
+    errors = [
+        measure_errors(m.users, m.items, p.valid) for m, p in zip(run.models, run.prepared(), strict=True)
+    ]
+    assert sum(errors, RatingErrors.zero()).rmse == pytest.approx(best["valid_rmse"], rel=1e-6)
+    assert run.metrics["valid"]["rmse"] < best["valid_rmse"]  # served predictions are clipped to the scale
 
 
 def test_training_learns_and_lift_is_reported(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=60))
+    run = vf.train(small_parties, vf.Config.preset("best", epochs=40, dim=8, lists=False))
     assert run.history[-1]["valid_rmse"] < run.history[0]["valid_rmse"]
     lift = vf.lift(run)
     assert lift["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"])
     assert [row["name"] for row in lift["parties"]] == [p.name for p in small_parties]
     assert all(
-        0.3 < row[key] < 3 for row in lift["parties"] for key in ("biases", "alone", "federated", "pooled")
+        0.3 < row[key] < 3 for row in lift["parties"] for key in ("simple", "alone", "federated", "pooled")
     )
 
 
 def test_lift_judges_all_on_the_same_ratings(
     small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when parts go by time, which pooling would change: each party's last rating is not the pooled last one."""
+    """Also when parts go by time, which pooling would change: each party's last rating is not the pooled last one.
+
+    The second training, for newcomers, has parts of its own.
+    """
     trained: list[tuple[str, int]] = []
     real = lift_module.train_alone
 
@@ -241,11 +264,14 @@ def test_lift_judges_all_on_the_same_ratings(
         return real(data, parts, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lift_module, "train_alone", watched)
-    run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1}))
+    run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1, "gate": True}))
     found = vf.lift(run)
-    counts = {p.party.name: len(p.test) for p in run.prepared()}
-    assert dict(trained) == counts | {"pooled": sum(counts.values())}
-    assert sum(row["ratings"] for row in found["by_own_ratings"]) == sum(counts.values())
+    tests = [len(p.test) for p in run.prepared()]
+    held_out = sum(int((split_newcomers(p.ratings, p.name) == TEST).sum()) for p in small_parties)
+    assert trained == [("pooled", sum(tests)), ("pooled", held_out)]
+    assert [row["cases"] for row in found["parties"]] == tests
+    assert sum(row["cases"] for row in found["by_own_ratings"]) == sum(tests)
+    assert 0 < found["newcomers"]["overall"]["cases"] <= held_out  # some are known nowhere else
 
 
 def test_misuse_from_python_is_explained(small_parties: list[vf.PartyData]) -> None:

@@ -55,8 +55,8 @@ class ItemScores:
         return self._spread(self.weights[known].sum(0, keepdim=True))[0]
 
     def scaled(self, factor: float) -> ItemScores:
-        """Return the same scores times `factor`."""
-        return replace(self, weights=self.weights * factor)
+        """Return the same scores times `factor`, with weights in half precision, as they are stored."""
+        return replace(self, weights=(self.weights * factor).half().float())
 
     def _spread(self, scores: Tensor) -> Tensor:
         whole = scores.new_zeros((len(scores), self.items))

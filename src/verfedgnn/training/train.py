@@ -20,7 +20,7 @@ from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import LISTS, Run, begin_folder, describe_code_change
+from verfedgnn.runs.run import LISTS, Run, begin_folder, describe_code_change, write_history
 from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
 from verfedgnn.training.party_gate import gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -64,8 +64,7 @@ def train(
         if replaced:
             shutil.rmtree(folder)
         begin_folder(folder, config, parties, [each.parts for each in prepared])
-        if len(loops) > 1:
-            (folder / LISTS).mkdir()
+    _begin_folders(loops)
     return _run_to_end(loops, watch, stop)
 
 
@@ -92,6 +91,7 @@ def resume(
     parties, parts = read_party_tables(folder / "parties")
     prepared = prepare(parties, config, usable_device(device), parts)
     loops = _make_loops(prepared, config, folder, stack=stack)
+    _begin_folders(loops)
     for loop in loops:
         loop.restore()
     return _run_to_end(loops, watch, stop)
@@ -111,6 +111,14 @@ def _make_loops(
         own = None if folder is None else folder / LISTS
         loops.append(TrainingLoop(prepared, config.for_lists(), folder=own, stack=stack, party=party))
     return loops
+
+
+def _begin_folders(loops: Sequence[TrainingLoop]) -> None:
+    """Create the folder and the history of every training that has none yet."""
+    for loop in loops:
+        if loop.folder is not None and not (loop.folder / "history.jsonl").is_file():
+            loop.folder.mkdir(exist_ok=True)
+            write_history(loop.folder, [])
 
 
 def _run_to_end(loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop) -> Run:
