@@ -25,13 +25,13 @@ from verfedgnn.cli.main import app, main
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
+from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.serving.approximate_index import ApproximateRanker
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue, IdIndex
 from verfedgnn.serving.explain import explain_recommendations, find_similar, merge_rankings
 from verfedgnn.serving.fold_in import UserRatings, fold_in
-from verfedgnn.serving.list_quality import warn_about_lists
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 from verfedgnn.serving.recommendation_table import write_table
 from verfedgnn.serving.run_overview import describe_run
@@ -266,22 +266,17 @@ def test_a_party_that_mixes_only_item_weights_is_served(run: vf.Run, known: str)
         assert similar["similar"][0]["similarity"] > 0  # from the vectors of the predicted ratings
 
 
-def test_lists_that_lose_to_popularity_are_named(run: vf.Run) -> None:
+def test_the_overview_names_lists_that_lose_to_popularity(run: vf.Run) -> None:
     metrics = deepcopy(run.metrics)
     for row in metrics["parties"]:
         row["popularity"]["ndcg@20"] = 0.0
-    good = replace(run, metrics=metrics)
-    assert warn_about_lists(good) == []
-    name = run.parties[1].name
+    changed = replace(run, metrics=metrics)
+    assert describe_run(Catalogue(changed, "x"))["warning"] is None
     metrics["parties"][1] |= {"test": {"ndcg@20": 0.028}, "popularity": {"ndcg@20": 0.078}}
-    (sentence,) = warn_about_lists(good)
-    assert sentence.startswith(f"The lists of {name} are worse than its most popular items")
-    assert "0.0280 against 0.0780" in sentence
-    assert "too few ratings" in sentence
-    assert warn_about_lists(good, run.parties[0].name) == []
-    assert "lists=true" in warn_about_lists(replace(good, lists=None))[0]
-    assert describe_run(Catalogue(good, "x"))["warnings"] == [sentence]
-    assert describe_run(Catalogue(good, "x", run.parties[0].name))["warnings"] == []
+    warning = describe_run(Catalogue(changed, "x"))["warning"]
+    assert "worse than the most popular items" in warning
+    assert f"{run.parties[1].name} 0.0280, popularity 0.0780" in warning
+    assert describe_run(Catalogue(changed, "x", run.parties[0].name))["warning"] is None
 
 
 def test_large_catalogues_are_sorted_exactly() -> None:
@@ -662,7 +657,7 @@ def test_commands(
 
     _, printed, said = verfedgnn("recommend", str(folder), "--user", users(run)[0], "--json")
     assert json.loads(printed)[0].keys() == {"item", "title", "party", "score", "rating"}
-    assert said == "".join(f"{sentence}\n" for sentence in warn_about_lists(run))
+    assert said.rstrip() == (warn_of_lists(run.metrics) or "")
     _, printed, _ = verfedgnn("recommend", str(folder), "--user", users(run)[0])
     assert "share" in printed
     assert "rating" in printed
@@ -699,7 +694,7 @@ def test_recommend_says_that_popularity_is_better(
     monkeypatch.setattr(sys, "argv", [*words, run.parties[0].name])
     with pytest.raises(SystemExit):
         main()
-    assert "worse than its most popular items" in capsys.readouterr().err
+    assert "worse than the most popular items" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*words, run.parties[0].name, "--quiet"])
     with pytest.raises(SystemExit):
         main()

@@ -199,7 +199,8 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         assert visit.page.locator("#worth tbody tr").nth(3).locator("[data-label=popularity]").is_visible()
         assert "joining does not pay" in rows[0]
         assert "no test cases" in rows[1]
-        assert f"The lists of {run.parties[0].name} are worse" in visit.texts("#warnings")[0]
+        assert "worse than the most popular items" in visit.texts("#warning")[0]
+        assert f"{run.parties[0].name} " in visit.texts("#warning")[0]
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         visit.page.select_option("#party", "")
         assert visit.page.locator("#worth table").count() == 1 + len(run.parties)

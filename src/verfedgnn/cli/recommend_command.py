@@ -68,10 +68,12 @@ def recommend(
 
 def _warn(run: Run, party: str | None, output: Output) -> None:
     """Say where the lists lose to the most popular items."""
-    from verfedgnn.serving.list_quality import warn_about_lists
+    from verfedgnn.reports.phrases import warn_of_lists
 
-    for sentence in warn_about_lists(run, party):
-        output.remark(sentence, style="yellow")
+    rows = [row for row in run.metrics["parties"] if party in (None, row["name"])]
+    warning = warn_of_lists(run.metrics | {"parties": rows})
+    if warning is not None:
+        output.remark(warning, style="yellow")
 
 
 def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.verdict import verdict
-from verfedgnn.reports.phrases import format_size
+from verfedgnn.reports.phrases import format_size, warn_of_lists
 from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
 from verfedgnn.reports.run_report import sum_traffic
 from verfedgnn.runs.run_evaluation import judge_lists
 from verfedgnn.serving.catalogue import ALONE, Catalogue
-from verfedgnn.serving.list_quality import NDCG, warn_about_lists
 
+NDCG = "ndcg@20"
 MAX_JUDGED = 1 << 31
 """Largest number of scores, users times items, for which the lists of a party alone are judged when the page is opened."""
 MOST_VALUES = 60
@@ -31,6 +31,7 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
     judged = "rmse" if catalogue.predicts else NDCG
     lift = metrics.get("lift")
     figures = {party["name"]: party for party in metrics["parties"]}
+    served = [party.name for party in catalogue.parties]
     alone = _measure_alone(catalogue)
     parties: list[dict[str, Any]] = []
     for number, (party, measured) in enumerate(zip(catalogue.parties, alone, strict=True)):
@@ -58,7 +59,9 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
         "ranks": catalogue.ranks,
         "predicts": catalogue.predicts,
         "alone": ALONE in catalogue.rankers,
-        "warnings": [text for party in catalogue.parties for text in warn_about_lists(run, party.name)],
+        "warning": warn_of_lists(
+            metrics | {"parties": [figures[name] for name in served if name in figures]}
+        ),
         "verdict": None if lift is None else verdict(lift),
         "summary": None if lift is None else lift["summary"],
         "lift": None if lift is None else _pick_rows(lift, None),

@@ -29,7 +29,7 @@ async function guarded(work) {
 function askForKey() {
   const tried = sessionStorage.getItem(KEY) !== null;
   sessionStorage.removeItem(KEY);
-  for (const id of ["pick", "warnings", "for-user", "about"]) $(id).hidden = true;
+  for (const id of ["pick", "warning", "for-user", "about"]) $(id).hidden = true;
   $("key-form").hidden = false;
   $("key-error").textContent = tried ? "This API key is wrong." : "";
   $("key").focus();
@@ -57,8 +57,8 @@ async function start() {
   $("key-form").hidden = true;
   $("api").hidden = sessionStorage.getItem(KEY) !== null; // a link cannot carry a key
   for (const id of ["pick", "about"]) $(id).hidden = false;
-  $("warnings").hidden = run.warnings.length === 0;
-  $("warnings").replaceChildren(...run.warnings.map((text) => make("p", { class: "note" }, text)));
+  $("warning").hidden = run.warning === null;
+  $("warning").textContent = run.warning ?? "";
   $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
   drawBytes($("bytes"), run);
   drawPrivacy($("privacy"), run);
