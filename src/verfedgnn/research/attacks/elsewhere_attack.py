@@ -1,0 +1,205 @@
+r"""A party tries to tell which of its own users are at other parties, too (part of `verfedgnn audit`).
+
+.. math::
+    s_u = \textstyle\sum_t | x_u^t |_1 \quad \text{or} \quad s_u = \left| \sum_t x_u^t \right|_2, \qquad
+    x^t = \textstyle\sum_i x_i^t - x_p^t
+
+x is what all parties send about users, as a sum that party p receives: gradients of user parameters, neighbourhoods, or
+users' means, of which the others' weight W_u is the score. Who: any party. Needs: the sums of many rounds, and its own
+part of them. A user without ratings at the others adds zeros to their part, and ternary quantization keeps zeros. Noise
+that is added to every row hides them. The second score averages such noise out over rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.config import Config
+from verfedgnn.data import PartyData
+from verfedgnn.data.parties import place_users
+from verfedgnn.protocol.party.incoming import split_updates
+from verfedgnn.protocol.wire.fixed_point import sum_bits, wrap_signed
+from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+from verfedgnn.research.attacks.many_releases import ReleaseAverage
+from verfedgnn.research.attacks.recording import ObservableParty, record_federation
+from verfedgnn.research.attacks.separation import auc
+from verfedgnn.runs.prepared_data import split_ratings
+
+USERS = 2_000
+"""Largest number of users in the recorded federation; more are sampled."""
+ROUNDS = 60
+"""Largest number of rounds to record."""
+PARTY_USERS = 20
+"""Users of each party that are always in the sample, if it has so many."""
+FEWEST = 10
+"""Users with and without ratings elsewhere that a party needs for its AUC."""
+
+
+def attack_overlap(
+    parties: Sequence[PartyData],
+    config: Config,
+    *,
+    rounds: int = ROUNDS,
+    parts: Sequence[NDArray[np.int8]] | None = None,
+    seed: int = 0,
+    watch: Callable[[int, int], None] = lambda round, rounds: None,
+) -> dict[str, Any]:
+    """Record a short training and return how well each party tells which of its users are at other parties.
+
+    At most `USERS` users and `ROUNDS` rounds are recorded. Every round covers all users. The result has:
+
+    - `attacks`: by name, the mean AUC over parties, its standard error, and the AUC of each party.
+    - `guess`: the mean AUC of a user's number of ratings at the party itself, which needs no federation.
+    - `users`, `rounds`: the numbers of recorded users and rounds.
+
+    Parties with fewer than `FEWEST` users of either kind are left out. If that leaves none, `attacks` is empty and `guess`
+    is None: the question is void, for instance where one catalogue was cut into parties.
+    """
+    if parts is None:
+        parts = [split_ratings(party, config.split, config.seed) for party in parties]
+    parties, parts = sample_users(parties, parts, np.random.default_rng([seed, 11]))
+    counts = torch.stack([_ratings_per_user(party) for party in parties])
+    judged = {p: truth for p, truth in enumerate(_elsewhere(counts)) if truth is not None}
+    found: dict[str, Any] = {"users": counts.shape[1], "rounds": 0, "guess": None, "attacks": {}}
+    if not judged:
+        return found
+    federation = record_federation(parties, config.with_values({"training.user_blocks": 1}), parts=parts)
+    listeners = [Listener(party) for party in federation.parties]
+    rounds = min(rounds, ROUNDS, federation.parties[0].replica.rounds)
+    found["rounds"] = rounds
+    for number in range(1, rounds + 1):
+        trip = federation.round()
+        for listener in listeners:
+            name = listener.party.name
+            if name in trip.starts:
+                listener.hear(trip.starts[name], trip.replies[name])
+        watch(number, rounds)
+    names = [party.name for party in parties]
+    scores = {p: listeners[p].scores() for p in judged}
+    for attack in dict.fromkeys(attack for each in scores.values() for attack in each):
+        found["attacks"][attack] = _judge(
+            {p: each[attack] for p, each in scores.items() if attack in each}, counts, judged, names
+        )
+    found["guess"] = _judge({p: counts[p] for p in judged}, counts, judged, names)["auc"]
+    return found
+
+
+class Listener:
+    """A party that keeps what the others' sums show about each user."""
+
+    def __init__(self, party: ObservableParty) -> None:
+        self.party = party
+        self._own: dict[int, NDArray[Any]] = {}
+        """The party's own gradients, by round, until their sum arrives."""
+        self._last_sum = ""
+        self._gradients = ReleaseAverage()
+        self._biases = ReleaseAverage()
+        self._neighbourhoods = ReleaseAverage()
+        self._means = ReleaseAverage()
+
+    def hear(self, start: RoundStart, reply: RoundReply) -> None:
+        """Take in the sums that arrived with `start`, and keep the party's own gradient of `reply`."""
+        party = self.party
+        for update in split_updates(start, party.replica.blocks):
+            own = self._own.pop(update.round, None)
+            if own is None and party.index in update.parties:
+                continue
+            others = update.total if own is None else update.total - own
+            views = party.model.views(torch.from_numpy(np.asarray(others, np.float32)))
+            rows = {name: views[name].reshape(party.model.users, -1) for name in party.model.per_user}
+            self._gradients.add(torch.cat(list(rows.values()), 1))
+            if "user_bias" in rows:
+                self._biases.add(rows["user_bias"])
+        if reply.gradient is not None:
+            self._own[reply.round] = self._sent(reply.gradient)
+        self._hear_neighbourhoods()
+
+    def _sent(self, gradient: NDArray[Any]) -> NDArray[Any]:
+        """Return the party's own gradient without its masks; on one machine no masks are drawn."""
+        config = self.party.config
+        if not config.masking:
+            return gradient
+        skellam = config.gradients.mechanism == "skellam"
+        return wrap_signed(gradient, 32 if skellam else sum_bits(self.party.parties))
+
+    def _hear_neighbourhoods(self) -> None:
+        party = self.party
+        received = party.progress.exchange.received.get(0)
+        if received is None or received.others is None or received.digest == self._last_sum:
+            return
+        self._last_sum = received.digest
+        assert party.projection is not None
+        others = received.others[..., : party.model.operator.columns]
+        self._neighbourhoods.add(party.projection.reconstruct(others.permute(1, 0, 2).flatten(1)))
+        means = party.others_means
+        if means is not None:
+            self._means.add(means)
+
+    def scores(self) -> dict[str, Tensor]:
+        """Return the score of every user (N,) by attack; higher means more likely at another party."""
+        found = {}
+        for name, heard in (("gradients", self._gradients), ("neighbourhoods", self._neighbourhoods)):
+            if heard.releases:
+                found[f"{name}, round by round"] = heard.activity
+                found[f"{name}, added up"] = heard.mean.norm(dim=1)
+        if self._biases.releases:
+            found["gradients of user biases, added up"] = self._biases.mean.norm(dim=1)
+        if self._means.releases:
+            found["weights of users' means"] = self._means.mean[:, 1]
+        return found
+
+
+def sample_users(
+    parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]], rng: np.random.Generator
+) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
+    """Return the parties and parts of a random sample of `USERS` users, or of all users if there are no more."""
+    user_ids = parties[0].ratings.user_ids
+    if len(user_ids) <= USERS:
+        return list(parties), list(parts)
+    order = rng.permutation(len(user_ids))
+    first = [order[np.isin(order, party.ratings.user)][:PARTY_USERS] for party in parties]
+    wanted = dict.fromkeys(np.concatenate([*first, order]).tolist())
+    chosen = np.sort(np.array(list(wanted)[:USERS]))
+    rows = np.full(len(user_ids), -1)
+    rows[chosen] = np.arange(len(chosen))
+    sampled = [
+        PartyData(party.name, place_users(party.ratings, rows, user_ids[chosen])) for party in parties
+    ]
+    kept = [part[rows[party.ratings.user] >= 0] for party, part in zip(parties, parts, strict=True)]
+    return sampled, kept
+
+
+def _ratings_per_user(party: PartyData) -> Tensor:
+    return torch.bincount(torch.from_numpy(party.ratings.user).long(), minlength=party.ratings.n_users)
+
+
+def _elsewhere(counts: Tensor) -> list[Tensor | None]:
+    """Return for each party which of its users (n,) have ratings at others; None where too few do or do not.
+
+    `counts` (P, N) holds the number of ratings of each user at each party.
+    """
+    found: list[Tensor | None] = []
+    for own, others in zip(counts, counts.sum(0) - counts, strict=True):
+        truth = others[own > 0] > 0
+        found.append(truth if min(int(truth.sum()), int((~truth).sum())) >= FEWEST else None)
+    return found
+
+
+def _judge(
+    scores: dict[int, Tensor], counts: Tensor, judged: dict[int, Tensor], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the mean AUC of scores (N,) over parties, its standard error, and the AUC of each party."""
+    areas = {p: auc(score[counts[p] > 0], judged[p]) for p, score in scores.items()}
+    error = math.sqrt(sum(spread**2 for _, spread in areas.values())) / len(areas)
+    return {
+        "auc": round(float(np.mean([area for area, _ in areas.values()])), 6),
+        "error": round(error, 6),
+        "parties": {names[p]: round(area, 6) for p, (area, _) in areas.items()},
+    }
