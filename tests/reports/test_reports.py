@@ -111,6 +111,7 @@ def test_the_strongest_attack_is_the_one_furthest_above_its_guess() -> None:
             "colluders, a": {"f1": 0.2, "guess": {"f1": 0.2}},
         },
         "gradients": {"rounds": {"1": {"any": 0.5, "guess": 0.5}, "10": {"any": 0.9, "guess": 0.8}}},
+        "overlap": {"guess": None, "attacks": {}},
         "model": {"membership": None},
     }
     reached = strongest(found)

@@ -10,6 +10,7 @@ run:
 The other attacks read messages as they were sent, from a recorded federation:
 
     sum_attacks           a party, or all but one colluding   which items users have at the target
+    overlap_attack        a party                             which of its own users are at other parties
     coordinator_attack    the coordinator                     who has ratings at which party
     membership_inference  an outsider with the final model    which ratings trained it
 """

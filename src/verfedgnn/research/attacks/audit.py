@@ -18,12 +18,15 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import writing
 from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 from verfedgnn.research.attacks.membership_inference import membership
+from verfedgnn.research.attacks.overlap_attack import attack_overlap
 from verfedgnn.research.attacks.sum_attacks import attack_sums
 from verfedgnn.runs.run import Run, write_json
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
 THIS = "this run"
+PARTS = ("model", "gradients", "sums", "overlap")
+"""Kinds of findings about a variant."""
 
 
 def safer(config: Config) -> dict[str, Config]:
@@ -93,7 +96,7 @@ class Audit:
     @property
     def steps(self) -> list[Step]:
         """All steps of the audit, in order."""
-        return [Step(name, part) for name in self.variants for part in ("model", "gradients", "sums")]
+        return [Step(name, part) for name in self.variants for part in PARTS]
 
     def known(self, step: Step) -> bool:
         """Return whether the finding of a step is there."""
@@ -112,6 +115,15 @@ class Audit:
             finding = self._model(step.variant, config, count)
         elif step.part == "gradients":
             finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed, watch=count)
+        elif step.part == "overlap":
+            finding = attack_overlap(
+                self.run.parties,
+                config,
+                rounds=rounds,
+                parts=self.run.parts,
+                seed=config.seed,
+                watch=count,
+            )
         elif config.exchange.mode == "off":
             finding = {}
         else:

@@ -12,11 +12,14 @@ from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Po
 from verfedgnn.reports.drawing import draw_attacks, draw_tradeoff
 from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.research.attacks.audit import THIS, Audit
+from verfedgnn.research.attacks.overlap_attack import FEWEST, ROUNDS, USERS
 
 MARGIN = 0.02
 """Margin above the guess up to which an attack counts as a guess: about two standard errors with 500
 victims.
 """
+NEARLY_CERTAIN = 0.9
+"""AUC from which on a party is said to see which of its users are elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ ATTACKERS = {
         "all parties but one, colluding", "the same, and each other's messages",
         "which items the last party's users have there", "colluders,",
     ),
+    "overlap": Attacker(
+        "one party, about its own users", "the sums that it receives in training, without its own part",
+        "which of its users are at other parties",
+    ),
     "coordinator": Attacker("the coordinator", "the gradients it receives, recorded over many rounds", "who has ratings at which party"),
     "outsider": Attacker("an outsider with the final model", "a rating known from elsewhere", "whether the rating was in the training data"),
 }  # fmt: skip
@@ -52,11 +59,12 @@ class Reached:
     figure: str
     found: float
     guess: float
+    margin: float = MARGIN
 
     @property
     def learnt(self) -> bool:
         """Whether the attack learnt more than a guess."""
-        return self.found > self.guess + MARGIN
+        return self.found > self.guess + self.margin
 
 
 def strongest(found: Mapping[str, Any]) -> list[Reached]:
@@ -69,6 +77,12 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
         if attacks:
             best = max(attacks, key=lambda k: attacks[k]["f1"] - attacks[k]["guess"]["f1"])
             reached.append(Reached(name, best, "F1", attacks[best]["f1"], attacks[best]["guess"]["f1"]))
+    attacks = found["overlap"]["attacks"]
+    if attacks:
+        best = max(attacks, key=lambda k: attacks[k]["auc"])
+        guess = max(0.5, found["overlap"]["guess"])
+        margin = max(MARGIN, 2 * attacks[best]["error"])
+        reached.append(Reached("overlap", best, "AUC", attacks[best]["auc"], guess, margin))
     rounds = found["gradients"]["rounds"]
     if rounds:
         number, last = list(rounds.items())[-1]
@@ -90,7 +104,7 @@ def audit_document(audit: Audit) -> Document:
     names = ", ".join(party.name for party in run.parties)
     users = run.parties[0].ratings.n_users
     document.add(
-        Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} common users, trained for "
+        Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} users, trained for "
                   f"{run.metrics['rounds']:,} rounds with a test RMSE of {_rmse(found)}. This report says what each participant could learn."),
     )  # fmt: skip
     _in_short(document, found)
@@ -116,7 +130,7 @@ def _in_short(document: Document, found: Mapping[str, Any]) -> None:
         else "**No attack learnt more than a guess.**"
     )
     bars = draw_attacks([ATTACKERS[r.attacker].title for r in reached], [r.found for r in reached], [r.guess for r in reached],
-                 "F1 (which items) or AUC (ratings at a party, training ratings)")  # fmt: skip
+                 "F1 (which items) or AUC (all others)")  # fmt: skip
     document.add(
         Heading("In short"),
         Paragraph(verdict),
@@ -157,6 +171,7 @@ def _attacks(document: Document, audit: Audit) -> None:
                   "total number of ratings."),
         Table(["rounds", "AUC", "AUC of the guess", "correlation with the number of ratings"], rows),
     )  # fmt: skip
+    _overlap(document, audit)
     told = found["model"]["membership"]
     if told is not None:
         rows = [[name, f"{told[k]['auc']:.3f} ± {told[k]['auc_error']:.3f}", f"{told[k]['advantage']:.3f}"]
@@ -167,6 +182,50 @@ def _attacks(document: Document, audit: Audit) -> None:
             ),
             Table(["ratings", "AUC", "advantage"], rows),
         )
+
+
+def _overlap(document: Document, audit: Audit) -> None:
+    """Add what a party can tell about its own users: all attacks on this run, and the strongest on each variant."""
+    title = "**Which of a party's users are at other parties**"
+    found = audit.found[THIS]["overlap"]
+    if found["guess"] is None:
+        document.add(
+            Paragraph(f"{title}: the question is void. No party has at least {FEWEST} users with ratings at other parties and "
+                      f"{FEWEST} without. Where one catalogue is cut into parties, every user is at every party."),
+        )  # fmt: skip
+        return
+    rows = []
+    for name in audit.variants:
+        attacks = audit.found[name]["overlap"]["attacks"]
+        best = [each.attack for each in strongest(audit.found[name]) if each.attacker == "overlap"]
+        for attack in attacks if name == THIS else best:
+            figures = attacks[attack]
+            rows.append([name, attack, f"{figures['auc']:.3f} ± {figures['error']:.3f}"])
+    document.add(
+        Paragraph(f"{title}, inferred by each party from the sums that it receives, without its own part. "
+                  f"{found['rounds']:,} rounds with {found['users']:,} users were recorded; an audit records at most {ROUNDS:,} rounds "
+                  f"and {USERS:,} users. AUCs are means over parties, with their standard error. "
+                  f"A coin toss has 0.5. A guess by a user's number of ratings at the party has {found['guess']:.3f}."),
+        Table(["variant", "attack (on variants of this run, the strongest)", "AUC"], rows) if rows else None,
+        Paragraph(_overlap_in_words(audit.found[THIS])),
+    )  # fmt: skip
+
+
+def _overlap_in_words(found: Mapping[str, Any]) -> str:
+    """Return what the AUC of the strongest attack on the overlap of users means."""
+    reached = [each for each in strongest(found) if each.attacker == "overlap"]
+    if not reached:
+        return "No sum arrived in the recorded rounds, so a party learns nothing from them."
+    (best,) = reached
+    pair = (
+        "Take one of a party's users who is at another party and one who is not: the party names the right one in "
+        f"{best.found:.0%} of all cases."
+    )
+    if not best.learnt:
+        return f"{pair} That is no more than a guess."
+    if best.found < NEARLY_CERTAIN:
+        return f"{pair} That is more than a guess, though no proof about a single user."
+    return f"{pair} A user without training ratings at other parties adds only zeros to their sums."
 
 
 def _changes(document: Document, audit: Audit) -> None:
@@ -237,7 +296,8 @@ HOW = {
     "noise on the sums": "`--set exchange.mode=noised --set exchange.noise=0.05 --set exchange.row_clip=1`: hides "
     "what a single exchange shows; an attacker who records many exchanges can average the noise out.",
     "no exchange": "`--set exchange.mode=off`: only masked gradients leave a party.",
-    "preset private": "`--preset private --epsilon 4`: differential privacy for every single rating over the whole training.",
+    "preset private": "`--preset private --epsilon 4`: differential privacy for every single rating over the whole training. "
+    "It does not cover all ratings of a user together, which show whether the user is at other parties; a lower epsilon hides more.",
 }
 
 
@@ -248,7 +308,7 @@ def _limits(document: Document, audit: Audit) -> None:
         Points([
             "Attacks are lower bounds: a better one may exist. Only the guarantees hold against every attacker.",
             "The attackers are curious, not malicious. They open fake accounts, but send no false messages.",
-            "The alignment of users before training is not attacked.",
+            "The alignment of users before training is not attacked, nor is the training of lists.",
             "There is one seed and one pair of attacker and target. Figures for other data sets are in `results/attacks.md`.",
         ]),
         Heading("Provenance"),

@@ -169,9 +169,7 @@ def sample_users(
     chosen = np.sort(np.array(list(wanted)[:USERS]))
     rows = np.full(len(user_ids), -1)
     rows[chosen] = np.arange(len(chosen))
-    sampled = [
-        PartyData(party.name, place_users(party.ratings, rows, user_ids[chosen])) for party in parties
-    ]
+    sampled = [PartyData(party.name, place_users(party.ratings, rows, user_ids[chosen])) for party in parties]
     kept = [part[rows[party.ratings.user] >= 0] for party, part in zip(parties, parts, strict=True)]
     return sampled, kept
 
