@@ -127,13 +127,17 @@ def test_two_parties_learn_what_they_cannot_hide(command: Command, shops: list[s
     assert code == 0, err
     assert "noised: " in out
     assert (
-        "two parties: exchange.mode is noised instead of masked, because either can subtract its own part from a sum, "
-        "so each sees the other's ternary-protected gradients and noised neighbourhoods; "
-        "ratings, items and item embeddings stay hidden" in err
+        "two parties: exchange.mode is noised instead of masked, because either can subtract its own part from a sum and see "
+        "the other's ternary gradients and noised neighbourhoods; masks hide these only from the coordinator. "
+        "Ratings, item ids and item embeddings are never sent." in err
     )
     code, _, err = command(*words)
-    assert "two parties: either can subtract its own part from a sum" in err
+    assert (
+        "two parties: either can subtract its own part from a sum and see the other's ternary gradients"
+        in err
+    )
     assert "projected neighbourhoods" in err
+    assert "masks" not in err
     assert "two parties" not in command("train", *shops, *SHORT)[2]
 
 

@@ -72,7 +72,8 @@ class RoundProgress:
             self.valid = ""  # the last value belongs to another training
         for name, value in (event.valid or {}).items():
             self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
-        sent = format_size(event.bytes) if event.label == "federation" else ""  # alone, nothing travels
+        travels = event.label.removeprefix("newcomers, ") in ("federation", "lists")  # alone, nothing does
+        sent = format_size(event.bytes) if travels else ""
         self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
 
     def step(self, label: str, done: float, total: int, note: str = "") -> None:

@@ -273,15 +273,15 @@ def _user_with_something_to_find(run: Run) -> str | None:
 def _describe_two_parties(chosen: Config) -> str:
     """Say what was chosen for two parties, and what they can and cannot hide from each other."""
     config = chosen.for_parties(2)
-    gradients = {"none": "exact"}.get(config.gradients.mechanism, f"{config.gradients.mechanism}-protected")
+    gradients = {"ternary": "ternary", "none": "exact"}.get(config.gradients.mechanism, "noised")
     seen = f"{gradients} gradients"
-    mode = config.exchange.mode
-    if mode != "off":
-        seen += f" and {mode} neighbourhoods"
+    if config.exchange.mode != "off":
+        seen += f" and {config.exchange.mode} neighbourhoods"
     chose = "" if config == chosen else "exchange.mode is noised instead of masked, because "
+    masks = "; masks hide these only from the coordinator" if config.masking else ""
     return (
-        f"two parties: {chose}either can subtract its own part from a sum, so each sees the other's {seen}; "
-        "ratings, items and item embeddings stay hidden"
+        f"two parties: {chose}either can subtract its own part from a sum and see the other's {seen}{masks}. "
+        "Ratings, item ids and item embeddings are never sent."
     )
 
 
