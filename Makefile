@@ -1,4 +1,4 @@
-# make demo   train three organisations on synthetic data and show the results, in half a minute
+# make demo   train three organisations on synthetic data and show what joining gains, in a minute or two
 # make test   run the whole test suite
 # make coverage  run the test suite and show the coverage of each module, lowest first
 # make lint   check style, types, the order of the rooms, spelling and prose
