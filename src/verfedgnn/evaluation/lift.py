@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import PartyData, find_pooled_items, pool_parties
 from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_tables
 from verfedgnn.evaluation.verdict import summarise
@@ -18,6 +17,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.training.alone import train_alone
+from verfedgnn.training.party_gate import gate_alone
 from verfedgnn.training.progress import Stop, Watcher, never
 from verfedgnn.training.simple_models import fit_party_means, means_model, popularity_model
 from verfedgnn.training.train import train
@@ -31,8 +31,6 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     means or popularity; they are judged in a second training, which holds out everything of a tenth of the users at each
     party, unless the run's own split does so. Pooled trainings have nobody to protect from, so they are unprotected.
     """
-    if run.alone is None:
-        raise ConfigError("lift compares with what each party has alone; train with --set gate=true")
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     known = None
     second = run
@@ -64,21 +62,32 @@ def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[Judge
 
 def _judge(run: Run, label: str, **options: Any) -> list[JudgedParty]:
     """Judge every party's simple model, its model alone, the served one and the pooled one."""
-    assert run.alone is not None
     ranks = run.config.training.ranks
     prepared = run.prepared()
+    alone = run.alone or _alone_models(run, prepared, **options)
     pooled = _pooled_models(run, label, **options)
     elsewhere = count_other_parties(prepared)
     judged = []
     for p, party in enumerate(prepared):
         ways = {
             "simple": simple_model(party, ranks=ranks),
-            "alone": run.alone[p],
+            "alone": alone[p],
             "federated": run.models[p],
             "pooled": pooled[p],
         }
         judged.append(judge_party(party, ways, elsewhere[p], ranks=ranks))
     return judged
+
+
+def _alone_models(run: Run, prepared: Sequence[Prepared], **options: Any) -> list[PartyModel]:
+    """Return what each party would serve without the federation, for a run without a gate."""
+    total = sum(len(party.train) for party in prepared)
+    models = []
+    for party in prepared:
+        share = len(party.train) / max(1, total)
+        model = train_alone(party.party, party.parts, run.config, share, run.device, **options)
+        models.append(gate_alone(party, model, ranks=run.config.training.ranks).model)
+    return models
 
 
 def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:

@@ -79,15 +79,27 @@ def gate_party(
     parts = list_parts(party, alone, federated) if ranks else rating_parts(party, alone, federated, share)
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     simple = next(iter(parts.values()))
+    mixed = mix_parts(home, party, ranks=ranks)
+    return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed, simple)
+
+
+def gate_alone(party: Prepared, alone: PartyModel, *, ranks: bool) -> Stacked:
+    """Choose the mixture of a party that has not joined."""
+    parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, None, None)
+    return mix_parts(parts, party, ranks=ranks)
+
+
+def mix_parts(
+    parts: dict[str, PartyModel], party: Prepared, start: Stacked | None = None, *, ranks: bool
+) -> Stacked:
+    """Mix the parts on the party's validation part; lists start from the mixture `start`."""
     if ranks:
-        alone_lists = stack_lists(home, party.input)
-        return Gated(stack_lists(parts, party.input, alone_lists), alone_lists, simple)
-    counts = training_counts(party.input)
-    return Gated(stack_ratings(parts, party.valid, counts), stack_ratings(home, party.valid, counts), simple)
+        return stack_lists(parts, party.input, start)
+    return stack_ratings(parts, party.valid, training_counts(party.input))
 
 
 def rating_parts(
-    party: Prepared, alone: PartyModel | None, federated: PartyModel, share: Tensor | None
+    party: Prepared, alone: PartyModel, federated: PartyModel | None, share: Tensor | None
 ) -> dict[str, PartyModel]:
     """Return the models of ratings that a party can mix, by name; the simplest comes first."""
     data = party.input
@@ -98,16 +110,16 @@ def rating_parts(
         others = share.cpu().double().numpy()
         offset = means.federated_offset(others, scale_unit(data.scale), data.valid, data.scale)
         parts["federated means"] = means_model(means, offset, device)
-    if alone is not None:
-        parts["alone"] = alone
-    parts["federated"] = federated
+    parts["alone"] = alone
+    if federated is not None:
+        parts["federated"] = federated
     return parts
 
 
-def list_parts(party: Prepared, alone: PartyModel | None, federated: PartyModel) -> dict[str, PartyModel]:
+def list_parts(party: Prepared, alone: PartyModel, federated: PartyModel | None) -> dict[str, PartyModel]:
     """Return the models of lists that a party can mix, by name; the simplest comes first."""
     parts = {"popularity": popularity_model(party.input), "EASE": ease_model(party.input)}
-    if alone is not None:
-        parts["alone"] = alone
-    parts["federated"] = federated
+    parts["alone"] = alone
+    if federated is not None:
+        parts["federated"] = federated
     return parts
