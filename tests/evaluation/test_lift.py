@@ -250,10 +250,15 @@ def test_a_ranking_has_a_lift_of_its_own(small_parties: list[vf.PartyData]) -> N
     assert "predicted ratings" not in found["summary"]
 
 
-def test_lift_without_a_gate_is_refused(small_parties: list[vf.PartyData]) -> None:
-    run = vf.train(small_parties, best(gate=False, epochs=2))
-    with pytest.raises(vf.ConfigError, match="train with --set gate=true"):
-        lift(run)
+@pytest.mark.usefixtures("quick_pool")
+def test_lift_without_a_gate_trains_the_parties_alone(small_parties: list[vf.PartyData]) -> None:
+    values = {"gate": False, "epochs": 4, "dim": 4, "split.kind": "newcomers"}
+    run = vf.train(small_parties, vf.Config.preset("best").with_values(values))
+    assert run.alone is None
+    found = lift(run)
+    assert "lists" not in found
+    assert found["overall"]["alone"] is not None
+    assert found["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"])
 
 
 def test_softmax_by_hand() -> None:
