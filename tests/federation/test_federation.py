@@ -28,6 +28,7 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.training.local_runtime import party_secret
 
 Fault = Callable[[bytes], bytes | None]
@@ -61,10 +62,13 @@ def assert_same(federated: Trial, run: vf.Run) -> None:
     assert not federated.errors
     for name, model in zip(federated.parties, run.models, strict=True):
         assert torch.equal(federated.public(name), run.public)
-        for mine, theirs in zip(
-            vars(federated.runs[name].models[0]).values(), vars(model).values(), strict=True
-        ):
-            assert torch.equal(mine, theirs)
+        assert_same_model(federated.runs[name].models[0], model)
+
+
+def assert_same_model(mine: PartyModel, theirs: PartyModel) -> None:
+    assert mine.arrays().keys() == theirs.arrays().keys()
+    for key, values in mine.arrays().items():
+        assert torch.equal(values, theirs.arrays()[key]), key
 
 
 def killed_at(send: int) -> Fault:

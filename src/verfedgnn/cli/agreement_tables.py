@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.agreement_summary import changed_settings
+from verfedgnn.federation.agreement_summary import changed_settings, describe_two_parties
 from verfedgnn.federation.certificates import format_day, short_fingerprint
+from verfedgnn.federation.stages import list_stages
 
 
 def agreement_table(agreement: Agreement) -> Table:
@@ -21,15 +22,19 @@ def agreement_table(agreement: Agreement) -> Table:
     table.add_row("address", escape(agreement.address))
     table.add_row("alignment", agreement.alignment)
     table.add_row("quorum", f"{agreement.quorum} of {len(agreement.parties)}")
-    table.add_row("configuration", agreement.config.fingerprint())
+    table.add_row("configuration", agreement.training_config.fingerprint())
     table.add_row("agreement", short_fingerprint(agreement.digest()))
-    differing = changed_settings(agreement.config)
+    table.add_row("trainings", ", then ".join(stage.name for stage in list_stages(agreement)))
+    differing = changed_settings(agreement.training_config)
     settings = "".join(
         f"\n{path} = {'unset' if value is None else json.dumps(value)}" for path, value in differing.items()
     )
     table.add_row(
         "settings", escape(f"preset {agreement.config.base}{', with' if differing else ''}{settings}")
     )
+    limits = describe_two_parties(agreement)
+    if limits is not None:
+        table.add_row("two parties", limits)
     return table
 
 

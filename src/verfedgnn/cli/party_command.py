@@ -102,8 +102,8 @@ def party(
     output = Output(quiet=quiet, as_json=as_json)
     identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
-    if store.is_finished:
-        _show(load_finished(store), store.folder, output)
+    if store.is_trained:
+        _show(load_finished(store, device), store.folder, output)
         return
     check_writable(store.folder)
     read = cache(lambda: read_own_ratings(ratings, reading))

@@ -162,6 +162,11 @@ class Agreement(Section):
         count = len(self.parties)
         return min(count, self.min_parties or max(2, count // 2 + 1))
 
+    @property
+    def training_config(self) -> Config:
+        """Configuration that this number of parties trains with; all members derive it in the same way."""
+        return self.config.for_parties(len(self.parties))
+
     def digest(self) -> str:
         """Return the SHA-256 of the members, the rules and the configuration, for organisations to compare.
 

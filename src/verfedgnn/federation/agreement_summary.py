@@ -7,6 +7,7 @@ from typing import Any
 from verfedgnn.config import Config, build_config, presets
 from verfedgnn.federation.agreement import Agreement, Member
 from verfedgnn.federation.certificates import certificate_key
+from verfedgnn.federation.stages import list_stages
 
 
 def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
@@ -16,13 +17,44 @@ def summarise_agreement(agreement: Agreement) -> dict[str, Any]:
         "address": agreement.address,
         "alignment": agreement.alignment,
         "quorum": agreement.quorum,
-        "configuration": agreement.config.fingerprint(),
+        "configuration": agreement.training_config.fingerprint(),
         "fingerprint": agreement.fingerprint(),
         "digest": agreement.digest(),
         "preset": agreement.config.base,
-        "settings": changed_settings(agreement.config),
+        "settings": changed_settings(agreement.training_config),
+        "trainings": [stage.name for stage in list_stages(agreement)],
+        "two_parties": describe_two_parties(agreement),
         "members": [_summarise_member(m) for m in (agreement.coordinator, *agreement.parties)],
     }
+
+
+def describe_two_parties(agreement: Agreement) -> str | None:
+    """Return what two parties can and cannot hide from each other; None for any other number of parties."""
+    if len(agreement.parties) != 2:
+        return None
+    config = agreement.training_config
+    gradients = {
+        "ternary": "ternary gradients",
+        "laplace": "gradients with Laplace noise",
+        "skellam": "gradients with Skellam noise",
+        "none": "exact gradients",
+    }[config.gradients.mechanism]
+    neighbourhoods = {
+        "noised": " and noised neighbourhoods",
+        "projected": " and projected neighbourhoods",
+        "masked": " and exact neighbourhoods",
+        "exact": " and exact neighbourhoods",
+        "off": "",
+    }[config.exchange.mode]
+    hidden = (
+        "masks hide them only from the coordinator"
+        if config.masking
+        else "without masks the coordinator sees them, too"
+    )
+    return (
+        f"With two parties every sum minus your own part is the other's: each sees the other's {gradients}{neighbourhoods}; "
+        f"{hidden}."
+    )
 
 
 def changed_settings(config: Config) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The coordinator as a service: network events in, rounds out.
 
-    event -> _handle (a party joined, left or sent a message) -> _step (open, restart or close a trip, or finish)
+    event -> _handle (a party joined, left or sent a message) -> step of the present training
 
-The protocol itself is in `protocol.coordinator`. This module connects it to the network, the clock and the disk.
+The protocol itself is in `protocol.coordinator`, and each training in `coordinator_stage`. This module connects them to the
+network, aligns users before the first training, and sends every message to the training that its sender takes part in.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Set
@@ -16,17 +16,16 @@ from typing import Any
 
 from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
+from verfedgnn.federation.coordinator_stage import CoordinatorStage
+from verfedgnn.federation.coordinator_store import TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import check_key
-from verfedgnn.federation.mask_faults import MaskFaultSearch
+from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
-from verfedgnn.protocol.round.aggregation import SumError
-from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import kind_of
@@ -40,17 +39,17 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
-from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
 MOST_HELLOS = 30
 """Number of times a party may join within a minute."""
 _TICK = 0.25
+_ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
 
 
 class CoordinatorService:
-    """One training, from the first Hello to the last Finished; it resumes from the checkpoint in `folder`."""
+    """All trainings of a federation, one after the other; it resumes from the checkpoints in `folder`."""
 
     def __init__(
         self,
@@ -65,76 +64,82 @@ class CoordinatorService:
         self.agreement = agreement
         self.transport = transport
         self.publisher = publisher
-        self.checkpoint_every = checkpoint_every
-        self.store = CoordinatorStore(folder, agreement)
-        names = [party.name for party in agreement.parties]
-        fingerprint = agreement.fingerprint()
         self.host = (
             CoordinatorAlignment(
-                names,
+                [party.name for party in agreement.parties],
                 agreement.alignment,
-                fingerprint,
+                agreement.fingerprint(),
                 agreement.config.users,
                 most_users=agreement.max_users,
             )
             if agreement.alignment != "none"
             else None
         )
-        self.coordinator = Coordinator(
-            agreement.config,
-            names,
-            device,
-            quorum=agreement.quorum,
-            agreement=fingerprint,
-            training=secrets.token_hex(8),
-        )
-        self.greeted: set[str] = set()
-        """Parties that said hello on their present connection."""
         self.offences: Counter[str] = Counter()
         """Number of refused messages of each party."""
-        self.search = MaskFaultSearch()
         self._hello_times: dict[str, list[float]] = {}
-        self._reply_deadline = 0.0
-        self._round_began = 0.0
         self._last_sign_of_life = time.monotonic()
-        self._finish_deadline: float | None = None
-        """Time until which absent parties may fetch the result; None while training."""
-        self._over = False
-        self._waiting_for: list[str] | None = None
-        self.store.claim()
-        restored = self.store.restore(self.coordinator)
-        if restored is not None:
-            log_event("resuming from checkpoint", round=self.coordinator.round)
-        self.record = restored or TrainingRecord()
+        self.stages = [
+            CoordinatorStage(stage, self, folder, checkpoint_every=checkpoint_every, device=device)
+            for stage in list_stages(agreement)
+        ]
+        self.stage = self.stages[0]
+        """The present training: the first one whose result some party lacks."""
+        self._joined: dict[str, CoordinatorStage] = {}
+        """The training to which each party said hello last."""
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The protocol's coordinator of the present training."""
+        return self.stage.coordinator
+
+    @property
+    def record(self) -> TrainingRecord:
+        """The record of the present training."""
+        return self.stage.record
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Train and hand out the result; raise `Interrupted` when `stop()` turns true."""
-        log_event(
-            "coordinator ready",
-            training=self.coordinator.training,
-            parties=self.coordinator.names,
-            config=self.agreement.config.fingerprint(),
-        )
-        while not self._over:
+        """Run all trainings and hand out their results; raise `Interrupted` when `stop()` turns true."""
+        for stage in self.stages:
+            self.stage = stage
+            self.publisher.start_stage()
+            log_event(
+                "coordinator ready",
+                stage=stage.stage.name,
+                training=stage.coordinator.training,
+                parties=stage.coordinator.names,
+                config=stage.stage.config.fingerprint(),
+            )
+            self._run_stage(stage, stop)
+        self.publisher.update(self.status, now=True)
+        self._add_lists()
+        without = self.stage.without_result
+        if without:
+            raise Interrupted(
+                f"training has finished, but {', '.join(without)} did not receive the result",
+                "start the coordinator again when they are back",
+            )
+
+    def _run_stage(self, stage: CoordinatorStage, stop: Callable[[], bool]) -> None:
+        """Handle events until a training is over."""
+        while stage.step():
+            pass
+        while not stage.over:
             if stop():
                 raise Interrupted("stopped")
             event = self.transport.next(_TICK)
             if event is not None:
                 self._handle(event)
-            while self._step():
+            while stage.step():
                 pass
             self._send_sign_of_life()
-            self.publisher.update(self._status)
-        self.publisher.update(self._status, now=True)
-        if self._without_result:
-            raise Interrupted(
-                f"training has finished, but {', '.join(self._without_result)} did not receive the result",
-                "start the coordinator again when they are back",
-            )
+            self.publisher.update(self.status)
 
-    @property
-    def _without_result(self) -> list[str]:
-        return [name for name in self.coordinator.names if name not in self.record.finished]
+    def _add_lists(self) -> None:
+        """Report the training of lists in the figures of the run."""
+        first, *rest = self.stages
+        for stage in rest:
+            first.store.add_lists(stage.store)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -143,7 +148,9 @@ class CoordinatorService:
         if event.kind == "joined":
             log_event("party connected", party=name)
         elif event.kind == "left":
-            log_event("party disconnected", party=name, round=self.coordinator.round)
+            log_event(
+                "party disconnected", party=name, stage=self.stage.stage.name, round=self.coordinator.round
+            )
             self._lose(name)
         elif self.offences[name] < MOST_OFFENCES:
             try:
@@ -153,33 +160,47 @@ class CoordinatorService:
 
     def _receive(self, name: str, data: bytes) -> None:
         kind = kind_of(data)
-        if kind is RoundReply and name not in self.greeted:
+        stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
+        if kind is RoundReply and name not in stage.greeted:
             return  # it answers a round from before the connection was lost
         if kind is not None:
-            COORDINATOR_STATES.after(self.coordinator.state, kind, name)
+            COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
-        largest = self.coordinator.largest_array if kind is RoundReply else 64 * len(data)
+        largest = stage.coordinator.largest_array if kind is RoundReply else 64 * len(data)
         message = decode(data, self.agreement.max_message, largest)
-        self.record.ledger.record(type(message).__name__, "up", name, len(data))
-        self._dispatch(name, message)
+        if isinstance(message, Hello):
+            stage = self._stage_with(message.config)
+        stage.record.ledger.record(type(message).__name__, "up", name, len(data))
+        self._dispatch(name, message, stage)
 
-    def _dispatch(self, name: str, message: Message) -> None:
+    def _stage_of(self, name: str) -> CoordinatorStage:
+        """Return the training that a party takes part in."""
+        return self._joined.get(name, self.stage)
+
+    def _stage_with(self, config: str) -> CoordinatorStage:
+        """Return the training with that configuration, or the first one, which refuses a configuration that nobody agreed on."""
+        for stage in self.stages:
+            if stage.stage.config.fingerprint() == config:
+                return stage
+        return self.stages[0]
+
+    def _dispatch(self, name: str, message: Message, stage: CoordinatorStage) -> None:
         if isinstance(message, RoundReply):
-            self.coordinator.receive(name, message)
+            stage.coordinator.receive(name, message)
         elif isinstance(message, Hello):
-            self._take_hello(name, message)
+            self._take_hello(name, message, stage)
         elif isinstance(message, AlignHello | Sealed | Pseudonyms | Aligned):
             self._take_alignment(name, message)
         elif isinstance(message, Finished):
-            self._take_finished(name, message)
+            stage.take_finished(name, message)
         elif isinstance(message, Refused):
             log_warning("party refused to continue", party=name, reason=message.reason)
             self._lose(name)
 
     def _lose(self, name: str) -> None:
         """Go on without a party until it joins again."""
-        self.greeted.discard(name)
-        self.coordinator.lose(name)
+        for stage in self.stages:
+            stage.lose(name)
         if self.host is not None:
             self.host.left(name)
 
@@ -190,29 +211,31 @@ class CoordinatorService:
         log_warning(
             "message refused", party=name, reason=reason, refused=count, barred=count == MOST_OFFENCES or None
         )
-        self._send(name, Refused(reason=reason[:500]))
+        self.send(name, Refused(reason=reason[:500]))
+        self._lose(name)
+
+    def exclude(self, name: str) -> None:
+        """Count an offence of a party and go on without it until it joins again."""
+        self.offences[name] += 1
         self._lose(name)
 
     # -- joining -----------------------------------------------------------------------------------------
 
-    def _take_hello(self, name: str, message: Hello) -> None:
-        self._check_hello(name, message)
-        fresh = message.training is None and not self.coordinator.began
+    def _take_hello(self, name: str, message: Hello, stage: CoordinatorStage) -> None:
+        self._check_hello(name, message, stage)
+        fresh = message.training is None and stage.stage.first and not stage.coordinator.began
         if self.host is not None and fresh and self.host.must_align(name):
-            self._send(name, Waiting(missing=self.host.missing, align=True))
+            self.send(name, Waiting(missing=self.host.missing, align=True))
             return
-        self.coordinator.hello(message)
-        self.greeted.add(name)
-        if self.coordinator.began:
-            self._admit_greeted()
-            return
-        missing = [other for other in self.coordinator.names if other not in self.coordinator.members.hellos]
-        log_event(
-            "party joined", party=name, users=message.users, items=message.items, missing=missing or None
-        )
-        self._send(name, Waiting(missing=missing))
+        self._joined[name] = stage
+        stage.take_hello(name, message)
+        place = self.stages.index(stage)
+        for earlier in self.stages[:place]:
+            earlier.pass_on(name)
+        for later in self.stages[place + 1 :]:
+            later.lose(name)
 
-    def _check_hello(self, name: str, message: Hello) -> None:
+    def _check_hello(self, name: str, message: Hello, stage: CoordinatorStage) -> None:
         if message.party != name:
             raise ProtocolError(f"{name}: the name in its Hello differs from the name in its certificate")
         now = time.monotonic()
@@ -221,23 +244,9 @@ class CoordinatorService:
         if len(recent) > MOST_HELLOS:
             raise ProtocolError(f"{name}: it joined {len(recent)} times within a minute")
         if message.mask_key is not None:
-            hellos = self.coordinator.members.hellos
+            hellos = stage.coordinator.members.hellos
             others = {hello.mask_key for other, hello in hellos.items() if other != name}
             self._check_key(name, "mask", message.mask_key, message.mask_signature or "", others)
-
-    def _admit_greeted(self) -> None:
-        """Welcome all parties that said hello and do not take part yet."""
-        self._waiting_for = None
-        if not self.coordinator.round:
-            self._write_checkpoint()  # from now on parties know this training by its name
-        members = self.coordinator.members
-        for name in self.coordinator.names:
-            if name in self.greeted and name not in members.present | members.slow:
-                log_event("party admitted", party=name, round=self.coordinator.round)
-                self._send(name, Waiting(missing=[]))  # acknowledges the Hello; a Welcome may take long
-                self._send(name, self.coordinator.welcome(name))
-                if self._finish_deadline is not None:
-                    self._send(name, self.coordinator.finish())
 
     def _take_alignment(self, name: str, message: Message) -> None:
         if self.host is None:
@@ -250,8 +259,8 @@ class CoordinatorService:
             data = encode(answer)
             if len(data) > self.agreement.max_message:
                 raise ProtocolError(f"{name}: its message for {to} is too large")
-            self._send(to, answer, data)
-        if isinstance(message, Aligned) and len(self.host.users) == len(self.coordinator.names):
+            self.send(to, answer, data)
+        if isinstance(message, Aligned) and len(self.host.users) == len(self.agreement.parties):
             log_event("users aligned", method=self.host.method, users=next(iter(self.host.users.values())))
 
     def _start_alignment(self, name: str, message: AlignHello) -> None:
@@ -260,9 +269,10 @@ class CoordinatorService:
         self._check_key(name, "seal", message.seal_key, message.seal_signature, others)
         log_event("party is ready to align", party=name)
         # Parties that aligned before, without this one, have to align again.
-        for other in sorted(self.coordinator.members.hellos):
-            self._send(other, Waiting(missing=[name], align=True))
-        self.coordinator.members.hellos.clear()
+        hellos = self.stages[0].coordinator.members.hellos
+        for other in sorted(hellos):
+            self.send(other, Waiting(missing=[name], align=True))
+        hellos.clear()
 
     def _check_key(self, name: str, purpose: str, key: str, signature: str, others: Set[str | None]) -> None:
         """Refuse a key here that the other parties would refuse, since here its sender is known."""
@@ -276,13 +286,14 @@ class CoordinatorService:
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def _send(self, name: str, message: Message, data: bytes | None = None) -> None:
+    def send(self, name: str, message: Message, data: bytes | None = None) -> None:
+        """Send a message to a party, encoded as `data` if that is given."""
         data = encode(message) if data is None else data
         if len(data) > self.agreement.max_message:
             raise ConfigError(
                 f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
             )
-        self.record.ledger.record(type(message).__name__, "down", name, len(data))
+        self._stage_of(name).record.ledger.record(type(message).__name__, "down", name, len(data))
         self.transport.send(name, data)
 
     def _send_sign_of_life(self) -> None:
@@ -291,187 +302,48 @@ class CoordinatorService:
         if now - self._last_sign_of_life > self.agreement.timeouts.idle / 3:
             self._last_sign_of_life = now
             aligning = set(self.host.hellos) if self.host is not None else set()
-            for name in sorted(self.greeted | aligning):
-                self._send(name, Waiting(missing=[]))
-
-    # -- rounds ------------------------------------------------------------------------------------------
-
-    def _step(self) -> bool:
-        """Do one thing that can be done now; return whether there may be more to do."""
-        coordinator = self.coordinator
-        if not coordinator.began:
-            return False
-        if self._finish_deadline is not None:
-            self._over = not self._without_result or time.monotonic() >= self._finish_deadline
-            return False
-        if coordinator.open_parties:
-            self._mark_slow_parties()
-            if not coordinator.broken:
-                return not coordinator.due and self._close_trip()
-        elif coordinator.done:
-            self._finish()
-            return True
-        if not coordinator.ready:
-            self._report_waiting()
-            return False
-        self._open_trip()
-        return True
-
-    def _mark_slow_parties(self) -> None:
-        if time.monotonic() <= self._reply_deadline:
-            return
-        for name in set(self.coordinator.due) - self.coordinator.members.slow:
-            log_warning(
-                "party is late",
-                party=name,
-                round=self.coordinator.round,
-                seconds=self.agreement.timeouts.reply,
-            )
-            self.coordinator.lose(name, slow=True)
-
-    def _open_trip(self) -> None:
-        """Open the next trip, or restart the open one among the parties that are left."""
-        coordinator = self.coordinator
-        if self._waiting_for is not None:
-            log_event("enough parties are here", round=coordinator.round)
-            self._waiting_for = None
-        restarted = bool(coordinator.open_parties)
-        starts = coordinator.open(self.search.choose_parties(coordinator))
-        if restarted:
-            self.record.repeats += 1
-            log_event(
-                "trip restarted", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts)
-            )
-        elif not self._round_began:
-            self._round_began = time.monotonic()
-        distinct = {id(start): start for start in starts.values()}
-        encoded = {key: encode(start) for key, start in distinct.items()}
-        for name, start in starts.items():
-            self._send(name, start, encoded[id(start)])
-        self._reply_deadline = time.monotonic() + self.agreement.timeouts.reply
-
-    def _report_waiting(self) -> None:
-        members = self.coordinator.members
-        if members.missing != self._waiting_for:
-            self._waiting_for = members.missing
-            log_warning(
-                "waiting for parties",
-                missing=members.missing,
-                needed=members.quorum,
-                round=self.coordinator.round,
-            )
-
-    def _close_trip(self) -> bool:
-        """Close the open trip and, after its last trip, the round; return True."""
-        coordinator = self.coordinator
-        try:
-            closed = coordinator.close()
-        except SumError as error:
-            self.search.record_failure(coordinator, error)
-            return True
-        self._exclude_suspect(closed.round)
-        if coordinator.trip == 0:
-            self._close_round(closed)
-        return True
-
-    def _exclude_suspect(self, round: int) -> None:
-        found = self.search.finish()
-        if found is not None:
-            self.offences[found] += 1
-            log_warning("party excluded: the sums add up only without it", party=found, round=round)
-            self._lose(found)
-
-    def _close_round(self, closed: ClosedRound) -> None:
-        coordinator = self.coordinator
-        record = self.record
-        record.seconds += time.monotonic() - self._round_began
-        self._round_began = 0.0
-        if closed.valid_error is not None:
-            record.history.append(
-                history_entry(
-                    closed.round, closed.valid_error, coordinator.config, record.ledger, record.seconds
-                )
-            )
-            self.store.write_history(record)
-            log_event(
-                "validated",
-                round=closed.round,
-                of=coordinator.rounds,
-                valid_error=closed.valid_error,
-                best=coordinator.best.error,
-            )
-        self.publisher.close_round(closed, self._status)
-        if closed.round % self.checkpoint_every == 0 or closed.valid_error is not None or coordinator.done:
-            self._write_checkpoint()
-
-    # -- the end -----------------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        """Write the result and send it to all connected parties; the others get it when they join again."""
-        message = self.coordinator.finish()
-        data = encode(message)
-        self._finish_deadline = time.monotonic() + self.agreement.timeouts.finish
-        log_event("training finished", rounds=self.coordinator.round, best_round=self.coordinator.best.round)
-        self._write_result()
-        for name in sorted(self.greeted):
-            self._send(name, message, data)
-
-    def _take_finished(self, name: str, message: Finished) -> None:
-        if message.digest != parameters_digest(self.coordinator.best.parameters):
-            raise ProtocolError(f"{name}: its public parameters differ from the coordinator's")
-        self.record.finished.add(name)
-        self._write_result()
-        log_event("party has the result", party=name, public=message.digest)
-
-    def _write_checkpoint(self) -> None:
-        self.store.write_checkpoint(self.coordinator, self.record)
-
-    def _write_result(self) -> None:
-        self.store.write_result(self.coordinator, self.record, dict(self.offences))
+            waiting = aligning.union(*(stage.greeted for stage in self.stages))
+            for name in sorted(waiting):
+                self.send(name, Waiting(missing=[]))
 
     # -- status ------------------------------------------------------------------------------------------
 
-    def _status(self) -> dict[str, Any]:
-        coordinator = self.coordinator
-        record = self.record
-        training = coordinator.config.training
+    def status(self) -> dict[str, Any]:
+        """Return the present status."""
+        sizes = {way: sum(stage.record.ledger.total(way) for stage in self.stages) for way in ("up", "down")}
         return {
             "role": "coordinator",
             "federation": self.agreement.name,
-            "training": coordinator.training,
             "state": self._state(),
-            "round": coordinator.round,
-            "rounds": coordinator.rounds if coordinator.began else None,
-            "valid_error": training.error_of(record.history[-1]) if record.history else None,
-            "best_error": coordinator.best.error if coordinator.best.round else None,
-            "best_round": coordinator.best.round,
-            "seconds": round_seconds(record.seconds),
-            "repeats": record.repeats,
-            "bytes": {"up": record.ledger.total("up"), "down": record.ledger.total("down")},
-            "parties": {name: self._party_status(name) for name in coordinator.names},
+            **self.stage.status(),
+            "bytes": sizes,
+            "parties": {name: self._party_status(name) for name in self.coordinator.names},
         }
 
     def _state(self) -> str:
-        if self._over:
+        stage = self.stage
+        if stage.over:
             return "finished"
-        if self._finish_deadline is not None:
+        if stage.finishing:
             return "finishing"
-        if self._waiting_for is not None:
+        if stage.waiting_for is not None:
             return "waiting"
-        if self.coordinator.began:
+        if stage.coordinator.began:
             return "training"
         host = self.host
-        if host is not None and host.session is not None and len(host.users) < len(self.coordinator.names):
-            return "aligning"
+        if host is not None and host.session is not None and len(host.users) < len(stage.coordinator.names):
+            return "aligning" if stage.stage.first else "joining"
         return "joining"
 
     def _party_status(self, name: str) -> dict[str, Any]:
         members = self.coordinator.members
+        greeted = any(name in stage.greeted for stage in self.stages)
+        ledgers = [stage.record.ledger for stage in self.stages]
         return {
             "here": name in members.present,
-            "joined": name in self.greeted or (self.host is not None and name in self.host.hellos),
+            "joined": greeted or (self.host is not None and name in self.host.hellos),
             "slow": name in members.slow,
             "refused": self.offences[name],
-            "up": self.record.ledger.total("up", party=name),
-            "down": self.record.ledger.total("down", party=name),
+            "up": sum(ledger.total("up", party=name) for ledger in ledgers),
+            "down": sum(ledger.total("down", party=name) for ledger in ledgers),
         }

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import write_bytes, writing
-from verfedgnn.federation.agreement import Agreement
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -34,26 +34,27 @@ class TrainingRecord:
 
 
 class CoordinatorStore:
-    """The state of a coordinator that survives a restart."""
+    """The state of one training that survives a restart of the coordinator."""
 
-    def __init__(self, folder: Path, agreement: Agreement) -> None:
+    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
         self.folder = folder
         self.agreement = agreement
+        """Fingerprint of the federation file."""
+        self.config = config
 
     def claim(self) -> None:
         """Create the folder for this agreement; raise `RunError` if it belongs to another one."""
         config_file = self.folder / "config.toml"
         mark = self.folder / "federation.txt"
-        fingerprint = self.agreement.fingerprint()
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            marked = mark.exists() and mark.read_text("utf-8").strip() == fingerprint
+            marked = mark.exists() and mark.read_text("utf-8").strip() == self.agreement
             if config_file.exists() and not marked:
                 raise RunError(
                     f"{self.folder} belongs to another agreement than federation.toml; choose another --out"
                 )
-            write_bytes(config_file, self.agreement.config.to_toml().encode())
-            write_bytes(mark, f"{fingerprint}\n".encode())
+            write_bytes(config_file, self.config.to_toml().encode())
+            write_bytes(mark, f"{self.agreement}\n".encode())
 
     def restore(self, coordinator: Coordinator) -> TrainingRecord | None:
         """Load the last checkpoint into `coordinator` and return its record; None without a checkpoint."""
@@ -68,7 +69,7 @@ class CoordinatorStore:
         if (self.folder / "history.jsonl").is_file():
             record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
         metrics_file = self.folder / "metrics.json"
-        if coordinator.done and metrics_file.is_file():
+        if metrics_file.is_file():
             parties = json.loads(metrics_file.read_text("utf-8"))["parties"]
             record.finished = {party["name"] for party in parties if party["has_result"]}
         return record
@@ -86,10 +87,10 @@ class CoordinatorStore:
 
     def write_result(self, coordinator: Coordinator, record: TrainingRecord, refused: dict[str, int]) -> None:
         """Write the public parameters of the best round, the ledger and the figures."""
-        config = self.agreement.config
+        config = self.config
         best = coordinator.best
         metrics = {
-            "valid": config.training.judged(best.error),
+            "valid": config.training.judged(best.error) if best.round else None,
             **summarise_cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
             "best_round": best.round,
             "public": parameters_digest(best.parameters),
@@ -102,4 +103,11 @@ class CoordinatorStore:
         with writing(self.folder):
             write_public(self.folder, best.parameters)
             write_json(self.folder / "ledger.json", record.ledger.to_dict())
+            write_json(self.folder / "metrics.json", metrics)
+
+    def add_lists(self, lists: CoordinatorStore) -> None:
+        """Report the training of lists, which `lists` keeps, in the figures of this one."""
+        metrics = json.loads((self.folder / "metrics.json").read_text("utf-8"))
+        metrics["lists"] = json.loads((lists.folder / "metrics.json").read_text("utf-8"))
+        with writing(self.folder):
             write_json(self.folder / "metrics.json", metrics)

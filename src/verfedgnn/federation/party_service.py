@@ -1,4 +1,4 @@
-"""A party as a service: it joins, answers rounds, writes checkpoints, and ends with a run folder.
+"""A party as a service in one training: it joins, answers rounds, writes checkpoints, and stores its result.
 
 The protocol itself is in `protocol.party`. This module connects it to the link, the disk and the status page.
 """
@@ -6,7 +6,6 @@ The protocol itself is in `protocol.party`. This module connects it to the link,
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
-from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.federation.party_store import PartyStore, StageResult
+from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error
@@ -24,15 +24,23 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
 from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
-from verfedgnn.protocol.wire.messages import Finish, Message, RoundReply, RoundStart, Waiting, Welcome
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Finished,
+    Message,
+    RoundReply,
+    RoundStart,
+    Waiting,
+    Welcome,
+)
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
-from verfedgnn.runs.metrics_file import build_metrics, history_entry, round_seconds
-from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.release_counts import ReleaseCounts
-from verfedgnn.runs.run import Run, read_history, write_history
-from verfedgnn.training.party_gate import gate_parties
+from verfedgnn.runs.run import read_history, write_history
+from verfedgnn.training.simple_models import liked
 
 
 class Realign(Exception):
@@ -40,11 +48,12 @@ class Realign(Exception):
 
 
 class PartyService:
-    """One party's training, from Hello to its run folder."""
+    """One training of a party, from Hello to its stored result."""
 
     def __init__(
         self,
         store: PartyStore,
+        stage: Stage,
         link: CoordinatorLink,
         publisher: StatusPublisher,
         *,
@@ -52,20 +61,30 @@ class PartyService:
         device: str = "cpu",
     ) -> None:
         self.store = store
+        self.stage = stage
         self.link = link
         self.publisher = publisher
         self.checkpoint_every = checkpoint_every
         self.device = torch.device(device)
         self.identity = store.identity
-        self.config = self.identity.agreement.config
+        self.config = stage.config
+        self.folder = store.begin_stage(stage)
         self.prepared, alignment = store.load(self.device)
+        data = self.prepared.input
+        self.takes_part = stage.first or bool(len(liked(data.train, data.scale)))
+        """Whether the party has ratings to train on; lists need liked items."""
+        config = self.config if self.takes_part else store.stages[0].config
         policy = self._make_policy(alignment)
-        self.candidate = Candidate(self.prepared.input, self.config, store.read_secret(), self.device, policy)
+        self.candidate = Candidate(data, config, store.read_secret(stage), self.device, policy)
         self.progress = self.candidate.progress
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
         link.largest = self.candidate.largest_array
+        if not stage.first:
+            link.ledger = Ledger()
+        self.earlier = [store.read_result(other) for other in store.stages if other is not stage]
+        """Results of the trainings before this one."""
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.round = 0
@@ -88,44 +107,47 @@ class PartyService:
             fresh_noise="noise" not in self.config.unprotected,
         )
 
-    def run(self) -> Run:
-        """Answer the coordinator until training is over, and return the finished run."""
+    def run(self) -> None:
+        """Answer the coordinator until the training is over and its result is stored."""
+        self.publisher.start_stage()
         log_event(
             "party ready",
+            stage=self.stage.name,
             party=self.identity.name,
             round=self.round,
             users=self.prepared.input.users,
             items=self.prepared.input.items,
         )
         self.link.greet()
-        while True:
+        while self.state is not PartyState.FINISHED:
             message = self.link.receive(self._hello, lambda: self.state is PartyState.GREETING)
             try:
-                run = self._handle(message)
+                self._handle(message)
             except ProtocolError as error:
                 self.link.refuse(error)
                 raise
-            if run is not None:
-                return run
-            self.publisher.update(self._status)
+            self.publisher.update(self.status)
 
     # -- messages ----------------------------------------------------------------------------------------
 
     def _hello(self) -> Message:
         self.state = PARTY_STATES.after(self.state, PartyEvent.SAY_HELLO)
-        return self.candidate.hello()
+        hello = self.candidate.hello()
+        if self.takes_part:
+            return hello
+        return hello.model_copy(update={"config": self.config.fingerprint(), "ratings": 0})
 
-    def _handle(self, message: Message) -> Run | None:
-        """Act on a message; return the run once the coordinator has finished the training."""
+    def _handle(self, message: Message) -> None:
+        """Act on a message."""
         realign = isinstance(message, Waiting) and message.align
         event = AlignStart if realign else type(message)
-        if event is AlignStart and self.progress.training is not None:
+        if event is AlignStart and (self.progress.training is not None or not self.stage.first):
             raise ProtocolError(
                 "the coordinator asked to align users again during a training; the training here is kept"
             )
         late = isinstance(message, Welcome) and message.stay != self.candidate.stay
         if late or PARTY_STATES.ignores(self.state, event):
-            return None
+            return
         self.state = PARTY_STATES.after(self.state, event)
         if self.state is PartyState.REALIGNING:
             raise Realign
@@ -134,13 +156,14 @@ class PartyService:
         elif isinstance(message, RoundStart):
             self._answer_round(message)
         elif isinstance(message, Finish):
-            return self._finish(message)
-        return None
+            self._finish(message)
 
     def _join(self, message: Welcome) -> None:
+        if not self.takes_part:
+            return
         self.party = self.candidate.welcome(message)
         self._rounds = self.party.replica.rounds
-        log_event("taking part", round=message.round, public=message.digest)
+        log_event("taking part", stage=self.stage.name, round=message.round, public=message.digest)
 
     def _answer_round(self, message: RoundStart) -> None:
         began = time.monotonic()
@@ -149,7 +172,8 @@ class PartyService:
             log_event(
                 "round restarted", round=message.round, attempt=message.attempt, parties=len(message.active)
             )
-        assert self.party is not None
+        if self.party is None:
+            raise ProtocolError("the coordinator started a round without parties that can take part")
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
         self.round = message.round
@@ -159,7 +183,7 @@ class PartyService:
         self.link.send(reply)
         self.seconds += time.monotonic() - began
         error = self._record_validation(reply)
-        self.publisher.close_round(ClosedRound(message.round, error), self._status)
+        self.publisher.close_round(ClosedRound(message.round, error), self.status)
 
     def _record_validation(self, reply: RoundReply) -> float | None:
         """Add this party's validation error to its history and return it; None if the round had no validation."""
@@ -168,58 +192,45 @@ class PartyService:
         error = mean_error(reply.error, reply.count, self.config.training)
         entry = history_entry(reply.round, error, self.config, self.link.ledger, self.seconds)
         self.history = [*(e for e in self.history if e["round"] < reply.round), entry]
-        with writing(self.store.folder):
-            write_history(self.store.folder, self.history)
-        log_event("validated", round=reply.round, own_valid_error=error)
+        with writing(self.folder):
+            write_history(self.folder, self.history)
+        log_event("validated", stage=self.stage.name, round=reply.round, own_valid_error=error)
         return error
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def _finish(self, message: Finish) -> Run:
-        """Store the model and report it, then choose the gate, which takes long and for which nobody has to wait."""
-        assert self.party is not None
+    def _finish(self, message: Finish) -> None:
+        """Store the result and report it."""
+        if not self.stage.first and message.round == 0:
+            log_event("no lists are trained: a party has no training rating that counts as a like")
+            self.store.write_result(self.stage, StageResult(0, {}, self.link.ledger, {}))
+            self.link.send(Finished(digest=parameters_digest(torch.from_numpy(message.parameters))))
+            return
+        if self.party is None:
+            raise ProtocolError("the coordinator finished a training in which this party did not take part")
         finished = self.party.finish(message)
-        run = self._write_result(message, self.party, finished)
+        self.store.write_result(self.stage, self._make_result(message, self.party, finished))
         self.link.send(finished.reply)
-        if self.config.training.gate:
-            run = choose_gate(self.store.folder)
-        self.publisher.update(lambda: self._status() | {"state": "finished"}, now=True)
         log_event(
             "training finished",
+            stage=self.stage.name,
             rounds=message.round,
             best_round=message.best_round,
             public=finished.reply.digest,
         )
-        return run
 
-    def _write_result(self, message: Finish, party: Party, finished: FinishedTraining) -> Run:
-        """Write the run folder with the best model and return the run."""
-        model = PartyModel.from_arrays(finished.model)
-        metrics = build_metrics(
-            [self.prepared],
-            [model],
-            self.config,
-            self.link.ledger,
-            rounds=message.round,
-            best_round=message.best_round,
-            seconds=self.seconds,
-            privacy=self._report_privacy(party),
-            digest=finished.reply.digest,
-        )
-        metrics["all_ratings"] = party.replica.ratings
-        run = Run(
-            self.config,
-            [self.prepared.party],
-            [self.prepared.parts],
-            [model],
-            metrics,
-            self.history,
-            self.link.ledger,
-            finished.public,
-            shares=[finished.others_means],
-        )
-        run.complete_folder(self.store.folder)
-        return run
+    def _make_result(self, message: Finish, party: Party, finished: FinishedTraining) -> StageResult:
+        arrays = finished.model | {"public": finished.public}
+        if finished.others_means is not None:
+            arrays["others_means"] = finished.others_means
+        figures = {
+            "best_round": message.best_round,
+            "seconds": self.seconds,
+            "privacy": self._report_privacy(party),
+            "digest": finished.reply.digest,
+            "ratings": party.replica.ratings,
+        }
+        return StageResult(message.round, arrays, self.link.ledger, figures)
 
     def _report_privacy(self, party: Party) -> dict[str, Any]:
         projection = party.projection
@@ -242,7 +253,7 @@ class PartyService:
             "seconds": self.seconds,
             "releases": self.releases.to_dict(),
         }
-        folder = self.store.folder / "checkpoint"
+        folder = self.folder / "checkpoint"
         newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
         if newest != self._saved_models:
             write_checkpoint(folder / "models", newest, {"models": self.progress.models()}, {})
@@ -250,7 +261,7 @@ class PartyService:
         write_checkpoint(folder / "party", self.round, {"party": self.progress.checkpoint()}, values)
 
     def _restore(self) -> None:
-        folder = self.store.folder / "checkpoint"
+        folder = self.folder / "checkpoint"
         found = read_checkpoint(folder / "party")
         models = read_checkpoint(folder / "models")
         if found is None or models is None:
@@ -262,17 +273,20 @@ class PartyService:
         self.link.ledger = Ledger.from_dict(values["ledger"])
         self.seconds = values["seconds"]
         self.releases = ReleaseCounts(**values["releases"])
-        self.history = [entry for entry in read_history(self.store.folder) if entry["round"] <= self.round]
+        self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.round]
 
-    def _status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """Return the present status."""
         name = self.identity.name
-        sizes = {"up": self.link.ledger.total("up"), "down": self.link.ledger.total("down")}
+        ledgers = [self.link.ledger, *(result.ledger for result in self.earlier if result is not None)]
+        sizes = {way: sum(ledger.total(way) for ledger in ledgers) for way in ("up", "down")}
         errors = [self.config.training.error_of(entry) for entry in self.history]
         joined = self.state in (PartyState.JOINED, PartyState.FINISHED)
         return {
             "role": f"party {name}",
             "federation": self.identity.agreement.name,
             "training": self.progress.training,
+            "stage": self.stage.name,
             "state": "training" if joined else "joining",
             "round": self.round,
             "rounds": self._rounds,
@@ -283,21 +297,3 @@ class PartyService:
             "bytes": sizes,
             "parties": {name: {"here": joined, **sizes}},
         }
-
-
-def choose_gate(folder: Path) -> Run:
-    """Train alone on the data of a finished run, and replace its model by the best mixture of both models.
-
-    The coordinator is not needed for this.
-    """
-    log_event("training alone to choose the gate")
-    run = Run.load(folder)
-    shares = run.shares or [None]
-    (gated,) = gate_parties(run.prepared(), run.models, shares, run.config, run.metrics["all_ratings"])
-    run.models = [gated.served.model]
-    run.alone = [gated.alone.model]
-    run.metrics |= run.evaluate()
-    run.metrics["parties"][0]["gate"] = gated.weights
-    run.complete_folder(folder)
-    log_event("gate chosen", weights=gated.served.known)
-    return run

@@ -1,4 +1,4 @@
-"""One party's way through a federation: align users, train, and align again where the coordinator asks for it."""
+"""One party's way through a federation: align users, run one training after the other, and choose the gates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import torch
 
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import StrArray
+from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.agreement_summary import describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.party_alignment import align
-from verfedgnn.federation.party_service import PartyService, Realign, choose_gate
+from verfedgnn.federation.party_run import complete_run
+from verfedgnn.federation.party_service import PartyService, Realign
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.privacy.id_matching import Each
@@ -34,7 +37,7 @@ def align_party(
     """
     identity = store.identity
     data, alignment = align(ratings, identity, link, each, known=known, pad_to=pad_to)
-    (prepared,) = prepare([data], identity.agreement.config, torch.device("cpu"))
+    (prepared,) = prepare([data], identity.agreement.training_config, torch.device("cpu"))
     store.save_alignment(prepared, alignment)
     return data.ratings.n_users
 
@@ -55,21 +58,37 @@ def run_party(
     """Align unless `store` holds aligned users, train to the end, and return the finished run.
 
     `read_ratings` is called only when users are aligned; `known` and `pad_to` are those of `align_party`. `on_start` receives
-    the service of each attempt to train.
+    the service of each training that is started.
     """
-    while True:
+    if store.is_trained:
+        return load_finished(store, device)
+    while (stage := store.next_stage) is not None:
         if not store.is_aligned:
             align_party(store, link, read_ratings(), each, known=known, pad_to=pad_to)
-        service = PartyService(store, link, publisher, checkpoint_every=checkpoint_every, device=device)
+        if stage.first:
+            _log_limits(store.identity.agreement)
+        service = PartyService(
+            store, stage, link, publisher, checkpoint_every=checkpoint_every, device=device
+        )
         on_start(service)
         try:
-            return service.run()
+            service.run()
         except Realign:
             log_warning("another party has no aligned users, aligning again")
             store.clear()
+    publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
+    run = complete_run(store, device)
+    publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)
+    return run
 
 
-def load_finished(store: PartyStore) -> Run:
-    """Return the run of a finished party, after choosing its gate if it was stopped before that."""
+def load_finished(store: PartyStore, device: str = "cpu") -> Run:
+    """Return the run of a party whose trainings are over, after choosing its gates if it was stopped before that."""
     log_event("this run has already finished", run=str(store.folder))
-    return choose_gate(store.folder) if store.needs_gate else Run.load(store.folder)
+    return Run.load(store.folder) if store.is_finished else complete_run(store, device)
+
+
+def _log_limits(agreement: Agreement) -> None:
+    limits = describe_two_parties(agreement)
+    if limits is not None:
+        log_event(limits)

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import write_bytes, writing
 from verfedgnn.data.ids import StrArray
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.stages import Stage, list_stages
+from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import begin_folder
+from verfedgnn.runs.run import LISTS, begin_folder, write_history
 from verfedgnn.training.local_runtime import party_secret
 
 _MARK = "federation.txt"
 """File that names the agreement and the alignment of the folder; written last."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What one training gave this party, before the gate."""
+
+    rounds: int
+    """Number of rounds; 0 if the training was skipped, because a party had nothing to train it on."""
+    arrays: dict[str, Tensor]
+    """The model (`PartyModel.arrays`), the public parameters `public`, and `others_means` where users' means were shared."""
+    ledger: Ledger
+    figures: dict[str, Any]
+    """best_round, seconds, privacy, digest, and ratings: the training ratings of all parties."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether no rounds took place."""
+        return not self.rounds
 
 
 class PartyStore:
@@ -28,6 +54,8 @@ class PartyStore:
     def __init__(self, folder: Path, identity: MemberIdentity) -> None:
         self.folder = folder
         self.identity = identity
+        self.stages = list_stages(identity.agreement)
+        """The trainings of the federation, in their order."""
 
     @property
     def is_aligned(self) -> bool:
@@ -36,14 +64,13 @@ class PartyStore:
 
     @property
     def is_finished(self) -> bool:
-        """Whether training has finished and the model is stored."""
+        """Whether all trainings have finished and the served model is stored."""
         return (self.folder / "metrics.json").is_file()
 
     @property
-    def needs_gate(self) -> bool:
-        """Whether the agreement asks for a gate and the party was stopped before it chose one."""
-        wanted = self.identity.agreement.config.training.gate
-        return wanted and not (self.folder / "model" / "alone").is_dir()
+    def is_trained(self) -> bool:
+        """Whether all trainings have finished; the gates may not be chosen yet."""
+        return self.is_finished or self.next_stage is None
 
     @property
     def has_training(self) -> bool:
@@ -57,7 +84,7 @@ class PartyStore:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-        begin_folder(self.folder, agreement.config, [prepared.party], [prepared.parts])
+        begin_folder(self.folder, agreement.training_config, [prepared.party], [prepared.parts])
         write_secret(self.folder / "secret", secrets.token_bytes(16))
         with writing(self.folder):
             (self.folder / _MARK).write_text(f"{agreement.fingerprint()}\n{alignment}\n", "utf-8")
@@ -67,7 +94,7 @@ class PartyStore:
         with writing(self.folder):
             for name in (_MARK, "secret", "status.json"):
                 (self.folder / name).unlink(missing_ok=True)
-            for name in ("parties", "checkpoint"):
+            for name in ("parties", "checkpoint", LISTS):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     @staticmethod
@@ -88,12 +115,59 @@ class PartyStore:
                 f"{self.folder} belongs to another agreement than the given federation.toml; choose another --out"
             )
         parties, parts = read_party_tables(self.folder / "parties")
-        (prepared,) = prepare(parties, self.identity.agreement.config, device, parts)
+        (prepared,) = prepare(parties, self.identity.agreement.training_config, device, parts)
         return prepared, alignment
 
-    def read_secret(self) -> int:
-        """Return the seed of this party's randomness; with unprotected noise it derives from the agreed seed."""
-        config = self.identity.agreement.config
-        if "noise" in config.unprotected:
-            return party_secret(config.seed, self.identity.index)
-        return int.from_bytes((self.folder / "secret").read_bytes())
+    def read_secret(self, stage: Stage) -> int:
+        """Return the seed of this party's randomness in a training; with unprotected noise it derives from the agreed seed."""
+        if "noise" in stage.config.unprotected:
+            return party_secret(stage.config.seed, self.identity.index)
+        secret = (self.folder / "secret").read_bytes()
+        if not stage.first:  # no two trainings share their noise
+            secret = hashlib.sha256(stage.name.encode() + secret).digest()[:16]
+        return int.from_bytes(secret)
+
+    def begin_stage(self, stage: Stage) -> Path:
+        """Create the folder of a training and return it."""
+        folder = stage.folder(self.folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not stage.first:
+                write_bytes(folder / "config.toml", stage.config.to_toml().encode())
+            if not (folder / "history.jsonl").is_file():
+                write_history(folder, [])
+        return folder
+
+    # -- results of single trainings, until the run is complete ------------------------------------------
+
+    def write_result(self, stage: Stage, result: StageResult) -> None:
+        """Store the result of a training, all of it or nothing."""
+        state = CheckpointState({key: value.cpu().numpy() for key, value in result.arrays.items()})
+        values = {"ledger": result.ledger.to_dict(), "figures": result.figures}
+        write_checkpoint(self._result_folder(stage), result.rounds, {"result": state}, values)
+
+    def read_result(self, stage: Stage) -> StageResult | None:
+        """Return the stored result of a training; None if the training has not finished."""
+        found = read_checkpoint(self._result_folder(stage))
+        if found is None:
+            return None
+        states, values = found
+        arrays = {key: torch.from_numpy(value) for key, value in states["result"].arrays.items()}
+        return StageResult(values["round"], arrays, Ledger.from_dict(values["ledger"]), values["figures"])
+
+    @property
+    def next_stage(self) -> Stage | None:
+        """The first training without a result; None if all have finished."""
+        open_stages = (stage for stage in self.stages if read_checkpoint(self._result_folder(stage)) is None)
+        return next(open_stages, None)
+
+    def remove_results(self) -> None:
+        """Remove the results of single trainings, once the run is complete, and what is left of a skipped one."""
+        for stage in self.stages:
+            result = self.read_result(stage)
+            shutil.rmtree(self._result_folder(stage), ignore_errors=True)
+            if result is not None and result.is_skipped:
+                shutil.rmtree(stage.folder(self.folder), ignore_errors=True)
+
+    def _result_folder(self, stage: Stage) -> Path:
+        return stage.folder(self.folder) / "checkpoint" / "result"

@@ -54,6 +54,11 @@ class StatusPublisher:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_json(self.folder / "status.json", self.status)
 
+    def start_stage(self) -> None:
+        """Forget the durations of an earlier training's rounds."""
+        self._durations = []
+        self._last_round = 0.0
+
     def close_round(self, closed: ClosedRound, make: Callable[[], dict[str, Any]]) -> None:
         """Record the duration of a round, and its validation for TensorBoard."""
         now = time.monotonic()
@@ -63,10 +68,10 @@ class StatusPublisher:
         if self._board is not None and closed.valid_error is not None:
             status = make()
             present = sum(party["here"] for party in status["parties"].values())
-            self._board.add_scalar("valid_error", closed.valid_error, closed.round)
-            self._board.add_scalar("parties_here", present, closed.round)
-            for direction, size in status["bytes"].items():
-                self._board.add_scalar(f"bytes_{direction}", size, closed.round)
+            values = {"valid_error": closed.valid_error, "parties_here": present}
+            values |= {f"bytes_{direction}": size for direction, size in status["bytes"].items()}
+            for name, value in values.items():
+                self._board.add_scalar(f"{status['stage']}/{name}", value, closed.round)
             self._board.flush()
 
     def close(self) -> None:
@@ -137,15 +142,17 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
 
     class Collector:
         def collect(self) -> Iterator[Any]:
-            about = {key: str(status.get(key)) for key in ("role", "federation", "training", "state")}
+            about = {
+                key: str(status.get(key)) for key in ("role", "federation", "training", "stage", "state")
+            }
             yield InfoMetricFamily("verfedgnn", "This member of the federation.", value=about)
             gauges = {
-                "round": "Rounds completed.",
-                "rounds": "Rounds in total.",
+                "round": "Rounds completed of the present training.",
+                "rounds": "Rounds of the present training in total.",
                 "valid_error": "RMSE, or 1 - NDCG@20, of the last validation.",
                 "best_error": "RMSE, or 1 - NDCG@20, of the best validation.",
                 "seconds_per_round": "Median duration of the last rounds.",
-                "seconds_left": "Estimated seconds until the last round.",
+                "seconds_left": "Estimated seconds until the last round of the present training.",
             }
             for name, text in gauges.items():
                 if status.get(name) is not None:

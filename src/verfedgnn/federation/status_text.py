@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 FACTS = (
+    ("training of", "stage"),
     ("state", "state"),
     ("round", "round"),
     ("of", "rounds"),

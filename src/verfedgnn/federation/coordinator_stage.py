@@ -1,0 +1,317 @@
+"""One training of a coordinator: which parties take part, and the trips and rounds until all of them have the result.
+
+step: open, restart or close a trip, or finish
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Protocol
+
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
+from verfedgnn.federation.event_log import log_event, log_warning
+from verfedgnn.federation.mask_faults import MaskFaultSearch
+from verfedgnn.federation.stages import Stage
+from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.round.aggregation import SumError
+from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.wire.messages import Finished, Hello, Message, Waiting, encode
+from verfedgnn.runs.metrics_file import history_entry, round_seconds
+
+
+class Office(Protocol):
+    """What a training needs from the service that runs it."""
+
+    agreement: Agreement
+    publisher: StatusPublisher
+    offences: Counter[str]
+
+    def send(self, name: str, message: Message, data: bytes | None = None) -> None:
+        """Send a message to a party, encoded as `data` if that is given."""
+
+    def exclude(self, name: str) -> None:
+        """Count an offence of a party and go on without it until it joins again."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the present status."""
+
+
+class CoordinatorStage:
+    """One training, from the first Hello to the last Finished; it resumes from the checkpoint in its folder."""
+
+    def __init__(
+        self, stage: Stage, office: Office, run: Path, *, checkpoint_every: int = 1, device: str = "cpu"
+    ) -> None:
+        agreement = office.agreement
+        self.stage = stage
+        self.office = office
+        self.checkpoint_every = checkpoint_every
+        self.store = CoordinatorStore(stage.folder(run), agreement.fingerprint(), stage.config)
+        self.coordinator = Coordinator(
+            stage.config,
+            [party.name for party in agreement.parties],
+            device,
+            quorum=agreement.quorum,
+            agreement=agreement.fingerprint(),
+            training=secrets.token_hex(8),
+        )
+        self.greeted: set[str] = set()
+        """Parties that said hello to this training on their present connection."""
+        self.search = MaskFaultSearch()
+        self.waiting_for: list[str] | None = None
+        """Missing parties without which no round can start; None if there are enough."""
+        self._reply_deadline = 0.0
+        self._round_began = 0.0
+        self._finish_deadline: float | None = None
+        """Time until which absent parties may fetch the result; None while training."""
+        self.store.claim()
+        restored = self.store.restore(self.coordinator)
+        if restored is not None:
+            log_event("resuming from checkpoint", stage=stage.name, round=self.coordinator.round)
+        self.record = restored or TrainingRecord()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the rounds are over and the result is handed out."""
+        return self._finish_deadline is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all parties have the result, or after the last training the time is up."""
+        if self._finish_deadline is None:
+            return False
+        return not self.without_result or (self.stage.last and time.monotonic() >= self._finish_deadline)
+
+    @property
+    def without_result(self) -> list[str]:
+        """Parties that have not received the result."""
+        return [name for name in self.coordinator.names if name not in self.record.finished]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no rounds take place, because a party has nothing to train the lists on; it announces 0 ratings."""
+        hellos = self.coordinator.members.hellos.values()
+        return not self.stage.first and self.coordinator.began and min(hello.ratings for hello in hellos) == 0
+
+    # -- joining and leaving -----------------------------------------------------------------------------
+
+    def take_hello(self, name: str, message: Hello) -> None:
+        """Let a party join, or tell it for whom it waits."""
+        self.coordinator.hello(message)
+        self.greeted.add(name)
+        if self.coordinator.began:
+            self._admit_greeted()
+            return
+        missing = [other for other in self.coordinator.names if other not in self.coordinator.members.hellos]
+        log_event(
+            "party joined",
+            stage=self.stage.name,
+            party=name,
+            users=message.users,
+            items=message.items,
+            missing=missing or None,
+        )
+        self.office.send(name, Waiting(missing=missing))
+
+    def lose(self, name: str) -> None:
+        """Go on without a party until it joins again."""
+        self.greeted.discard(name)
+        self.coordinator.lose(name)
+
+    def pass_on(self, name: str) -> None:
+        """Note that a party has joined the next training, so it has the result of this one."""
+        self.lose(name)
+        if name in self.record.finished:
+            return
+        if not self.finishing:
+            log_warning(
+                "party is ahead of the coordinator; restore the coordinator's run folder",
+                stage=self.stage.name,
+                party=name,
+                round=self.coordinator.round,
+            )
+            return
+        self.record.finished.add(name)
+        self._write_result()
+
+    def _admit_greeted(self) -> None:
+        """Welcome all parties that said hello and do not take part yet."""
+        self.waiting_for = None
+        if not self.coordinator.round:
+            self._write_checkpoint()  # from now on parties know this training by its name
+        members = self.coordinator.members
+        for name in self.coordinator.names:
+            if name in self.greeted and name not in members.present | members.slow:
+                log_event("party admitted", stage=self.stage.name, party=name, round=self.coordinator.round)
+                self.office.send(name, Waiting(missing=[]))  # acknowledges the Hello; a Welcome may take long
+                self.office.send(name, self.coordinator.welcome(name))
+                if self.finishing:
+                    self.office.send(name, self.coordinator.finish())
+
+    # -- rounds ------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do one thing that can be done now; return whether there may be more to do."""
+        coordinator = self.coordinator
+        if not coordinator.began or self.finishing:
+            return False
+        if coordinator.open_parties:
+            self._mark_slow_parties()
+            if not coordinator.broken:
+                return not coordinator.due and self._close_trip()
+        elif coordinator.done or self.skipped:
+            self._finish()
+            return True
+        if not coordinator.ready:
+            self._report_waiting()
+            return False
+        self._open_trip()
+        return True
+
+    def _mark_slow_parties(self) -> None:
+        if time.monotonic() <= self._reply_deadline:
+            return
+        for name in set(self.coordinator.due) - self.coordinator.members.slow:
+            log_warning(
+                "party is late",
+                party=name,
+                round=self.coordinator.round,
+                seconds=self.office.agreement.timeouts.reply,
+            )
+            self.coordinator.lose(name, slow=True)
+
+    def _open_trip(self) -> None:
+        """Open the next trip, or restart the open one among the parties that are left."""
+        coordinator = self.coordinator
+        if self.waiting_for is not None:
+            log_event("enough parties are here", round=coordinator.round)
+            self.waiting_for = None
+        restarted = bool(coordinator.open_parties)
+        starts = coordinator.open(self.search.choose_parties(coordinator))
+        if restarted:
+            self.record.repeats += 1
+            log_event(
+                "trip restarted", round=coordinator.round, attempt=coordinator.attempt, parties=list(starts)
+            )
+        elif not self._round_began:
+            self._round_began = time.monotonic()
+        distinct = {id(start): start for start in starts.values()}
+        encoded = {key: encode(start) for key, start in distinct.items()}
+        for name, start in starts.items():
+            self.office.send(name, start, encoded[id(start)])
+        self._reply_deadline = time.monotonic() + self.office.agreement.timeouts.reply
+
+    def _report_waiting(self) -> None:
+        members = self.coordinator.members
+        if members.missing != self.waiting_for:
+            self.waiting_for = members.missing
+            log_warning(
+                "waiting for parties",
+                stage=self.stage.name,
+                missing=members.missing,
+                needed=members.quorum,
+                round=self.coordinator.round,
+            )
+
+    def _close_trip(self) -> bool:
+        """Close the open trip and, after its last trip, the round; return True."""
+        coordinator = self.coordinator
+        try:
+            closed = coordinator.close()
+        except SumError as error:
+            self.search.record_failure(coordinator, error)
+            return True
+        self._exclude_suspect(closed.round)
+        if coordinator.trip == 0:
+            self._close_round(closed)
+        return True
+
+    def _exclude_suspect(self, round: int) -> None:
+        found = self.search.finish()
+        if found is not None:
+            log_warning("party excluded: the sums add up only without it", party=found, round=round)
+            self.office.exclude(found)
+
+    def _close_round(self, closed: ClosedRound) -> None:
+        coordinator = self.coordinator
+        record = self.record
+        record.seconds += time.monotonic() - self._round_began
+        self._round_began = 0.0
+        if closed.valid_error is not None:
+            record.history.append(
+                history_entry(
+                    closed.round, closed.valid_error, coordinator.config, record.ledger, record.seconds
+                )
+            )
+            self.store.write_history(record)
+            log_event(
+                "validated",
+                stage=self.stage.name,
+                round=closed.round,
+                of=coordinator.rounds,
+                valid_error=closed.valid_error,
+                best=coordinator.best.error,
+            )
+        self.office.publisher.close_round(closed, self.office.status)
+        if closed.round % self.checkpoint_every == 0 or closed.valid_error is not None or coordinator.done:
+            self._write_checkpoint()
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Write the result and send it to all connected parties; the others get it when they join again."""
+        coordinator = self.coordinator
+        message = coordinator.finish()
+        data = encode(message)
+        self._finish_deadline = time.monotonic() + self.office.agreement.timeouts.finish
+        if self.skipped:
+            log_warning("no lists are trained: a party has no training rating that counts as a like")
+        else:
+            log_event(
+                "training finished",
+                stage=self.stage.name,
+                rounds=coordinator.round,
+                best_round=coordinator.best.round,
+            )
+        self._write_result()
+        for name in sorted(self.greeted):
+            self.office.send(name, message, data)
+
+    def take_finished(self, name: str, message: Finished) -> None:
+        """Note that a party has the result; raise `ProtocolError` if it is another one."""
+        if message.digest != parameters_digest(self.coordinator.best.parameters):
+            raise ProtocolError(f"{name}: its public parameters differ from the coordinator's")
+        self.record.finished.add(name)
+        self._write_result()
+        log_event("party has the result", stage=self.stage.name, party=name, public=message.digest)
+
+    def _write_checkpoint(self) -> None:
+        self.store.write_checkpoint(self.coordinator, self.record)
+
+    def _write_result(self) -> None:
+        self.store.write_result(self.coordinator, self.record, dict(self.office.offences))
+
+    # -- status ------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return the part of the status that is about this training."""
+        coordinator = self.coordinator
+        record = self.record
+        training = coordinator.config.training
+        return {
+            "training": coordinator.training,
+            "stage": self.stage.name,
+            "round": coordinator.round,
+            "rounds": coordinator.rounds if coordinator.began else None,
+            "valid_error": training.error_of(record.history[-1]) if record.history else None,
+            "best_error": coordinator.best.error if coordinator.best.round else None,
+            "best_round": coordinator.best.round,
+            "seconds": round_seconds(record.seconds),
+            "repeats": record.repeats,
+        }

@@ -1,0 +1,306 @@
+"""A federation that trains ratings and then lists: equality with the local runtime, kills in the second training, two parties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_federation import Fault, assert_same, assert_same_model, local, trial
+from test_party_alignment import on_one_machine, spelled
+
+import verfedgnn as vf
+from hub import SERVER, Killed, Trial, agree
+from verfedgnn.federation.agreement_summary import describe_two_parties, summarise_agreement
+from verfedgnn.federation.stages import list_stages
+from verfedgnn.federation.status_server import exposition, page
+from verfedgnn.protocol.wire.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
+
+SMALL: dict[str, Any] = {"epochs": 4, "evaluate_every": 2, "dim": 4, "every": 2, "unprotected": ["noise"]}
+
+
+def best(**values: Any) -> vf.Config:
+    """Return a short version of preset best, which trains ratings and lists."""
+    return vf.Config.preset("best").with_values(SMALL | values)
+
+
+def assert_both_same(federated: Trial, run: vf.Run) -> None:
+    """Compare ratings and lists of every party with those of one machine."""
+    assert_same(federated, run)
+    assert run.lists is not None
+    for index, name in enumerate(federated.parties):
+        lists = federated.runs[name].lists
+        assert lists is not None
+        assert lists.metrics["public"] == run.lists.metrics["public"]
+        assert torch.equal(lists.public, run.lists.public)
+        assert_same_model(lists.models[0], run.lists.models[index])
+        row = federated.runs[name].metrics["parties"][0]
+        assert row["gate"] == run.metrics["parties"][index]["gate"]
+        assert row["list_gate"] == run.metrics["parties"][index]["list_gate"]
+        assert row["test"] == run.metrics["parties"][index]["test"]
+
+
+def in_lists(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
+    """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to the second training."""
+    wanted = config.for_lists().fingerprint()
+    state = {"joined": False, "count": 0, "done": False}
+
+    def fault(data: bytes) -> bytes:
+        message = decode(data)
+        state["joined"] |= isinstance(message, Hello) and message.config == wanted
+        if state["joined"] and isinstance(message, kind) and not state["done"]:
+            state["count"] += 1
+            if state["count"] == number:
+                state["done"] = True
+                then()
+        return data
+
+    return fault
+
+
+def die() -> None:
+    raise Killed
+
+
+def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    config = best()
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    run = local(small_parties, config)
+    assert_both_same(federated, run)
+    loaded = vf.Run.load(tmp_path / "run-party-0")
+    assert loaded.lists is not None
+    assert loaded.metrics["lists"]["public"] == run.metrics["lists"]["public"]
+    assert loaded.metrics["lists"]["rounds"] == 4
+    assert_same_model(loaded.models[0], run.models[0])
+    assert loaded.shares is not None
+    assert run.shares is not None
+    assert torch.equal(loaded.shares[0], run.shares[0])
+    lists = tmp_path / "run-party-0" / "lists"
+    assert {path.name for path in lists.iterdir()} == {
+        "checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model",
+    }  # fmt: skip
+    assert (tmp_path / "run-server" / "lists" / "model" / "_public.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(Hello, 1), (RoundReply, 1), (RoundReply, 3), (Finished, 1)],
+    ids=["joining", "first round", "third round", "the end"],
+)
+def test_a_party_killed_in_the_second_training(
+    tmp_path: Path, small_parties: list[vf.PartyData], kind: type, number: int
+) -> None:
+    config = best()
+    federated = trial(tmp_path, small_parties, config)
+    federated.run({"party-1": in_lists(config, kind, number, die)}, seconds=60)
+    assert_both_same(federated, local(small_parties, config))
+
+
+def test_a_party_killed_before_it_reports_the_first_result(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Its Hello to the second training tells the coordinator that it has the first result."""
+    config = best()
+    killed: list[bool] = []
+
+    def fault(data: bytes) -> bytes:
+        if isinstance(decode(data), Finished) and not killed:
+            killed.append(True)
+            raise Killed
+        return data
+
+    federated = trial(tmp_path, small_parties, config)
+    federated.run({"party-1": fault}, seconds=60)
+    assert killed
+    assert_both_same(federated, local(small_parties, config))
+
+
+@pytest.mark.parametrize("send", [26, 30, 34, 40, 46])
+def test_the_coordinator_killed_between_and_in_the_second_training(
+    tmp_path: Path, small_parties: list[vf.PartyData], send: int
+) -> None:
+    """The first training takes 3 x (Waiting, Waiting, Welcome, four rounds, Finish) = 24 messages."""
+    config = best()
+    count = iter(range(1, 1_000_000))
+    federated = trial(tmp_path, small_parties, config)
+
+    def fault(data: bytes) -> bytes:
+        if next(count) == send:
+            raise Killed
+        return data
+
+    federated.run({SERVER: fault}, seconds=60)
+    assert next(count) > send, "it was killed"
+    assert_both_same(federated, local(small_parties, config))
+
+
+def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """A party that misses the end of the first training gets its result while the others wait for it in the second."""
+    config = best()
+    federated = trial(tmp_path, small_parties, config)
+    late = "party-2"
+    killed: list[bool] = []
+
+    def fault(data: bytes) -> bytes:
+        if isinstance(decode(data), Finished) and not killed:
+            killed.append(True)
+            raise Killed
+        return data
+
+    for name in (SERVER, "party-0", "party-1"):
+        federated.start(name)
+    federated.start(late, fault, restart=False).join(60)
+    result = tmp_path / f"run-{late}" / "checkpoint" / "result"
+    import shutil
+
+    shutil.rmtree(result)  # as if it had been killed before it stored the result
+    federated.start(late)
+    federated.join(60)
+    assert_both_same(federated, local(small_parties, config))
+    wanted = config.for_lists().fingerprint()
+    greeted = [
+        peer
+        for peer, to, data in federated.hub.seen
+        if to == SERVER and isinstance(message := decode(data), Hello) and message.config == wanted
+    ]
+    assert set(greeted) == set(federated.parties)
+    assert not federated.services[SERVER].offences
+
+
+def test_two_parties_with_the_default_preset(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    config = best()
+    federated = trial(tmp_path, small_parties[:2], config)
+    federated.run()
+    run = local(small_parties[:2], config)
+    assert run.config.exchange.mode == "noised"
+    assert federated.runs["party-0"].config == run.config
+    assert_both_same(federated, run)
+    assert describe_two_parties(federated.agreement) == (
+        "With two parties every sum minus your own part is the other's: each sees the other's ternary gradients and noised "
+        "neighbourhoods; masks hide them only from the coordinator."
+    )
+    assert summarise_agreement(federated.agreement)["trainings"] == ["ratings", "lists"]
+
+
+def test_lists_with_partial_overlap(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, spelled(small_parties, 0.5), best(), alignment="keyed")
+    federated.run()
+    assert_both_same(federated, on_one_machine(federated, stack=False))
+
+
+def test_no_lists_where_a_party_has_nothing_to_rank(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """One party's ratings are all below the upper quarter of its scale; all parties keep their ratings."""
+    table = small_parties[1].ratings
+    low = replace(table, rating=np.minimum(table.rating, 3), scale=(1.0, 5.0))
+    parties = [small_parties[0], vf.PartyData("party-1", low), small_parties[2]]
+    config = best()
+    federated = trial(tmp_path, parties, config)
+    federated.run()
+    run = local(parties, config)
+    assert run.lists is None
+    assert_same(federated, run)
+    for name in federated.parties:
+        assert federated.runs[name].lists is None
+        assert not (tmp_path / f"run-{name}" / "lists").exists()
+        assert vf.Run.load(tmp_path / f"run-{name}").metrics["public"] == run.metrics["public"]
+
+
+def test_a_kill_while_the_gate_is_chosen(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate is chosen again from the stored results, without the coordinator."""
+    from verfedgnn.federation import party_run
+
+    config = best()
+    original = vf.Run.complete_folder
+    killed: list[bool] = []
+
+    def complete(run: vf.Run, folder: Path) -> None:
+        if folder.name == "run-party-1" and not killed:
+            killed.append(True)
+            assert run.lists is not None
+            original(run.lists, folder / "lists")  # killed between the two models
+            raise Killed
+        original(run, folder)
+
+    monkeypatch.setattr(vf.Run, "complete_folder", complete)
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    assert killed
+    assert_both_same(federated, local(small_parties, config))
+    assert party_run.PartyStore(tmp_path / "run-party-1", federated.identities["party-1"]).is_finished
+
+
+def test_nobody_is_asked_to_align_again_in_the_second_training(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    config = best()
+    federated = trial(tmp_path, small_parties, config)
+    wanted = config.for_lists().fingerprint()
+    done: list[bool] = []
+
+    def realign(data: bytes) -> bytes:
+        message = decode(data)
+        asked = any(
+            isinstance(m := decode(d), Hello) and m.config == wanted for _, _, d in federated.hub.seen
+        )
+        if isinstance(message, Waiting) and asked and not done:
+            done.append(True)
+            return encode(Waiting(missing=["somebody"], align=True))
+        return data
+
+    for name in (SERVER, *federated.parties):
+        federated.start(name, realign if name == SERVER else None)
+    deadline = 60.0
+    for thread in federated.threads[1:]:
+        thread.join(deadline if not federated.errors else 0.1)
+        if federated.errors:
+            break
+    federated.stopping = True
+    federated.join(60)
+    (error,) = next(iter(federated.errors.values()))
+    assert "the training here is kept" in str(error)
+    for name in federated.parties:
+        assert (tmp_path / f"run-{name}" / "federation.txt").is_file()
+
+
+def test_a_partys_secret_differs_between_trainings(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    from verfedgnn.federation.party_store import PartyStore
+
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    _, identities = agree(folder, ["party-0", "party-1", "party-2"], best(unprotected=[]))
+    store = PartyStore(tmp_path, identities["party-0"])
+    (tmp_path / "secret").write_bytes(bytes(range(16)))
+    ratings, lists = (store.read_secret(stage) for stage in store.stages)
+    assert ratings == int.from_bytes(bytes(range(16)))
+    assert lists != ratings
+
+
+def test_status_page_metrics_and_tables_name_the_stage(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    config = best()
+    federated = trial(tmp_path, small_parties, config)
+    assert [stage.name for stage in list_stages(federated.agreement)] == ["ratings", "lists"]
+    seen: set[str] = set()
+
+    def watch(data: bytes) -> bytes:
+        if isinstance(decode(data), RoundStart):
+            seen.add(federated.services[SERVER].status()["stage"])
+        return data
+
+    federated.run({SERVER: watch})
+    assert seen == {"ratings", "lists"}
+    status = federated.services[SERVER].publisher.status
+    assert (status["stage"], status["state"]) == ("lists", "finished")
+    assert "<dt>training of</dt><dd>lists</dd>" in page(status)
+    assert b'stage="lists"' in exposition(status)[1]
+    assert status["bytes"]["up"] == sum(party["up"] for party in status["parties"].values())
