@@ -114,7 +114,7 @@ def test_the_coordinator_survives_anything(
     service, members = federation_at_work(small_parties, tmp_path_factory.mktemp("fuzz"))
     for party in members:
         join(service, party)
-    service._step()
+    service.stage.step()
     coordinator, bad = service.coordinator, members[0].name
     others = {party.name for party in members[1:]}
     reply = RoundReply(
@@ -132,7 +132,7 @@ def test_the_coordinator_survives_anything(
         service.offences.clear()
         if bad not in coordinator.members.present:
             join(service, members[0])
-            while coordinator.broken and service._step():
+            while coordinator.broken and service.stage.step():
                 pass
         service._handle(TransportEvent("message", bad, data))
         if again:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,10 +64,6 @@ def in_lists(config: vf.Config, kind: type, number: int, then: Callable[[], None
     return fault
 
 
-def die() -> None:
-    raise Killed
-
-
 def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     config = best()
     federated = trial(tmp_path, small_parties, config)
@@ -96,8 +94,15 @@ def test_a_party_killed_in_the_second_training(
     tmp_path: Path, small_parties: list[vf.PartyData], kind: type, number: int
 ) -> None:
     config = best()
+    killed: list[bool] = []
+
+    def die() -> None:
+        killed.append(True)
+        raise Killed
+
     federated = trial(tmp_path, small_parties, config)
     federated.run({"party-1": in_lists(config, kind, number, die)}, seconds=60)
+    assert killed
     assert_both_same(federated, local(small_parties, config))
 
 
@@ -156,8 +161,6 @@ def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[v
         federated.start(name)
     federated.start(late, fault, restart=False).join(60)
     result = tmp_path / f"run-{late}" / "checkpoint" / "result"
-    import shutil
-
     shutil.rmtree(result)  # as if it had been killed before it stored the result
     federated.start(late)
     federated.join(60)
@@ -258,11 +261,9 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
 
     for name in (SERVER, *federated.parties):
         federated.start(name, realign if name == SERVER else None)
-    deadline = 60.0
-    for thread in federated.threads[1:]:
-        thread.join(deadline if not federated.errors else 0.1)
-        if federated.errors:
-            break
+    deadline = time.monotonic() + 60
+    while not federated.errors and time.monotonic() < deadline:
+        time.sleep(0.05)
     federated.stopping = True
     federated.join(60)
     (error,) = next(iter(federated.errors.values()))
