@@ -18,6 +18,7 @@ from test_party_alignment import on_one_machine, spelled
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial, agree
 from verfedgnn.federation.agreement_summary import describe_two_parties, summarise_agreement
+from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import exposition, page
 from verfedgnn.protocol.wire.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
@@ -219,8 +220,6 @@ def test_a_kill_while_the_gate_is_chosen(
     tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate is chosen again from the stored results, without the coordinator."""
-    from verfedgnn.federation import party_run
-
     config = best()
     original = vf.Run.complete_folder
     killed: list[bool] = []
@@ -238,7 +237,7 @@ def test_a_kill_while_the_gate_is_chosen(
     federated.run()
     assert killed
     assert_both_same(federated, local(small_parties, config))
-    assert party_run.PartyStore(tmp_path / "run-party-1", federated.identities["party-1"]).is_finished
+    assert PartyStore(tmp_path / "run-party-1", federated.identities["party-1"]).is_finished
 
 
 def test_nobody_is_asked_to_align_again_in_the_second_training(
@@ -273,8 +272,6 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
 
 
 def test_a_partys_secret_differs_between_trainings(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    from verfedgnn.federation.party_store import PartyStore
-
     folder = tmp_path / "keys"
     folder.mkdir()
     _, identities = agree(folder, ["party-0", "party-1", "party-2"], best(unprotected=[]))
