@@ -27,7 +27,7 @@ def who_sees_what(config: Config) -> list[tuple[str, str, str]]:
         (
             "which users there are",
             "under pseudonyms, while users are aligned",
-            "the users all parties have in common",
+            "row numbers of its own users; sums show which of them are elsewhere",
         ),
     ]
 

@@ -184,7 +184,7 @@ def commit() -> str | None:
     VERFEDGNN_COMMIT.
     """
     given = os.environ.get("VERFEDGNN_COMMIT")
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     if given or not (root / ".git").exists():
         return given
 
