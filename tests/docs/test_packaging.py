@@ -65,7 +65,14 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     about = Parser().parsestr(archive.read("verfedgnn-7.8.9.dist-info/METADATA").decode())
     assert about["Version"] == "7.8.9"
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra", [])) >= {"federation", "psi", "track", "plot", "tune", "dev"}
+    assert set(about.get_all("Provides-Extra", [])) >= {
+        "federation",
+        "psi",
+        "track",
+        "plot",
+        "research",
+        "dev",
+    }
     assert (
         "verfedgnn = verfedgnn.cli.main:main"
         in archive.read("verfedgnn-7.8.9.dist-info/entry_points.txt").decode()
