@@ -1,0 +1,485 @@
+"""Measure what partial overlap of users means for lift and for the cost of a round.
+Writes results/overlap/.
+
+    .venv/bin/python benchmarks/overlap_numbers.py lift     # 12 trainings with lift; finished ones are kept
+    .venv/bin/python benchmarks/overlap_numbers.py cost     # rounds of four large parties; finished ones are kept
+    .venv/bin/python benchmarks/overlap_numbers.py page     # fill in the tables of results/overlap.md, draw the picture
+
+A party has the same number of users, items and ratings at every overlap; only who else knows its users changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.process_memory import keep_freed_memory
+from verfedgnn.data import read_parties
+from verfedgnn.data.parties import parties_from_tables
+from verfedgnn.data.synthetic import synthetic_tables, write_tables
+from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.lift import lift
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
+from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.wire.messages import Hello, RoundReply, RoundStart, Welcome, decode, encode
+from verfedgnn.research.bench.measure import machine, medians, peak_memory, timed
+from verfedgnn.research.experiments.result_tables import markdown
+from verfedgnn.research.experiments.training_cell import commit
+from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.training.local_runtime import party_secret
+from verfedgnn.training.train import train
+
+FOLDER = Path(__file__).resolve().parent.parent / "results" / "overlap"
+PAGE = FOLDER.with_suffix(".md")
+OVERLAPS = (5, 20, 50, 100)
+"""Percent of a party's users who are at every party."""
+SEEDS = (0, 1, 2)
+SMALL = {"users": 400, "items": 100, "ratings": 6_000}
+"""Size of each of the three parties whose lift is measured."""
+EPOCHS = 200
+
+UNION = 200_000
+"""Users in the union of the four parties whose rounds are measured, at 10 % overlap."""
+LARGE_PARTIES = 4
+COST_OVERLAPS = (10, 100)
+ITEMS = 2_000
+RATINGS_PER_USER = 5
+WARM_ROUNDS = 5
+"""Fewest rounds before the first measured one. With user blocks, every block has a turn first."""
+USER_BLOCKS = (1, 20)
+
+TABLES = {
+    "ratings, known customers": (),
+    "ratings, newcomers": ("newcomers",),
+    "lists, known customers": ("lists",),
+    "lists, newcomers": ("lists", "newcomers"),
+}
+"""Path of each table in the lift of metrics.json."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", choices=("lift", "cost", "page"))
+    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
+    parser.add_argument("--overlap", nargs="*", type=int, help="in percent")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if options.step == "lift":
+        for seed in options.seeds:
+            for overlap in options.overlap or OVERLAPS:
+                keep(f"lift-{overlap}-{seed}", lambda: measure_lift(overlap, seed))  # noqa: B023
+    elif options.step == "cost":
+        for overlap in options.overlap or COST_OVERLAPS:
+            for blocks in USER_BLOCKS:
+                keep(f"cost-{overlap}-{blocks}", lambda: measure_cost(overlap, blocks))  # noqa: B023
+    else:
+        write_page()
+
+
+def keep(name: str, measure: Any) -> None:
+    """Write the figures of one measurement, unless they exist."""
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        wall = time.perf_counter()
+        cpu = time.process_time()
+        found = measure()
+        took = {
+            "wall": round(time.perf_counter() - wall, 1),
+            "cpu": round(time.process_time() - cpu, 1),
+        }
+        path.write_text(
+            json.dumps({**found, "took": took, "machine": machine(), "commit": commit()}, indent=1) + "\n"
+        )
+        print(name, took, flush=True)
+
+
+def measure_lift(overlap: int, seed: int) -> dict[str, Any]:
+    """Train three parties with preset best and return their lift, as the two commands in the result do."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tables(synthetic_tables(3, overlap / 100, seed=seed, **SMALL), Path(folder))
+        parties = read_parties(folder, seed=seed)
+    run = train(parties, Config.preset("best", seed=seed, epochs=EPOCHS))
+    sizes = " ".join(f"--{name} {size}" for name, size in SMALL.items())
+    return {
+        "commands": [
+            f"verfedgnn data synth --overlap {overlap / 100:g} --parties 3 {sizes} --seed {seed} --out shops/",
+            f"verfedgnn train --data shops/ --preset best --set epochs={EPOCHS} --seed {seed} --lift",
+        ],
+        "overlap": overlap,
+        "seed": seed,
+        "users": parties[0].ratings.n_users,
+        "gates": [
+            {"party": row["name"], "ratings": row["gate"], "lists": row["list_gate"]}
+            for row in run.metrics["parties"]
+        ],
+        "lift": lift(run),
+    }
+
+
+def users_per_party() -> int:
+    """Return the users of each large party, so that the union at 10 % overlap has `UNION` users."""
+    return round(UNION / (0.1 + 0.9 * LARGE_PARTIES))
+
+
+def exchange_cycle(config: Config) -> int:
+    """Return the rounds from one exchange of all users to the next: fewer rounds would over- or undercount bytes."""
+    return config.exchange.every * config.training.user_blocks
+
+
+def measure_cost(overlap: int, user_blocks: int) -> dict[str, Any]:
+    """Return bytes, seconds and memory of rounds; the first party is a process of its own, with masks drawn."""
+    config = Config.preset(
+        "best", epochs=10**6, evaluate_every=10**6, patience=0, user_blocks=user_blocks, lists=False
+    )
+    users = users_per_party()
+    tables = synthetic_tables(
+        LARGE_PARTIES, overlap / 100, users=users, items=ITEMS, ratings=RATINGS_PER_USER * users
+    )
+    parties = parties_from_tables(tables)
+    union = parties[0].ratings.n_users
+    inputs = [each.input for each in prepare(parties, config, torch.device("cpu"))]
+    ratings = [len(each.train) for each in inputs]
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=answer_rounds, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    with tempfile.TemporaryDirectory() as folder:
+        here.send((store(inputs[0], Path(folder)), config))
+        ledger, coordinator_times = coordinate(here, inputs, config)
+    here.send(None)
+    figures = here.recv()
+    here.close()
+    process.join(30)
+    rounds = exchange_cycle(config)
+    share = LARGE_PARTIES * rounds
+    return {
+        "overlap": overlap,
+        "user_blocks": user_blocks,
+        "parties": LARGE_PARTIES,
+        "users_per_party": users,
+        "union": union,
+        "items_per_party": ITEMS,
+        "training_ratings_per_party": ratings,
+        "rounds": rounds,
+        "bytes": {way: ledger.total(way) / share for way in ("up", "down")},
+        "party": figures,
+        "coordinator": coordinator_times,
+    }
+
+
+def coordinate(link: Connection, inputs: list[PartyInput], config: Config) -> tuple[Ledger, dict[str, float]]:
+    """Run the rounds with the first party at the other end of `link` and the others here."""
+    names = [data.name for data in inputs]
+    coordinator = Coordinator(config, names)
+    candidates = {
+        data.name: Candidate(data, config, party_secret(config.seed, index), policy=Policy())
+        for index, data in enumerate(inputs)
+        if index
+    }
+    hellos = [link.recv(), *(encode(candidate.hello()) for candidate in candidates.values())]
+    for hello in map(decode, hellos):
+        assert isinstance(hello, Hello)
+        coordinator.hello(hello)
+    members: dict[str, Party] = {}
+    for name in names:
+        welcome = coordinator.welcome(name)
+        if name not in candidates:
+            link.send(encode(welcome))
+        else:
+            shared = next(iter(members.values())).replica if members else None
+            members[name] = candidates[name].welcome(welcome, shared)
+    ledger = Ledger()
+    times = []
+    warm = max(WARM_ROUNDS, config.training.user_blocks)
+    for number in range(warm + exchange_cycle(config)):
+        if number == warm:
+            ledger = Ledger()
+            link.send(b"count")
+        starts: dict[str, RoundStart] = {}
+        spent = [timed(lambda: starts.update(coordinator.open()))]  # noqa: B023
+        for name, start in starts.items():
+            message = encode(start)
+            ledger.record("RoundStart", "down", name, len(message))
+            if name in members:
+                reply = encode(members[name].handle(decode(message)))
+            else:
+                link.send(message)
+                reply = link.recv()
+            ledger.record("RoundReply", "up", name, len(reply))
+            received = decode(reply)
+            assert isinstance(received, RoundReply)
+            spent.append(timed(lambda: coordinator.receive(name, received)))  # noqa: B023
+        spent.append(timed(coordinator.close))
+        times.append({key: sum(each[key] for each in spent) for key in ("cpu", "wall")})
+    return ledger, medians(times[warm:])
+
+
+def answer_rounds(link: Connection) -> None:
+    """Run the first party in a process of its own: join, answer rounds, and send its seconds and memory."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    file, config = link.recv()
+    base = peak_memory()
+    candidate = Candidate(restore(file), config, party_secret(config.seed, 0), policy=Policy())
+    link.send(encode(candidate.hello()))
+    welcome = decode(link.recv())
+    assert isinstance(welcome, Welcome)
+    member = candidate.welcome(welcome)
+    times: list[dict[str, float]] = []
+    while (message := link.recv()) is not None:
+        if message == b"count":
+            times = []
+            continue
+        replies: list[bytes] = []
+        times.append(timed(lambda: replies.append(encode(member.handle(decode(message))))))  # noqa: B023
+        link.send(replies.pop())
+    cpu = [each["cpu"] for each in times]
+    link.send(
+        {
+            "cpu_mean": mean(cpu),
+            "cpu_highest": max(cpu),
+            "wall_mean": mean(each["wall"] for each in times),
+            "memory": peak_memory() - base,
+            "memory_before": base,
+        }
+    )
+
+
+def store(data: PartyInput, folder: Path) -> Path:
+    """Write a party's input to a file."""
+    file = folder / "party.npz"
+    parts = {
+        f"{part}_{field}": getattr(pairs, field).numpy()
+        for part, pairs in (("train", data.train), ("valid", data.valid))
+        for field in ("user", "item", "rating")
+    }
+    np.savez(file, name=data.name, users=data.users, items=data.items, scale=np.array(data.scale), **parts)
+    return file
+
+
+def restore(file: Path) -> PartyInput:
+    """Read the input that `store` wrote."""
+    with np.load(file) as found:
+        train_pairs, valid_pairs = (
+            Pairs(*(torch.from_numpy(found[f"{part}_{field}"]) for field in ("user", "item", "rating")))
+            for part in ("train", "valid")
+        )
+        low, high = found["scale"].tolist()
+        return PartyInput(
+            str(found["name"]),
+            int(found["users"]),
+            int(found["items"]),
+            (low, high),
+            train_pairs,
+            valid_pairs,
+        )
+
+
+def rows_of(found: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Return one table of a lift."""
+    for name in path:
+        found = found[name]
+    return found
+
+
+def read_lifts() -> dict[int, list[dict[str, Any]]]:
+    """Return the finished results of all seeds, by overlap."""
+    files = {o: [FOLDER / f"lift-{o}-{s}.json" for s in SEEDS] for o in OVERLAPS}
+    found = {o: [json.loads(f.read_text()) for f in each if f.exists()] for o, each in files.items()}
+    return {overlap: results for overlap, results in found.items() if results}
+
+
+def signed(percent: float) -> str:
+    """Return a percentage with its sign, and zero without a minus."""
+    return f"{round(percent, 1) + 0.0:+.1f}"
+
+
+def write_page() -> None:
+    """Fill in the tables of the page and draw the picture."""
+    lifts = read_lifts()
+    parts = {
+        "lift": "\n".join(
+            f"### {title.capitalize()}\n{markdown(LIFT_HEADER, list(lift_rows(lifts, path)))}"
+            for title, path in TABLES.items()
+        ),
+        "presence": markdown(PRESENCE_HEADER, list(presence_rows(lifts))),
+        "worse": markdown(["", *(f"{overlap} %" for overlap in lifts)], list(worse_rows(lifts))),
+        "cost": markdown(COST_HEADER, list(cost_rows())),
+    }
+    text = PAGE.read_text()
+    for name, part in parts.items():
+        before, rest = text.split(f"<!-- begin {name} -->")
+        _, after = rest.split(f"<!-- end {name} -->")
+        text = f"{before}<!-- begin {name} -->\n{part}<!-- end {name} -->{after}"
+    PAGE.write_text(text)
+    draw(lifts, FOLDER / "lift-by-overlap.png")
+
+
+LIFT_HEADER = [
+    "overlap",
+    "customers",
+    "simple",
+    "alone",
+    "federated",
+    "pooled",
+    "gain",
+    "pays, by seed",
+]
+PRESENCE_HEADER = [
+    "overlap",
+    "ratings, at this party only",
+    "ratings, at all parties",
+    "lists, at this party only",
+    "lists, at all parties",
+]
+COST_HEADER = [
+    "overlap",
+    "users in the union",
+    "user blocks",
+    "MB up",
+    "MB down",
+    "MB a party and round",
+    "bytes per row of the union",
+    "party, CPU s a round",
+    "its memory, MB",
+]
+
+
+def lift_rows(lifts: dict[int, list[dict[str, Any]]], path: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield one row for each overlap: means over seeds, and the gain of the lowest and highest seed."""
+    for overlap, results in lifts.items():
+        rows = [rows_of(result["lift"], path)["overall"] for result in results]
+        gains = [row["gain"]["percent"] for row in rows]
+        yield [
+            f"{overlap} %",
+            " ".join(str(row["users"]) for row in rows),
+            *(f"{mean(row[way] for row in rows):.4f}" for way in ("simple", "alone", "federated", "pooled")),
+            f"{signed(mean(gains))} % ({signed(min(gains))} to {signed(max(gains))})",
+            ", ".join(row["pays"] for row in rows),
+        ]
+
+
+def presence_rows(lifts: dict[int, list[dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield the gain of known customers at one party only and at all parties."""
+    for overlap, results in lifts.items():
+        cells = []
+        for path in ((), ("lists",)):
+            for others in (0, 2):
+                rows = [
+                    row
+                    for result in results
+                    for row in rows_of(result["lift"], path)["by_other_parties"]
+                    if row["other_parties"] == others
+                ]
+                gain = signed(mean(row["gain"]["percent"] for row in rows)) if rows else ""
+                cells.append(f"{gain} % ({sum(row['users'] for row in rows)})" if rows else "-")
+        yield [f"{overlap} %", *cells]
+
+
+def worse_rows(lifts: dict[int, list[dict[str, Any]]]) -> Iterator[list[str]]:
+    """Yield, for each table, the parties that lose beyond their interval, and the lowest gain of any party."""
+    for title, path in TABLES.items():
+        cells = []
+        for results in lifts.values():
+            parties = [row for result in results for row in rows_of(result["lift"], path)["parties"]]
+            gains = [row["gain"] for row in parties if row["users"] >= FEWEST_USERS]
+            if gains:
+                worse = sum(gain["high"] < 0 for gain in gains)
+                lowest = min(gains, key=lambda gain: gain["percent"])
+                interval = f"{signed(lowest['percent'])} % ±{lowest['margin_percent']:.1f}"
+                cells.append(f"{worse} of {len(gains)} (lowest {interval})")
+            else:
+                cells.append("-")
+        yield [title, *cells]
+
+
+def cost_rows() -> Iterator[list[str]]:
+    """Yield one row for each measurement of cost that exists."""
+    for overlap in COST_OVERLAPS:
+        for blocks in USER_BLOCKS:
+            path = FOLDER / f"cost-{overlap}-{blocks}.json"
+            if path.exists():
+                found = json.loads(path.read_text())
+                sent = found["bytes"]
+                total = sent["up"] + sent["down"]
+                yield [
+                    f"{overlap} %",
+                    f"{found['union']:,}",
+                    str(blocks),
+                    f"{sent['up'] / 1e6:.2f}",
+                    f"{sent['down'] / 1e6:.2f}",
+                    f"{total / 1e6:.2f}",
+                    f"{total / found['union']:.1f}",
+                    f"{found['party']['cpu_mean']:.2f}",
+                    f"{found['party']['memory'] / 1e6:,.0f}",
+                ]
+
+
+def draw(lifts: dict[int, list[dict[str, Any]]], path: Path) -> None:
+    """Draw the gain against the overlap: a dot for each seed, a line through their means."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axis, kind in zip(axes, ("ratings", "lists"), strict=True):
+        for (title, table), colour, shift in zip(
+            ((t, p) for t, p in TABLES.items() if t.startswith(kind)),
+            ("tab:blue", "tab:orange"),
+            (-0.06, 0.06),
+            strict=True,
+        ):
+            gains = [
+                [rows_of(r["lift"], table)["overall"]["gain"] for r in results] for results in lifts.values()
+            ]
+            places = np.arange(len(gains)) + shift
+            axis.plot(
+                places,
+                [mean(g["percent"] for g in row) for row in gains],
+                color=colour,
+                label=title.split(", ")[1],
+            )
+            for place, row in zip(places, gains, strict=True):
+                for offset, gain in zip((-0.03, 0, 0.03), row, strict=False):
+                    axis.errorbar(
+                        place + offset,
+                        gain["percent"],
+                        yerr=gain["margin_percent"],
+                        fmt="o",
+                        markersize=3,
+                        linewidth=0.8,
+                        color=colour,
+                        alpha=0.7,
+                    )
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.set_xticks(range(len(lifts)), [f"{overlap} %" for overlap in lifts])
+        axis.set_xlabel("users of a party who are at every party")
+        axis.set_title("Predicted ratings (RMSE)" if kind == "ratings" else "Lists (NDCG@20)", fontsize=10)
+        axis.legend(frameon=False, fontsize=9, loc="upper left" if kind == "ratings" else "lower left")
+    axes[0].set_ylabel("gain by joining, %")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
