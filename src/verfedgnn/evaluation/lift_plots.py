@@ -13,14 +13,22 @@ _METRICS = {"rmse": ("test RMSE", "means"), "ndcg@20": ("test NDCG@20", "popular
 
 
 def draw_lift(lift: dict[str, Any], path: Path) -> bool:
-    """Write a picture of a lift as PNG or SVG; return False if matplotlib is not installed.
+    """Write a picture of a lift as PNG or SVG; return False if matplotlib is not installed."""
+    figure = lift_figure(lift)
+    if figure is not None:
+        figure.savefig(path, dpi=120)
+    return figure is not None
+
+
+def lift_figure(lift: dict[str, Any]) -> Any:
+    """Return a figure of a lift; None if matplotlib is not installed.
 
     Ratings and lists have a row each: figures by number of own ratings, gain by party, and gain by party for newcomers.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        return None
     halves = [lift, lift["lists"]] if "lists" in lift else [lift]
     figure = Figure(figsize=(14, 4 * len(halves)), layout="constrained")
     grid = figure.subplots(len(halves), 3, width_ratios=[3, 2, 2], squeeze=False)
@@ -30,8 +38,7 @@ def draw_lift(lift: dict[str, Any], path: Path) -> bool:
         _draw_gains(row[2], part["newcomers"], f"Newcomers, over {_METRICS[part['metric']][1]}")
         for axes in row:
             axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    return True
+    return figure
 
 
 def _draw_activity(axes: Any, part: Mapping[str, Any]) -> None:
