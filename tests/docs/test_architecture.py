@@ -107,7 +107,11 @@ def defined(module: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "row",
-    [*table("Where is equation ...?"), *table("One round, one round trip")],
+    [
+        *table("Where is equation ...?"),
+        *table("One training, from command to metrics.json"),
+        *table("One round, one round trip"),
+    ],
     ids=lambda row: row[0][:30],
 )
 def test_code_is_where_the_tables_say(row: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a party, or a pool of parties, reaches without a federation: the same model, nothing exchanged, nothing protected."""
+"""Training without a federation: the same model on one table, with no exchange and no protection."""
 
 from __future__ import annotations
 
@@ -31,26 +31,32 @@ def train_alone(
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> PartyModel:
-    """The model of one table by itself; `share` is how large a part of the federation's ratings it is.
+    """Train a model on one table alone and return it; users without a rating in the table get the average user vector.
 
-    It knows only the users that rated something there; the others are served as an average user.
+    `share` is the table's share of all training ratings of the federation; batches shrink in proportion. `label` names
+    the training in progress reports.
     """
     known = np.unique(data.ratings.user).astype(np.int64)
     own = PartyData(data.name, data.ratings.select_users(known))
-    told = None if watch is None else lambda event: watch(replace(event, label=label or f"{data.name} alone"))
+    renamed = (
+        None if watch is None else lambda event: watch(replace(event, label=label or f"{data.name} alone"))
+    )
     solo = solo_config(config, share)
-    (model,) = TrainingLoop(prepare([own], solo, device, [parts]), solo, stack=stack).run(told, stop).models
+    (model,) = (
+        TrainingLoop(prepare([own], solo, device, [parts]), solo, stack=stack).run(renamed, stop).models
+    )
     return PartyModel(_for_all(model.users, known, data.ratings.n_users), model.items, model.embeddings)
 
 
 def _for_all(users: Tensor, known: NDArray[np.int64], count: int) -> Tensor:
+    """Expand the vectors of the `known` users to all `count` users; the others get the average vector."""
     whole = users.mean(0, keepdim=True).repeat(count, 1)
     whole[torch.from_numpy(known).to(users.device)] = users
     return whole
 
 
 def solo_config(config: Config, share: float) -> Config:
-    """The configuration of a training without others: nothing exchanged, nothing protected, batches in proportion."""
+    """Return `config` without exchange, protection, gate and lists, and with batches scaled to `share`."""
     batch = config.training.batch
     return config.with_values(
         {

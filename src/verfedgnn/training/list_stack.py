@@ -1,12 +1,13 @@
-r"""The gate of lists: how a party mixes popularity, EASE, its ranking model alone and the federated one.
+r"""The gate for lists: a weighted mixture of popularity, EASE, a party's own ranking model and the federated one.
 
 .. math::
     s_{uv} = \sum_k w_k f_k(u, v), \qquad w_k \ge 0
 
-The party chooses w by NDCG@20 on its own validation part: it starts from its best single model, or from the mixture that it has
-without the federation, and takes a change of one weight only if NDCG rises by more than a fraction of its standard error. So
-the noise of a small validation part does not choose, and the federated model counts only where it helps. Newcomers, who have no training rating at the party, have weights of their own where the validation part has
-enough of them. Finally all scores are multiplied by one number, so that their softmax gives the likeliest shares.
+The party chooses w by NDCG@20 on its own validation part. It starts from its best single model, or from the mixture that it has
+without the federation. It accepts a change of one weight only if NDCG rises by more than a fraction of its standard error, so that
+the noise of a small validation part does not decide. Newcomers, users without a training rating at the party, have separate weights
+if the validation part has enough of them. Finally all scores are multiplied by one factor, the temperature, which maximises the
+likelihood of the softmax.
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ from verfedgnn.training.simple_models import liked, training_counts
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)
 """Weights that are tried, relative to the spread of a model's scores."""
 PASSES = 2
-"""How often every weight is tried."""
+"""Number of searches over all weights."""
 MARGIN = 0.2
-"""Standard errors by which NDCG must rise."""
+"""Least rise of NDCG that is accepted, in standard errors."""
 FEWEST_NEWCOMERS = 50
-"""With fewer newcomers in the validation part, they have the weights of the other users."""
+"""Fewest newcomers in the validation part for which separate weights are chosen."""
 MOST_SCORES = 1 << 24
-"""Scores of one model that are held while weights are chosen; more users than that are sampled."""
+"""Most scores of one model in memory while weights are chosen; beyond that, users are sampled."""
 K = 20
+"""Length of the lists that NDCG judges."""
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """Score matrices of some validation users, one per model, and what they want."""
+    """Scores of the judged validation users by each model, and the items that these users want."""
 
     scores: list[Tensor]
-    """(n, M_p) each; items of the training part have minus infinity in the first one."""
+    """One matrix (n, M_p) per model."""
     relevant: Tensor
+    """Whether a user wants an item (n, M_p)."""
     hidden: Tensor
+    """Whether an item is in the user's training part and therefore not ranked (n, M_p)."""
 
     def ndcg(self, weights: Sequence[float]) -> Tensor:
         """Return NDCG@20 of each user for the weighted sum."""
@@ -59,7 +63,10 @@ class _Judged:
 
 
 def stack_lists(models: Mapping[str, PartyModel], data: PartyInput, start: Stacked | None = None) -> Stacked:
-    """Mix `models` for one party, from the mixture `start` of some of them; the first one, popularity, is the simplest."""
+    """Return the best mixture of `models` for one party; the first model is the simplest, popularity.
+
+    The search begins with the mixture `start` of some of the models, by default with the best single model.
+    """
     names = list(models)
     counts = training_counts(data)
     wanted = liked(data.valid, data.scale)
@@ -79,7 +86,7 @@ def stack_lists(models: Mapping[str, PartyModel], data: PartyInput, start: Stack
 
 
 def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Judged:
-    """Score the catalogue for the users of `wanted`, or for a sample of them."""
+    """Score the catalogue with each model for the users of `wanted`, or for a sample of them."""
     users = torch.unique(wanted.user).long()
     most = max(1, MOST_SCORES // data.items)
     if len(users) > most:  # every n-th, so that the choice depends on nothing but the data
@@ -97,7 +104,7 @@ def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Ju
 
 
 def _search(judged: _Judged, start: Sequence[float] | None) -> list[float]:
-    """Return the weights with the best NDCG that a search along one weight at a time finds."""
+    """Search along one weight at a time and return the weights with the best NDCG."""
     if not len(judged.relevant):
         return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
     spread = [max(float(scores.std()), 1e-9) for scores in judged.scores]
@@ -119,7 +126,7 @@ def _search(judged: _Judged, start: Sequence[float] | None) -> list[float]:
 
 
 def _normalise(weights: Sequence[float], spread: Sequence[float]) -> list[float]:
-    """Return the weights times a factor, so that the largest part has a spread of 1 and can be compared with `STEPS`."""
+    """Scale the weights so that the largest weighted model has a spread of 1, the unit of `STEPS`."""
     largest = max(weight * each for weight, each in zip(weights, spread, strict=True))
     return [weight / largest if largest else 0.0 for weight in weights]
 
@@ -127,7 +134,7 @@ def _normalise(weights: Sequence[float], spread: Sequence[float]) -> list[float]
 def _better(
     judged: _Judged, candidate: list[float], weights: list[float], best: Tensor
 ) -> tuple[list[float], Tensor]:
-    """Return the candidate and its NDCG if it is better than the present weights beyond the margin, else these."""
+    """Return `candidate` and its NDCG if it exceeds `best` by the margin, else `weights` and `best`."""
     found = judged.ndcg(candidate)
     change = found - best
     error = float(change.std()) / len(change) ** 0.5 if len(change) > 1 else float("inf")
@@ -135,7 +142,7 @@ def _better(
 
 
 def _temperature(judged: _Judged, weights: Sequence[float]) -> float:
-    """Return the factor on all scores at which the softmax over the catalogue is likeliest."""
+    """Return the factor on all scores that maximises the likelihood of the wanted items under a softmax."""
     if not len(judged.relevant):
         return 1.0
     total = judged.total(weights)

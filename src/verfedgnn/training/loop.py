@@ -1,4 +1,4 @@
-"""The training loop on one machine: rounds until done, with checkpoints, until the kept models are there."""
+"""The training loop on one machine: run rounds, validate, write checkpoints, and return the best models."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
 @dataclass(frozen=True)
 class Trained:
-    """What the rounds produced."""
+    """The result of a training loop, before any gate."""
 
     models: list[PartyModel]
-    """The kept model of every party, in order."""
+    """Model of the best validation, for each party in order."""
     public: Tensor
-    """The public parameters of the kept model, flat."""
+    """Public parameters of the best validation, flat."""
     rounds: int
     best_round: int
+    """Round of the best validation."""
     seconds: float
+    """Seconds spent in rounds."""
     ratings: int
-    """Training ratings of all parties."""
+    """Number of training ratings of all parties."""
     history: list[dict[str, Any]]
     ledger: Ledger
     releases: ReleaseCounts
-    """The releases of the party that sent most."""
-    shares: list[Tensor | None]
-    """For every party, the sum of the others' user means (N, 2); None where none were exchanged."""
+    """Largest number of releases of any party, of each kind."""
+    others_means: list[Tensor | None]
+    """For each party, the sum of the other parties' user means (N, 2); None if they were not exchanged."""
 
 
 class TrainingLoop:
-    """One training in progress. With a `folder`, it leaves checkpoints from which it can be resumed."""
+    """One training in progress. With a `folder`, it writes checkpoints from which it can be resumed."""
 
     def __init__(
         self,
@@ -77,7 +79,10 @@ class TrainingLoop:
         return self.runtime.coordinator
 
     def run(self, watch: Watcher | None = None, stop: Stop = never) -> Trained:
-        """Run all remaining rounds; when `stop()` turns true, finish the round, write a checkpoint and raise `Interrupted`."""
+        """Run all remaining rounds and return the best models.
+
+        When `stop()` turns true, finish the round, write a checkpoint and raise `Interrupted`.
+        """
         coordinator = self.coordinator
         while not coordinator.done:
             began = time.perf_counter()
@@ -130,7 +135,7 @@ class TrainingLoop:
             history=self.history,
             ledger=self.runtime.ledger,
             releases=ReleaseCounts.most(self.releases.values()),
-            shares=[each.others_means for each in finished],
+            others_means=[each.others_means for each in finished],
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ class TrainingLoop:
         write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
 
     def restore(self) -> None:
-        """Continue from the last checkpoint; without one, start over."""
+        """Restore the last checkpoint; if there is none, start with round 1."""
         assert self.folder is not None
         found = read_checkpoint(self.folder / "checkpoint")
         if found is None:
@@ -175,9 +180,9 @@ def device_of(prepared: Sequence[Prepared]) -> torch.device:
 
 
 def resume_hint(folder: Path | None) -> str:
-    """Say how an interrupted training is resumed."""
+    """Return a hint on how to resume an interrupted training."""
     if folder is None:
-        return "nothing is kept: train with a folder to be able to resume"
+        return "nothing is kept; pass --out to be able to resume"
     return f"resume with `verfedgnn train --resume {folder}`"
 
 
@@ -186,7 +191,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
         if chosen.type not in ("cpu", "cuda"):
-            raise RuntimeError("neither a processor nor a CUDA device")
+            raise RuntimeError("only cpu and cuda are supported")
         torch.zeros(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]

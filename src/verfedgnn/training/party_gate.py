@@ -1,8 +1,8 @@
-"""The gate: each party mixes what it has at home with what the federation gives it, so that joining costs no accuracy.
+"""The gate: each party mixes its own models with the federated ones, so that joining costs no accuracy.
 
 For ratings it mixes its means, the federated means, its model alone and the federated model (`rating_stack.py`); for lists
 popularity, EASE, its model alone and the federated model (`list_stack.py`). The weights come from the party's own validation
-part and are told to nobody. The same mixture without the federated parts is what the party would serve if it had not joined.
+part and are sent to nobody. The same mixture without the federated models is what the party would serve if it had not joined.
 """
 
 from __future__ import annotations
@@ -29,54 +29,56 @@ from verfedgnn.training.simple_models import (
 )
 
 FEDERATED = ("federated means", "federated")
-"""Names of the parts of a mixture that come from the federation."""
+"""Names of the models in a mixture that come from the federation."""
 
 
 @dataclass(frozen=True)
 class Gated:
-    """What a party serves, and what it would serve without the federation."""
+    """The mixture that a party serves, and the one it would serve without the federation."""
 
     served: Stacked
-    """The mixture of everything that the party has."""
+    """The mixture of all models."""
     alone: Stacked
-    """The mixture without the parts that come from the federation."""
+    """The mixture of the models that do not come from the federation."""
     simple: PartyModel
-    """User and item means, or popularity."""
+    """The simplest model: user and item means, or popularity for lists."""
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
-        """The weight of each part in the served model, for metrics.json."""
+        """Weights of the models in the served mixture, for metrics.json."""
         return {"known": self.served.known, "newcomers": self.served.newcomers}
 
 
 def gate_parties(
     prepared: Sequence[Prepared],
     models: Sequence[PartyModel],
-    shares: Sequence[Tensor | None],
+    others_means: Sequence[Tensor | None],
     config: Config,
     ratings: int,
     *,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> list[Gated]:
-    """Train every party alone and choose its mixture; `ratings` is the number of all parties' training ratings.
+    """Train each party alone and choose its mixture; `ratings` is the number of all parties' training ratings.
 
-    `shares` are the sums of the other parties' user means (`core.rating_means`), None where nothing was exchanged.
+    `others_means` are the sums of the other parties' user means (`core.rating_means`), None if they were not exchanged.
     """
     gated = []
-    for party, model, share in zip(prepared, models, shares, strict=True):
-        part = len(party.train) / max(1, ratings)
+    for party, model, means in zip(prepared, models, others_means, strict=True):
+        share = len(party.train) / max(1, ratings)
         device = party.train.user.device
-        alone = train_alone(party.party, party.parts, config, part, device, watch=watch, stop=stop)
-        gated.append(gate_party(party, model, alone, share, ranks=config.training.ranks))
+        alone = train_alone(party.party, party.parts, config, share, device, watch=watch, stop=stop)
+        gated.append(gate_party(party, model, alone, means, ranks=config.training.ranks))
     return gated
 
 
 def gate_party(
-    party: Prepared, federated: PartyModel, alone: PartyModel, share: Tensor | None, *, ranks: bool
+    party: Prepared, federated: PartyModel, alone: PartyModel, others_means: Tensor | None, *, ranks: bool
 ) -> Gated:
-    """Choose one party's mixture."""
-    parts = list_parts(party, alone, federated) if ranks else rating_parts(party, alone, federated, share)
+    """Return one party's mixtures, with and without the federated models."""
+    parts = (
+        list_parts(party, alone, federated) if ranks else rating_parts(party, alone, federated, others_means)
+    )
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     simple = next(iter(parts.values()))
     mixed = mix_parts(home, party, ranks=ranks)
@@ -84,7 +86,7 @@ def gate_party(
 
 
 def gate_alone(party: Prepared, alone: PartyModel, *, ranks: bool) -> Stacked:
-    """Choose the mixture of a party that has not joined."""
+    """Return the mixture of a party that has not joined."""
     parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, None, None)
     return mix_parts(parts, party, ranks=ranks)
 
@@ -92,22 +94,22 @@ def gate_alone(party: Prepared, alone: PartyModel, *, ranks: bool) -> Stacked:
 def mix_parts(
     parts: dict[str, PartyModel], party: Prepared, start: Stacked | None = None, *, ranks: bool
 ) -> Stacked:
-    """Mix the parts on the party's validation part; lists start from the mixture `start`."""
+    """Return the best mixture of `parts` on the validation part; a search for lists begins with the mixture `start`."""
     if ranks:
         return stack_lists(parts, party.input, start)
     return stack_ratings(parts, party.valid, training_counts(party.input))
 
 
 def rating_parts(
-    party: Prepared, alone: PartyModel, federated: PartyModel | None, share: Tensor | None
+    party: Prepared, alone: PartyModel, federated: PartyModel | None, others_means: Tensor | None
 ) -> dict[str, PartyModel]:
-    """Return the models of ratings that a party can mix, by name; the simplest comes first."""
+    """Return the models that a party can mix to predict ratings, by name; the simplest comes first."""
     data = party.input
     device = party.train.user.device
     means = fit_party_means(data)
     parts = {"means": means_model(means, means.user_offset, device)}
-    if share is not None:
-        others = share.cpu().double().numpy()
+    if others_means is not None:
+        others = others_means.cpu().double().numpy()
         offset = means.federated_offset(others, scale_unit(data.scale), data.valid, data.scale)
         parts["federated means"] = means_model(means, offset, device)
     parts["alone"] = alone
@@ -117,7 +119,7 @@ def rating_parts(
 
 
 def list_parts(party: Prepared, alone: PartyModel, federated: PartyModel | None) -> dict[str, PartyModel]:
-    """Return the models of lists that a party can mix, by name; the simplest comes first."""
+    """Return the models that a party can mix to order lists, by name; the simplest comes first."""
     parts = {"popularity": popularity_model(party.input), "EASE": ease_model(party.input)}
     parts["alone"] = alone
     if federated is not None:

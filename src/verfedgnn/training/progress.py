@@ -1,4 +1,4 @@
-"""What a training reports while it runs."""
+"""Progress reports of a running training, and the functions that receive them or stop it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Progress:
     """The state of a training after a round."""
 
     label: str
-    """Which training: the federation, or a party alone."""
+    """Name of the training, such as `federation`, `lists` or `film alone`."""
     round: int
     rounds: int
     valid: dict[str, float] | None
@@ -19,6 +19,7 @@ class Progress:
     best: dict[str, float]
     """The best validation figures so far, by name."""
     bytes: int
+    """Bytes of all messages so far."""
 
 
 Watcher = Callable[[Progress], None]

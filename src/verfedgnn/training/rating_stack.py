@@ -1,13 +1,13 @@
-r"""The gate of ratings: how a party mixes its means, the federated means, its model alone and the federated model.
+r"""The gate for ratings: a weighted mixture of a party's means, the federated means, its own model and the federated one.
 
 .. math::
     \hat r = f_0 + \sum_k w_k (f_k - f_0), \qquad
     w = \arg\min_{w \ge 0} \sum_{\text{own validation}} (\hat r - r)^2 + \rho \sigma^2 |w - w_0|^2
 
-:math:`f_0` are the party's own means. The party chooses w on its own validation part and tells nobody. The prior keeps the
-noise of a small validation part from choosing: w_0 gives all models the same weight. Users without any training rating at the
-party (newcomers) have weights of their own, for which w_0 are the weights of the other users. A party that gains nothing from
-the others serves what it has alone.
+:math:`f_0` are the party's own means. The party chooses w on its own validation part and sends it to nobody. The prior w_0 gives
+all models the same weight, so that the noise of a small validation part does not decide. Newcomers, users without a training
+rating at the party, have separate weights; their prior is the weights of the other users. A party that gains nothing from the
+others serves what it has alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verfedgnn.runs.party_model import PartyModel
 Weights = dict[str, float]
 
 PRIOR = 10.0
-"""rho: with it, the prior counts as much as ten ratings on which two models differ by the typical error."""
+"""rho: the prior counts as much as ten ratings on which two models differ by the typical error."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Stacked:
     known: Weights
     """Weights for users with training ratings at the party, by name of the model."""
     newcomers: Weights
-    """Weights for users without."""
+    """Weights for users without training ratings at the party, by name of the model."""
 
 
 def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor) -> Stacked:
-    """Mix `models` for one party; the first one is the simple reference f_0.
+    """Return the best mixture of `models` for one party; the first model is the simple reference f_0.
 
     `counts` is the number of training ratings of each user at the party (N,).
     """
@@ -63,7 +63,7 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
 def _solve(
     predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return w >= 0 for the columns after the first."""
+    """Return the weights w >= 0 of all models but the first, pulled towards `start`."""
     if not len(rating) or not len(start):
         return start
     left = rating - predicted[:, 0]
@@ -75,7 +75,7 @@ def _solve(
 
 
 def _shares(weights: NDArray[np.float64]) -> list[float]:
-    """Return the coefficient of each model: the reference has what the others leave."""
+    """Return the coefficient of each model; that of the reference f_0 is 1 minus the sum of the others."""
     return [float(1 - weights.sum()), *(float(weight) for weight in weights)]
 
 

@@ -1,4 +1,4 @@
-"""What a party has at home without any training: its means for ratings, popularity and EASE for lists."""
+"""Models that a party can fit on its own data without training a GNN: means for ratings, popularity and EASE for lists."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def means_model(means: Means, user_offset: NDArray[np.float64], device: torch.de
 
 
 def popularity_model(data: PartyInput) -> PartyModel:
-    """Score every item by the logarithm of its number of training ratings, for all users alike."""
+    """Return a model that scores each item by the logarithm of its number of training ratings, the same for all users."""
     count = torch.bincount(data.train.item.long(), minlength=data.items).float()
     items = torch.log1p(count).unsqueeze(1)
     return PartyModel(torch.ones((data.users, 1), device=items.device), items, items[:, :0])
 
 
 def ease_model(data: PartyInput) -> PartyModel:
-    """Fit EASE on the party's own training ratings; lambda is chosen by NDCG@20 on the validation part."""
+    """Fit EASE on the party's own training ratings; choose lambda by NDCG@20 on the validation part."""
     wanted = liked(data.valid, data.scale)
     nothing = torch.zeros((data.users, 0), device=data.train.user.device)
     best: tuple[float, PartyModel] | None = None

@@ -40,14 +40,14 @@ def train(
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> Run:
-    """Train `parties` together and return the run; with `out`, also write it as a folder that can be resumed and loaded.
+    """Train `parties` together and return the run; with `out`, also write it to a folder that can be resumed and loaded.
 
     `watch` is called after every round. When `stop()` turns true, the round is finished, a checkpoint is written and
     `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would;
     parties that are too large to be stacked are always computed one by one.
 
-    `parts` gives the part of every rating if you do not want the configured split. `party` is a variant of the protocol's
-    party; it cannot be combined with `out`, because a run folder does not record the variant.
+    `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
+    subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
     """
     config = Config.preset("paper") if config is None else config
     if not isinstance(config, Config):
@@ -56,7 +56,7 @@ def train(
     config = config.with_code().for_parties(len(parties))
     folder = Path(out) if out is not None else None
     if folder is not None and party is not Party:
-        raise ConfigError("a run folder does not record a variant of the party; leave out `out`")
+        raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
     prepared = prepare(parties, config, usable_device(device), parts)
     loops = _make_loops(prepared, config, folder, stack=stack, party=party)
@@ -86,7 +86,7 @@ def resume(
     other = describe_code_change(config)
     if other is not None:
         raise RunError(
-            f"{folder} was begun with {other}; go back to that version to resume it, or train anew with --overwrite"
+            f"{folder} was begun with {other}; install the earlier version to resume, or train again with --overwrite"
         )
     parties, parts = read_party_tables(folder / "parties")
     prepared = prepare(parties, config, usable_device(device), parts)
@@ -105,7 +105,10 @@ def _make_loops(
     stack: bool,
     party: type[Party] = Party,
 ) -> list[TrainingLoop]:
-    """Return the trainings of a run: the configured one and, if the configuration asks for it, that of the lists."""
+    """Return the training loops of a run: the configured one and, if the configuration asks for it, one for lists.
+
+    Lists are not trained if a party has no liked rating to learn from.
+    """
     loops = [TrainingLoop(prepared, config, folder=folder, stack=stack, party=party)]
     if config.trains_lists and all(len(liked(p.train, p.party.ratings.scale)) for p in prepared):
         own = None if folder is None else folder / LISTS
@@ -122,14 +125,14 @@ def _begin_folders(loops: Sequence[TrainingLoop]) -> None:
 
 
 def _run_to_end(loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop) -> Run:
-    """Run the rounds of all trainings, let every party choose its mixtures, and compute the figures."""
+    """Run all training loops, let every party choose its mixtures, and return the run with its metrics."""
     folder = loops[0].folder
     trained = [loop.run(watch, stop) for loop in loops]
     try:
         runs = [_gated_run(loop, each, watch, stop) for loop, each in zip(loops, trained, strict=True)]
     except Interrupted:
         raise Interrupted(
-            "the federation is trained; the parties' gates are not chosen yet", resume_hint(folder)
+            "the federation is trained, but the parties have not chosen their gates yet", resume_hint(folder)
         ) from None
     run = runs[0]
     if len(runs) > 1:
@@ -140,13 +143,13 @@ def _run_to_end(loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop
 
 
 def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop: Stop) -> Run:
-    """Return the run of one training, with every party's mixture if the configuration has a gate."""
+    """Return the run of one finished loop; with a gate, each party serves its mixture."""
     config = loop.config
     models = trained.models
     gated = None
     if config.training.gate:
         gated = gate_parties(
-            loop.prepared, models, trained.shares, config, trained.ratings, watch=watch, stop=stop
+            loop.prepared, models, trained.others_means, config, trained.ratings, watch=watch, stop=stop
         )
         models = [each.served.model for each in gated]
     first = next(iter(loop.runtime.parties.values()))
@@ -182,7 +185,7 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
         trained.public,
         device_of(loop.prepared),
         alone=[each.alone.model for each in gated] if gated else None,
-        shares=trained.shares,
+        shares=trained.others_means,
     )
 
 

@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome of a study: a configuration and its provenance."""
+    """The result of a study: the best configuration, and how it was found."""
 
     config: Config
     error: float
@@ -122,11 +122,10 @@ def tune(
     watch: Callable[[Trial], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Run or resume a study until it has `trials` trials, and return the best; the study is kept in the
-    file `study`.
+    """Run or resume a study until it has `trials` trials, and return the best configuration.
 
-    Trials that are clearly worse than others at the same round are pruned. Raises `Interrupted` when `stop()`
-    turns true: the running trial is lost, the others are kept.
+    The file `study` keeps the study. Trials that are clearly worse than others at the same round are pruned. When `stop()`
+    turns true, raise `Interrupted`: the running trial is lost, the finished ones are kept.
     """
     try:
         import optuna
@@ -151,11 +150,13 @@ def tune(
             f"cannot open the study {study} ({reason}); choose a file in an existing folder"
         ) from None
     if found.user_attrs.get("about", about) != about:
-        raise ConfigError(f"the study {study} has other data, settings or ranges; choose another --study")
+        raise ConfigError(
+            f"the study {study} was made with other data, settings or ranges; choose another --study"
+        )
     found.set_user_attr("about", about)
-    again = len(found.trials)  # a resumed study must not draw the same numbers again
+    earlier = len(found.trials)  # a resumed study must not draw the same numbers again
     found.sampler = optuna.samplers.TPESampler(
-        seed=config.seed + again, multivariate=True, n_startup_trials=8
+        seed=config.seed + earlier, multivariate=True, n_startup_trials=8
     )
     complete = optuna.trial.TrialState.COMPLETE
     given_up = optuna.trial.TrialState.PRUNED
@@ -223,7 +224,7 @@ def _given(config: Config, space: Space) -> dict[str, Any]:
 
 
 def _about(parties: Sequence[PartyData], config: Config, space: Space) -> str:
-    """Return a hash of what a study is about: data, fixed settings and ranges."""
+    """Return a hash of a study's data, fixed settings and ranges."""
     fixed = config.model_dump(mode="json")
     for path in space:
         section = fixed
