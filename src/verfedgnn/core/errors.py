@@ -19,7 +19,7 @@ class ConfigError(VerFedGNNError):
 
 
 class DivergedError(VerFedGNNError):
-    """A training whose values grew out of bounds."""
+    """A training whose gradients are no longer finite."""
 
 
 class RunError(VerFedGNNError):

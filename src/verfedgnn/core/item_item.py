@@ -1,10 +1,10 @@
-r"""EASE (Steck 2019): scores of items from the other items that a user has, by one regression on a party's own data.
+r"""EASE (Steck 2019): score items by the other items that a user has, with one linear regression on a party's own data.
 
 .. math::
     B = I - P \, \mathrm{diag}(1 / \mathrm{diag} P), \qquad P = (X^\top X + \lambda I)^{-1}, \qquad s_u = x_u B
 
-X (N, M) says who rated what. The memory of P grows with the square of the catalogue, so only the items with the most ratings
-take part; the others have the score 0.
+X (N, M) is 1 where a user rated an item, else 0. The memory of P grows with the square of the catalogue, so only the items with
+the most ratings are included; the others have the score 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from verfedgnn.core.pairs import Pairs
 
 MOST_ITEMS = 4096
-"""The largest catalogue whose items all take part: P then has 128 MB in double precision."""
+"""Most items that are included; P then takes 128 MB in double precision."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class ItemScores:
     """Weights between the items of one party, and the items that each user has there."""
 
     weights: Tensor
-    """B (k, k) between the items that take part."""
+    """B (k, k) between the included items."""
     kept: Tensor
-    """Rows of these items in the catalogue (k,), ascending."""
+    """Rows of the included items in the catalogue (k,), ascending."""
     pointers: Tensor
     """Where each user's items begin in `history` (N + 1,)."""
     history: Tensor
@@ -38,7 +38,7 @@ class ItemScores:
     """Size M_p of the catalogue."""
 
     def score(self, users: Tensor) -> Tensor:
-        """Return the scores (n, M_p) of the users in these rows."""
+        """Return the scores (n, M_p) of all items for n users, given their rows."""
         rows = users.long()
         counts = self.pointers[rows + 1] - self.pointers[rows]
         first = torch.repeat_interleave(self.pointers[rows] - counts.cumsum(0) + counts, counts)
@@ -49,7 +49,7 @@ class ItemScores:
         return self._spread(has @ self.weights)
 
     def score_items(self, items: Tensor) -> Tensor:
-        """Return the scores (M_p,) of a user who has these items of the catalogue."""
+        """Return the scores (M_p,) of all items for a user who has `items`, given by their rows."""
         place = torch.searchsorted(self.kept, items.long()).clamp(max=len(self.kept) - 1)
         known = place[self.kept[place] == items]
         return self._spread(self.weights[known].sum(0, keepdim=True))[0]

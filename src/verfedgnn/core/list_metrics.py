@@ -22,7 +22,7 @@ class UserRanks:
     """The quality of each judged user's list."""
 
     users: Tensor
-    """Rows of the users who have something to find."""
+    """Rows of the users with wanted items."""
     recall: Tensor
     """Found items, divided by min(K, wanted items)."""
     ndcg: Tensor

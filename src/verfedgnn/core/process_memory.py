@@ -1,4 +1,4 @@
-"""How the process handles freed memory."""
+"""Settings of the memory allocator."""
 
 import ctypes
 

@@ -40,11 +40,11 @@ USER_DAMPINGS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 PRIOR_WEIGHTS = (0.1, 0.3, 1.0, 3.0)
 """Values of c that are tried on the validation part."""
 USER_MEAN_COLUMNS = 2
-"""Columns of s_u and w_u beside a party's neighbourhoods."""
+"""Number of columns, s_u and w_u, that are appended to a party's neighbourhoods."""
 LARGEST_MEAN = 2.0
 """Bound on s_u, in units of the rating scale."""
 SHARED_DAMPING = 8.0
-"""kappa of the shared numbers. It is agreed on, so that the parties' sums add up."""
+"""kappa of the shared numbers. It is the same at all parties, so that their sums add up."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Means:
     count: Floats
     """Number of a user's training ratings at the party (N,)."""
     user_damping: float
-    """lambda_u that was best on the validation part."""
+    """lambda_u, chosen on the validation part."""
 
     @property
     def user_offset(self) -> Floats:
@@ -67,7 +67,7 @@ class Means:
         return self.residual_sum / (self.count + self.user_damping)
 
     def share(self, unit: float) -> Floats:
-        """Return s_u and w_u (N, 2), what the party tells the others about each user; s_u in units of its scale."""
+        """Return s_u and w_u (N, 2), the two numbers that the party shares about each user; s_u in units of its scale."""
         total = self.count + SHARED_DAMPING
         mean = (self.residual_sum / unit / total).clip(-LARGEST_MEAN, LARGEST_MEAN)
         return np.stack([mean, self.count / total], 1)

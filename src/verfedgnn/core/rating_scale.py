@@ -1,4 +1,4 @@
-"""Two reference points of a rating scale: its middle, and the rating from which an item counts as liked."""
+"""Reference values of a rating scale: its middle, the rating from which an item counts as liked, and its unit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ def typical_rating(scale: tuple[float, float]) -> float:
 
 
 def upper_quarter(scale: tuple[float, float]) -> float:
-    """Return the rating from which an item counts as liked: 4 on a scale of 1-5, 8 on 1-10 (the paper's thd,
-    App. G).
-    """
+    """Return the rating from which an item counts as liked: 4 on a scale of 1-5, 7.75 on 1-10, that is 8 in whole stars (App. G)."""
     low, high = scale
     return low + 0.75 * (high - low)
 

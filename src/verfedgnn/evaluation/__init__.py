@@ -1,1 +1,1 @@
-"""How good a run is: accuracy, ranking, lift."""
+"""What joining gains each party, and the estimator in the style of scikit-learn."""

@@ -1,4 +1,4 @@
-"""Whether two models really differ on the same users: a paired bootstrap over users.
+"""A paired bootstrap over users, which tells whether two models differ beyond chance.
 
 Ratings of one user belong together, so users are drawn, not ratings.
 """
@@ -15,22 +15,23 @@ Metric = Literal["rmse", "ndcg@20"]
 Floats = NDArray[np.float64]
 
 DRAWS = 1000
+"""Number of bootstrap samples."""
 FEWEST_USERS = 20
-"""With fewer users, resampling them says little about others."""
+"""Fewest users for a verdict; resampling fewer says little about other users."""
 _CHUNK = 1 << 22
 """Weights held in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """An improvement, positive if the second model is better, and the interval that holds 95 % of the draws."""
+    """The gain of a second model over a first, positive if the second is better, with its 95 % interval."""
 
     value: float
     low: float
     high: float
     users: int
     reference: float
-    """The figure of the first model."""
+    """RMSE or NDCG@20 of the first model."""
 
     @property
     def pays(self) -> str:
@@ -40,7 +41,7 @@ class Gain:
         return "yes" if self.low > 0 else "no" if self.high < 0 else "cannot tell"
 
     def to_dict(self) -> dict[str, float]:
-        """Return the gain for metrics.json, also in per cent of the first model's figure."""
+        """Return the gain for metrics.json, also in per cent of `reference`."""
         scale = 100 / self.reference if self.reference else 0.0
         return {
             "value": self.value,
@@ -52,7 +53,7 @@ class Gain:
 
 
 def measure(total: Floats, count: Floats, metric: Metric) -> Floats:
-    """Return the figure of summed squared errors (RMSE) or of summed NDCG (their mean)."""
+    """Return the RMSE of summed squared errors, or the mean of summed NDCG."""
     mean = total / count
     return np.asarray(np.sqrt(mean) if metric == "rmse" else mean)
 
@@ -60,9 +61,10 @@ def measure(total: Floats, count: Floats, metric: Metric) -> Floats:
 def gain(
     user: NDArray[np.int64], before: Floats, after: Floats, metric: Metric = "rmse", *, seed: int = 0
 ) -> Gain | None:
-    """Return the gain from `before` to `after`, values of the same cases by `user`; None without cases.
+    """Return the gain of `after` over `before` on the same cases; None if there are no cases.
 
-    The values are squared errors of ratings for RMSE, and one NDCG per user for NDCG@20.
+    A case is a test rating with its squared error (RMSE), or a user with the NDCG of the list (NDCG@20). `user` holds the
+    user of each case.
     """
     if not len(user):
         return None

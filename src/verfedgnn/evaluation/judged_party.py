@@ -1,4 +1,7 @@
-"""One party's test cases, judged by each way of making predictions: simple, alone, federated, pooled."""
+"""The errors of one party's models on its test cases, and the tables of lift made from them.
+
+The four models of a party are called ways: simple, alone, federated and pooled.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +23,42 @@ WAYS = ("simple", "alone", "federated", "pooled")
 """simple: user and item means, or popularity; alone: the best a party has without the federation; federated: what it serves;
 pooled: the same model on all data in one place, unprotected."""
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
-"""Numbers of own training ratings by which lift is broken down."""
+"""Ranges of a user's number of training ratings at the party, by which lift is broken down."""
 
 Choice = Callable[["JudgedParty"], NDArray[np.bool_]]
+"""Returns which cases of a party to include."""
 
 
 @dataclass(frozen=True)
 class JudgedParty:
-    """Test cases of one party: ratings (squared errors) or users with something to find (NDCG@20)."""
+    """Test cases of one party with the result of each way: ratings (squared error), or users who want items (NDCG@20)."""
 
     name: str
     metric: Metric
     user: NDArray[np.int64]
-    """Row of each case's user."""
+    """Row of the user of each case."""
     values: dict[str, Floats]
     """Squared error or NDCG@20 of each case, by way."""
     extra: dict[str, dict[str, Floats]]
     """Recall@20 and HitRate@20 of each case, by way; empty for ratings."""
     own_ratings: NDArray[np.int64]
-    """The number of training ratings of the case's user at the party."""
+    """Number of training ratings of the case's user at the party."""
     elsewhere: NDArray[np.int64]
-    """At how many other parties the case's user has training ratings."""
+    """Number of other parties at which the case's user has training ratings."""
 
     @property
     def newcomers(self) -> NDArray[np.bool_]:
-        """Which cases are of users new to this party and known to another."""
+        """Whether the user of each case is new to this party and known to another."""
         return np.asarray((self.own_ratings == 0) & (self.elsewhere > 0))
 
 
 def judge_party(
     party: Prepared, models: Mapping[str, PartyModel], elsewhere: NDArray[np.int64], *, ranks: bool
 ) -> JudgedParty:
-    """Judge the models of a party, by way, on its test part; `elsewhere` counts other parties for each user (N,)."""
+    """Evaluate a party's models, given by way, on its test part.
+
+    `elsewhere` is the number of other parties at which each user has training ratings (N,).
+    """
     counts = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users).cpu().numpy()
     values: dict[str, Floats] = {}
     extra: dict[str, dict[str, Floats]] = {}
@@ -82,7 +89,7 @@ def judge_party(
 
 
 def lift_row(judged: Sequence[JudgedParty], reference: str, chosen: Choice | None = None) -> dict[str, Any]:
-    """Return the figures of each way over the chosen cases, the gain over `reference`, and the verdict."""
+    """Return one row of a lift table: the result of each way over the chosen cases, the gain over `reference`, and the verdict."""
     picked = [np.ones(len(each.user), bool) if chosen is None else chosen(each) for each in judged]
 
     def collect(values: Callable[[JudgedParty], NDArray[Any]]) -> NDArray[Any]:
@@ -107,7 +114,7 @@ def lift_row(judged: Sequence[JudgedParty], reference: str, chosen: Choice | Non
 
 
 def lift_tables(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
-    """Return the rows of all parties together, of each party, by activity and by overlap."""
+    """Return the lift tables: all parties together, by party, by own ratings, and by number of other parties."""
     return {
         "metric": judged[0].metric,
         "reference": reference,

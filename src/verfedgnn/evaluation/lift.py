@@ -1,4 +1,4 @@
-"""Lift: what joining is worth to each party, for ratings and lists, for customers it knows and for newcomers."""
+"""Lift: what joining gains each party, for ratings and for lists, for customers it knows and for newcomers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from verfedgnn.training.train import train
 def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
     """Return the `lift` part of metrics.json: simple, alone, federated and pooled, with gains, intervals and verdicts.
 
-    The gain of a party is that of what it serves over the best it has alone: its means (for lists popularity and EASE) mixed
-    with the model trained on its own ratings. For newcomers, of whom the party has no training rating, it is the gain over item
-    means or popularity; they are judged in a second training, which holds out everything of a tenth of the users at each
-    party, unless the run's own split does so. Pooled trainings have nobody to protect from, so they are unprotected.
+    The gain of a party compares the mixture that it serves with the best mixture that it has alone: its means (for lists
+    popularity and EASE) and the model trained on its own ratings. Newcomers have no training rating at the party, so their gain
+    is over item means or popularity. They need a second training that holds out all ratings of a tenth of the users at each
+    party, unless the run's own split already does. Pooled models are trained without protection.
     """
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     known = None
@@ -55,13 +55,13 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
 
 
 def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
-    """Judge a run's model of ratings and, if there is one, that of lists; or the only one, of either kind."""
+    """Evaluate the run's models of ratings and, if there are any, those of lists."""
     models = [run] if run.lists is None else [run, run.lists]
     return [_judge(each, label, **options) for each in models]
 
 
 def _judge(run: Run, label: str, **options: Any) -> list[JudgedParty]:
-    """Judge every party's simple model, its model alone, the served one and the pooled one."""
+    """Evaluate the simple, alone, federated and pooled model of each party."""
     ranks = run.config.training.ranks
     prepared = run.prepared()
     alone = run.alone or _alone_models(run, prepared, **options)
@@ -80,7 +80,7 @@ def _judge(run: Run, label: str, **options: Any) -> list[JudgedParty]:
 
 
 def _alone_models(run: Run, prepared: Sequence[Prepared], **options: Any) -> list[PartyModel]:
-    """Return what each party would serve without the federation, for a run without a gate."""
+    """Train each party alone, for a run without a gate, and return the mixtures that they would serve without the federation."""
     total = sum(len(party.train) for party in prepared)
     models = []
     for party in prepared:
@@ -91,7 +91,7 @@ def _alone_models(run: Run, prepared: Sequence[Prepared], **options: Any) -> lis
 
 
 def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:
-    """Return a party's means, or popularity for lists."""
+    """Return a party's simplest model: its means, or popularity for lists."""
     if ranks:
         return popularity_model(party.input)
     means = fit_party_means(party.input)
@@ -99,7 +99,7 @@ def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:
 
 
 def count_other_parties(prepared: Sequence[Prepared]) -> list[NDArray[np.int64]]:
-    """Return for every party at how many others each user has training ratings (N,)."""
+    """Return, for each party, the number of other parties at which each user has training ratings (N,)."""
     users = prepared[0].party.ratings.n_users
     present = []
     for party in prepared:
@@ -110,7 +110,7 @@ def count_other_parties(prepared: Sequence[Prepared]) -> list[NDArray[np.int64]]
 
 
 def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
-    """Train the run's model on all data in one place and cut it into the parties' catalogues."""
+    """Train the run's model on all parties' ratings together, and split it by catalogue."""
     pool = PartyData("pooled", pool_parties(run.parties))
     what = f"{label}pooled lists" if run.config.training.ranks else f"{label}pooled"
     parts = np.concatenate(run.parts)
@@ -123,7 +123,7 @@ def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
 
 
 def _newcomers(judged: JudgedParty) -> JudgedParty:
-    """Return the cases of users who are new to the party and known to another."""
+    """Return only the cases of users who are new to the party and known to another."""
     which = judged.newcomers
     return replace(
         judged,
@@ -139,7 +139,7 @@ def _newcomers(judged: JudgedParty) -> JudgedParty:
 
 
 def _named(watch: Watcher | None) -> Watcher | None:
-    """Return a watcher that says that a progress is of the training with newcomers."""
+    """Return a watcher that adds "newcomers" to the name of the training in each report."""
     if watch is None:
         return None
     return lambda event: watch(replace(event, label=f"newcomers, {event.label}"))

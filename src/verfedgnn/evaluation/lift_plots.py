@@ -1,4 +1,4 @@
-"""Pictures of a lift and of a tuning study; they need matplotlib, which is in the extra `plot`."""
+"""Plots of lift and of a tuning study. They need matplotlib, which is in the extra `plot`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 WAYS = {"simple": "#9e9e9e", "alone": "#e07b39", "federated": "#2a6fb0", "pooled": "#5aa469"}
-"""The ways of `lift`, each with its colour in every picture."""
+"""Colour of each way of `lift` in all plots."""
 _METRICS = {"rmse": ("test RMSE", "means"), "ndcg@20": ("test NDCG@20", "popularity")}
 """Label of the axis, and the name of the simple model, by metric."""
 
 
 def draw_lift(lift: dict[str, Any], path: Path) -> bool:
-    """Write a picture of a lift as PNG or SVG; return False if matplotlib is not installed."""
+    """Write a plot of lift as PNG or SVG; return False if matplotlib is not installed."""
     figure = lift_figure(lift)
     if figure is not None:
         figure.savefig(path, dpi=120)
@@ -21,9 +21,9 @@ def draw_lift(lift: dict[str, Any], path: Path) -> bool:
 
 
 def lift_figure(lift: dict[str, Any]) -> Any:
-    """Return a figure of a lift; None if matplotlib is not installed.
+    """Return a plot of lift as a matplotlib figure; None if matplotlib is not installed.
 
-    Ratings and lists have a row each: figures by number of own ratings, gain by party, and gain by party for newcomers.
+    Ratings and lists have a row each: accuracy by number of own ratings, gain by party, and gain by party for newcomers.
     """
     try:
         from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def lift_figure(lift: dict[str, Any]) -> Any:
 
 
 def _draw_activity(axes: Any, part: Mapping[str, Any]) -> None:
-    """Draw the figure of each way by a user's number of training ratings at the party."""
+    """Plot the accuracy of each way by a user's number of training ratings at the party."""
     label, simple = _METRICS[part["metric"]]
     rows = part["by_own_ratings"]
     for way, colour in WAYS.items():
@@ -54,7 +54,7 @@ def _draw_activity(axes: Any, part: Mapping[str, Any]) -> None:
 
 
 def _draw_gains(axes: Any, part: Mapping[str, Any], title: str) -> None:
-    """Draw the gain of each party with its interval."""
+    """Plot the gain of each party with its interval."""
     found = gains_in_percent(part)
     places = range(len(found))
     values = [value for _, value, _, _ in found]
@@ -82,7 +82,7 @@ def gains_in_percent(part: Mapping[str, Any]) -> list[tuple[str, float, float, f
 
 
 def draw_study(errors: list[float | None], path: Path) -> bool:
-    """Write a picture of a study's trials and the best so far; return False if matplotlib is not installed."""
+    """Plot a study's trials and the best so far to `path`; return False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -33,7 +33,7 @@ class VerFedRecommender:
     run_: Run
     """The finished training, after `fit`."""
     metrics_: dict[str, Any]
-    """The figures of the run, as in metrics.json; `lift` adds to them."""
+    """The metrics of the run, as in metrics.json; `lift` adds its result."""
     config_: Config
     """The configuration that the parties trained with."""
     parties_: list[str]
@@ -101,9 +101,9 @@ class VerFedRecommender:
         return self._fitted().evaluate(k)
 
     def lift(self, watch: Watcher | None = None) -> dict[str, Any]:
-        """Return what joining gains each party, and add it to `metrics_`; `summary` says it in words.
+        """Return what joining gains each party, with a `summary` in words, and add it to `metrics_`.
 
-        It covers ratings and lists, customers that a party knows, and newcomers. It needs further trainings.
+        It covers ratings and lists, known customers and newcomers. It runs further trainings.
         """
         run = self._fitted()
         if "lift" not in run.metrics:

@@ -1,4 +1,4 @@
-"""The answer to "does joining pay?" in plain words: for whom, by how much, for whom not, and what to try next."""
+"""The answer to "does joining pay?" in words: for whom, by how much, for whom not, and what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WHAT = {"rmse": "predicted ratings", "ndcg@20": "lists"}
 
 
 def summarise(lift: dict[str, Any]) -> str:
-    """Return one paragraph about a `lift` part of metrics.json."""
+    """Return one paragraph that summarises the `lift` part of metrics.json."""
     tables = [lift, *([lift["lists"]] if "lists" in lift else [])]
     sentences = [_known(table) for table in tables]
     sentences += [_new(table["newcomers"]) for table in tables]
@@ -22,7 +22,7 @@ def summarise(lift: dict[str, Any]) -> str:
 
 
 def verdict(lift: dict[str, Any]) -> str:
-    """Return the verdict over all tables: yes if joining pays for anybody beyond its interval, no if it only costs."""
+    """Return the verdict over all tables: yes if any of them says yes, else no if any says no, else cannot tell."""
     rows = [
         table["overall"]
         for half in (lift, lift.get("lists"))
@@ -34,7 +34,7 @@ def verdict(lift: dict[str, Any]) -> str:
 
 
 def _known(table: dict[str, Any]) -> str:
-    """Say what joining changes for the customers that the parties know."""
+    """Return a sentence on the gain for customers that the parties know."""
     row = table["overall"]
     what = WHAT[table["metric"]]
     if row["gain"] is None:
@@ -49,7 +49,7 @@ def _known(table: dict[str, Any]) -> str:
 
 
 def _new(table: dict[str, Any]) -> str:
-    """Say what joining changes for customers who are new to a party and known to another."""
+    """Return a sentence on the gain for customers who are new to one party and known to another."""
     row = table["overall"]
     what = WHAT[table["metric"]]
     reference = "item means" if table["metric"] == "rmse" else "the most popular items"
@@ -66,7 +66,7 @@ def _new(table: dict[str, Any]) -> str:
 
 
 def _exceptions(rows: Sequence[dict[str, Any]], overall: str) -> str:
-    """Name the parties whose verdict contradicts the one over all parties."""
+    """Return a list of the parties whose verdict contradicts the one over all parties."""
     against = {YES: NO, NO: YES}.get(overall)
     wanted = (against,) if against else (YES, NO)
     named = [f"{row['name']}: {row['pays']}, {_percent(row)}" for row in rows if row["pays"] in wanted]
@@ -74,7 +74,7 @@ def _exceptions(rows: Sequence[dict[str, Any]], overall: str) -> str:
 
 
 def _activity(table: dict[str, Any]) -> str | None:
-    """Name the most active customers for whom joining makes no difference."""
+    """Return a sentence on the most active customers if joining makes no clear difference for them; else None."""
     bands = [row for row in table["by_own_ratings"] if row["gain"] is not None and row["from"] > 0]
     same = None
     for row in reversed(bands):
@@ -90,7 +90,7 @@ def _activity(table: dict[str, Any]) -> str | None:
 
 
 def _advice(tables: Sequence[dict[str, Any]]) -> str:
-    """Say what to do next."""
+    """Return a sentence that recommends what to do next."""
     known = any(table["overall"]["pays"] == YES for table in tables)
     new = any(table["newcomers"]["overall"]["pays"] == YES for table in tables)
     if known and new:

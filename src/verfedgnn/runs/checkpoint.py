@@ -1,6 +1,6 @@
 """Checkpoints on disk.
 
-A new one is written beside the last and renamed into place, so a kill leaves a complete one.
+A new checkpoint is written beside the last one and renamed into place. If the process is killed, a complete one remains.
 """
 
 from __future__ import annotations

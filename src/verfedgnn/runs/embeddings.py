@@ -46,9 +46,7 @@ class Embeddings:
     users: pa.Table
     """Table with the columns `user`, the id, and `vector`, C numbers."""
     items: pa.Table
-    """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C
-    numbers.
-    """
+    """Table with the columns `item`, the id, `title`, further columns of the catalogue, and `vector`, C numbers."""
     parts: Mapping[str, slice]
     """Components by name: factors, user bias, item bias, mean.
 
@@ -97,9 +95,7 @@ def party_embeddings(
 
 
 def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] | None) -> dict[str, slice]:
-    """Return the components by name, in the order in which the model, the rating targets and the gate append
-    them.
-    """
+    """Return the components by name, in the order in which the model, the rating targets and the gate append them."""
     model = config.model
     centred = not config.training.ranks and config.model.form != "propagation"
     trained = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})

@@ -30,8 +30,7 @@ def build_metrics(
 ) -> dict[str, Any]:
     """Build the content of metrics.json.
 
-    `digest` is the hash of the public parameters; `gates` is the share of the shared model in each party's
-    predictions.
+    `digest` is the hash of the public parameters. `gates` holds the weights of each party's mixture.
     """
     metrics = {
         **evaluate(prepared, models, ranks=config.training.ranks),

@@ -1,4 +1,4 @@
-"""The model that one party serves: two tables of vectors, and for lists weights between its items."""
+"""The model that one party serves: vectors of users and items and, for lists, weights between items (EASE)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartyModel:
     embeddings: Tensor
     """e_v^0 (M_p, D): the party's private item embeddings."""
     item_scores: ItemScores | None = None
-    """Scores from the items that a user has at the party, in a model of lists; None in a model of ratings."""
+    """Additional scores from a user's other items at the party (EASE); None in a model of ratings."""
 
     def predict(self, pairs: Pairs) -> Tensor:
         """Return the predicted rating of each pair, in double precision."""
@@ -30,11 +30,13 @@ class PartyModel:
 
     def predict_rows(self, user: Tensor, item: Tensor) -> Tensor:
         """Return the predicted rating of each pair of rows, in double precision."""
-        assert self.item_scores is None, "a model of lists scores whole catalogues"
+        assert self.item_scores is None, (
+            "a model with item scores ranks whole catalogues and predicts no ratings"
+        )
         return (self.users[user.long()] * self.items[item.long()]).sum(-1).double()
 
     def score(self, users: Tensor) -> Tensor:
-        """Return the scores (n, M_p) of all items for the users in these rows."""
+        """Return the scores (n, M_p) of all items for n users, given their rows."""
         scores = self.users[users.long()] @ self.items.T
         return scores if self.item_scores is None else scores + self.item_scores.score(users)
 
@@ -53,7 +55,7 @@ class PartyModel:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Tensor]) -> PartyModel:
-        """Return the model that `arrays` came from; weights between items are stored with half precision."""
+        """Return the model that `arrays` came from. Weights between items lose precision: they are stored in 16 bits."""
         own = None
         if "item_weights" in arrays:
             own = ItemScores(

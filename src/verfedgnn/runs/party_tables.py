@@ -1,6 +1,4 @@
-"""The parties' tables in a run folder: one file of common users, and one Parquet file per party with its
-items as metadata.
-"""
+"""The parties' tables in a run folder: one file with all users, and one Parquet file per party with its items as metadata."""
 
 from __future__ import annotations
 

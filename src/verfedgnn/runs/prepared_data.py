@@ -59,7 +59,7 @@ def prepare(
 
 
 def split_ratings(party: PartyData, config: SplitConfig, seed: int) -> NDArray[np.int8]:
-    """Return the part of each of a party's ratings; a party computes it alone."""
+    """Return `TRAIN`, `VALID` or `TEST` for each rating of a party. It depends on no other party's data."""
     if config.kind == "time":
         return split_by_time(party.ratings)
     if config.kind == "newcomers":
@@ -72,7 +72,7 @@ def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) ->
     for name, pairs in (("training", train), ("validation", valid)):
         if not len(pairs):
             raise DataError(
-                f"none of the {format_count(len(party.ratings), 'rating')} of party '{party.name}' falls into its {name} part; "
+                f"none of the {format_count(len(party.ratings), 'rating')} of party '{party.name}' is in its {name} part; "
                 "add data or change split.fractions"
             )
     return Prepared(party, parts, train, valid, test)

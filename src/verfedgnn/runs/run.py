@@ -38,7 +38,7 @@ from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_evaluation import evaluate
 
 LISTS = "lists"
-"""Folder in a run's folder with the model that orders lists."""
+"""Subfolder of a run's folder with the model that orders lists."""
 
 
 @dataclass(frozen=True)
@@ -49,40 +49,43 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """What orders the list: the item's share in the party's softmax, or the predicted rating where no lists were trained."""
+    """The number that orders the list: the item's share in the party's softmax, or the predicted rating if no lists were trained."""
     rating: float | None = None
     """The predicted rating, within the party's scale; None if the run predicts no ratings."""
 
 
 @dataclass
 class Run:
-    """A finished training."""
+    """The result of a finished training: data, models, metrics, history and ledger."""
 
     config: Config
     parties: list[PartyData]
     parts: list[NDArray[np.int8]]
     """`TRAIN`, `VALID` or `TEST` for each rating of each party."""
     models: list[PartyModel]
+    """The model that each party serves."""
     metrics: dict[str, Any]
+    """Content of metrics.json."""
     history: list[dict[str, Any]]
+    """Result of each validation, as in history.jsonl."""
     ledger: Ledger
     public: Tensor
     """Public parameters of the best model, flat."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     alone: list[PartyModel] | None = None
-    """The model that each party would serve without the federation, where a gate asked for it."""
+    """The model that each party would serve without the federation; None without a gate."""
     shares: list[Tensor | None] | None = None
-    """For every party, the sum of the others' user means (N, 2); the gate uses it."""
+    """For each party, the sum of the other parties' user means (N, 2), which the gate uses; None if they were not exchanged."""
     lists: Run | None = None
-    """The model that orders lists, where one was trained beside the ratings."""
+    """The run of the model that orders lists; None if only one model was trained."""
 
     @property
     def ranker(self) -> Run:
-        """The run whose models order lists."""
+        """The run whose models order lists: `lists` if there is one, else this run."""
         return self if self.lists is None else self.lists
 
     def add_lists(self, lists: Run) -> None:
-        """Attach the model that orders lists, and report what it reached and cost beside the ratings."""
+        """Attach the run that orders lists, and add its accuracy, cost and gates to the metrics."""
         self.lists = lists
         self.metrics |= self.evaluate()
         for row, other in zip(self.metrics["parties"], lists.metrics["parties"], strict=True):
@@ -141,7 +144,7 @@ class Run:
         user, item = (to_numpy(as_text([x] if isinstance(x, str | int) else x, "id")) for x in (users, items))
         if len(user) != len(item):
             raise RunError(
-                f"{len(user):,} users and {len(item):,} items do not form pairs; give the same number of both"
+                f"{len(user):,} users and {len(item):,} items do not form pairs; pass the same number of both"
             )
         row = self._user_rows(user)
         predicted = np.full(len(user), np.nan)
@@ -207,7 +210,7 @@ class Run:
         return chosen
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
-        """Compute the accuracy of the served models again, and keep what the parties' rows hold besides."""
+        """Evaluate the served models again; other values in the parties' rows of the metrics are kept."""
         ranks = self.config.training.ranks
         found = evaluate(self.prepared(), self.models, k, ranks=ranks, lists=self.ranker.models)
         before = {row["name"]: row for row in self.metrics.get("parties", [])}
@@ -227,7 +230,7 @@ class Run:
         self.complete_folder(folder)
 
     def complete_folder(self, folder: Path) -> None:
-        """Write what a run folder holds after the last round; metrics.json comes last and marks it as finished."""
+        """Write the results of a training to its folder; metrics.json comes last and marks the run as finished."""
         with writing(folder):
             if self.lists is not None:
                 own = folder / LISTS
@@ -265,7 +268,7 @@ class Run:
     def _read(
         cls, folder: Path, config: Config, parties: list[PartyData], parts: list[NDArray[np.int8]]
     ) -> Run:
-        """Read one model of a run, whose data is known."""
+        """Read the run in `folder`, of ratings or of lists, for parties that were read before."""
         try:
             models = _read_models(folder / "model", parties)
             own = folder / "model" / "alone"
@@ -309,9 +312,7 @@ def read_run_config(folder: Path) -> Config:
 
 
 def describe_code_change(config: Config) -> str | None:
-    """Describe how the code of a configuration's GNN plug-in differs here; None if it is the same or built
-    in.
-    """
+    """Describe how the installed code of a GNN plug-in differs from the configured one; None if it does not, or is built in."""
     then = config.model.code
     now = plugins.identify_gnn(config.model.gnn, config.model.form)
     if then is None or (now is not None and origin.extract_digest(then) == origin.extract_digest(now)):

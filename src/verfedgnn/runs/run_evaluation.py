@@ -24,10 +24,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return `test`, `valid`, `popularity` and `parties` of metrics.json for the parties' served models.
 
-    Predictions are clipped to the party's scale, as they are served. Lists are ordered by `lists`, by default by `models`. A
-    test item is wanted when its rating is in the upper quarter of the scale; what a user rated in the training and validation
-    parts is not recommended again. A model that `ranks` predicts no ratings, so it has no errors. `popularity` judges lists
-    of the items with the most training ratings.
+    Predictions are clipped to the party's scale, as in serving. `lists` are the models that order lists, by default `models`. A
+    test item is wanted if its rating is in the upper quarter of the scale. Items that a user rated in the training or
+    validation part are not ranked. With `ranks`, the models predict no ratings and have no RMSE. `popularity` is the quality of
+    lists of the items with the most training ratings.
     """
     rows: list[dict[str, Any]] = []
     tests = RatingErrors.zero()
@@ -74,7 +74,7 @@ def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:
 
 
 def popularity_score(party: Prepared) -> Score:
-    """Return the score of lists by popularity: the number of training ratings of each item."""
+    """Return a function that scores each item by its number of training ratings."""
     count = torch.bincount(party.train.item.long(), minlength=party.party.ratings.n_items).float()
     return lambda users: count.repeat(len(users), 1)
 
