@@ -111,10 +111,13 @@ def test_lift_of_a_ranking(command: Command, shops: list[str]) -> None:
     assert "RMSE" not in out
 
 
+def test_lift_of_a_preset_without_a_gate(command: Command, shops: list[str]) -> None:
+    code, out, err = command("train", *shops, "--preset", "paper", "--lift", "--set", "epochs=2")
+    assert code == 0, err
+    assert "Does joining pay?" in out
+
+
 def test_lift_says_at_once_what_it_needs(command: Command, shops: list[str], tmp_path: Path) -> None:
-    code, out, err = command("train", *shops, "--lift")
-    assert (code, out) == (2, "")
-    assert "use --preset best or ranking, or add --set gate=true" in err
     code, out, err = command("train", *shops[:2], "--preset", "best", "--lift", "--out", tmp_path / "run")
     assert (code, out) == (2, "")
     assert "give two parties or more" in err

@@ -94,7 +94,7 @@ def test_the_activity_from_which_joining_changes_nothing_is_named(bands: str, fi
 @pytest.mark.parametrize(
     ("known", "new", "advice"),
     [
-        ("yes", "yes", "serve the federated model to everybody"),
+        ("yes", "yes", "serve what the gate has chosen"),
         ("no", "yes", "Join for the newcomers"),
         ("yes", "cannot tell", "newcomers gain nothing yet"),
         ("cannot tell", None, "joining does not pay"),

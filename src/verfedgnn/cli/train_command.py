@@ -147,11 +147,6 @@ def train(
             chosen = fit_budget(
                 chosen, wanted=epsilon, delta=chosen.gradients.delta if delta is None else delta
             )
-        if lift and not chosen.training.gate:
-            raise ConfigError(
-                "--lift compares with what each party has alone, which this configuration does not train; "
-                "use --preset best or ranking, or add --set gate=true"
-            )
         if out is not None:
             holds_run(out, overwrite)
         with output.busy("reading the data"):

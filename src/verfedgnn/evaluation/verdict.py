@@ -44,7 +44,7 @@ def _known(table: dict[str, Any]) -> str:
     elif row["pays"] == NO:
         text = f"Joining makes {what} for customers that the parties know worse by {_percent(row)}"
     else:
-        text = f"For customers that the parties know, joining makes no clear difference to {what} ({_percent(row)})"
+        text = f"For customers that the parties know, joining makes no clear difference to {what} ({_bare_percent(row)})"
     return f"{text}, compared with the best each party has alone{_exceptions(table['parties'], row['pays'])}."
 
 
@@ -61,7 +61,7 @@ def _new(table: dict[str, Any]) -> str:
     elif row["pays"] == NO:
         text = f"It makes {what} for {count} worse by {_percent(row)}"
     else:
-        text = f"For {count}, it makes no clear difference to {what} ({_percent(row)})"
+        text = f"For {count}, it makes no clear difference to {what} ({_bare_percent(row)})"
     return f"{text}, compared with {reference}{_exceptions(table['parties'], row['pays'])}."
 
 
@@ -69,7 +69,7 @@ def _exceptions(rows: Sequence[dict[str, Any]], overall: str) -> str:
     """Return a list of the parties whose verdict contradicts the one over all parties."""
     against = {YES: NO, NO: YES}.get(overall)
     wanted = (against,) if against else (YES, NO)
-    named = [f"{row['name']}: {row['pays']}, {_percent(row)}" for row in rows if row["pays"] in wanted]
+    named = [f"{row['name']}: {row['pays']}, {_bare_percent(row)}" for row in rows if row["pays"] in wanted]
     return f" ({'; '.join(named[:5])})" if named else ""
 
 
@@ -94,7 +94,7 @@ def _advice(tables: Sequence[dict[str, Any]]) -> str:
     known = any(table["overall"]["pays"] == YES for table in tables)
     new = any(table["newcomers"]["overall"]["pays"] == YES for table in tables)
     if known and new:
-        return "Join, and serve the federated model to everybody."
+        return "Join, and serve what the gate has chosen for each party."
     if new:
         return "Join for the newcomers; the gate keeps serving the other customers what each party has alone."
     if known:
@@ -108,3 +108,9 @@ def _advice(tables: Sequence[dict[str, Any]]) -> str:
 def _percent(row: dict[str, Any]) -> str:
     found = row["gain"]
     return f"{abs(found['percent']):.1f} % (±{found['margin_percent']:.1f})"
+
+
+def _bare_percent(row: dict[str, Any]) -> str:
+    """Return a signed gain for use inside brackets."""
+    found = row["gain"]
+    return f"{found['percent']:+.1f} % ±{found['margin_percent']:.1f}"
