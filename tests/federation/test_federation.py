@@ -634,7 +634,7 @@ EVIL: dict[str, tuple[type, Callable[[Any], Any], str]] = {
     "other parameters": (
         Welcome,
         lambda m: m.model_copy(update={"parameters": m.parameters + 1}),
-        "not those the coordinator",
+        "not those that the coordinator",
     ),
     "other item counts": (Welcome, lambda m: m.model_copy(update={"items": [5, 5, 5]}), "item counts"),
     "another configuration": (
