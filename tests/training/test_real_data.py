@@ -71,10 +71,13 @@ def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
 def test_one_cell_of_every_method(
     real_data: Path, method: str, gnn: str, epochs: int | None, measured: float
 ) -> None:
-    """ML-100K, ten parties, seed 0, few epochs: as measured, to the third digit."""
+    """ML-100K, ten parties, seed 0, few epochs: as measured to the third digit, before predictions were clipped to the scale.
+
+    Clipping takes off up to 0.003 where a method overshoots the scale, and never adds anything.
+    """
     settings = () if epochs is None else (("training.epochs", epochs),)
     record = Cell((str(real_data / "ml-100k"),), method, gnn, 0, 10, settings).run(Where(torch.device("cpu")))
-    assert record["test"]["rmse"] == pytest.approx(measured, abs=0.001)
+    assert measured - 0.004 < record["test"]["rmse"] < measured + 0.001
 
 
 def test_two_shops_with_the_same_customers(real_data: Path) -> None:
