@@ -73,11 +73,11 @@ def test_one_cell_of_every_method(
 ) -> None:
     """ML-100K, ten parties, seed 0, few epochs: as measured to the third digit, before predictions were clipped to the scale.
 
-    Clipping takes off up to 0.003 where a method overshoots the scale, and never adds anything.
+    Clipping takes off up to 0.004 (mf: 0.9578) where a method overshoots the scale, and never adds anything.
     """
     settings = () if epochs is None else (("training.epochs", epochs),)
     record = Cell((str(real_data / "ml-100k"),), method, gnn, 0, 10, settings).run(Where(torch.device("cpu")))
-    assert measured - 0.004 < record["test"]["rmse"] < measured + 0.001
+    assert measured - 0.005 < record["test"]["rmse"] < measured + 0.001
 
 
 def test_two_shops_with_the_same_customers(real_data: Path) -> None:
