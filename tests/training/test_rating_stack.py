@@ -46,16 +46,18 @@ def squared_error(model: PartyModel, pairs: Pairs) -> float:
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 4), size=st.integers(1, 60))
-def test_a_mixture_is_never_worse_on_the_validation_part_than_the_means(
+def test_a_mixture_is_never_worse_on_the_validation_part_than_equal_weights(
     seed: int, count: int, size: int
 ) -> None:
-    """w = 0 is allowed and costs no penalty, so it bounds the error for users whom the party knows."""
+    """Equal weights are the prior and cost no penalty, so they bound the error for users whom the party knows."""
     models = random_models(seed, count)
     rng = torch.Generator().manual_seed(seed + 1)
     valid = of_known(every_pair(torch.randn(USERS * ITEMS, generator=rng)))
     valid = valid.take(torch.randperm(len(valid), generator=rng)[:size])
     stacked = stack_ratings(models, valid, COUNTS)
-    assert squared_error(stacked.model, valid) <= squared_error(models["means"], valid) * (1 + 1e-5) + 1e-5
+    same = [1 / count] * count
+    equal = mix_models(list(models.values()), same, same, COUNTS)
+    assert squared_error(stacked.model, valid) <= squared_error(equal, valid) * (1 + 1e-5) + 1e-5
     assert all(weight >= 0 for name, weight in stacked.known.items() if name != "means")
     assert sum(stacked.known.values()) == pytest.approx(1)
     assert sum(stacked.newcomers.values()) == pytest.approx(1)
@@ -63,12 +65,12 @@ def test_a_mixture_is_never_worse_on_the_validation_part_than_the_means(
 
 @pytest.mark.parametrize("truth", NAMES)
 def test_the_model_that_is_the_truth_has_all_the_weight(truth: str) -> None:
-    """The prior counts as one rating of 300, and the noise is a tenth of a star."""
+    """The prior counts as some ten ratings of 300, and the noise is a tenth of a star."""
     models = random_models(7)
     noise = 0.1 * torch.randn(USERS * ITEMS, generator=torch.Generator().manual_seed(1))
     valid = of_known(every_pair(models[truth].predict(every_pair()) + noise))
     stacked = stack_ratings(models, valid, COUNTS)
-    assert stacked.known == pytest.approx({name: float(name == truth) for name in NAMES}, abs=0.03)
+    assert stacked.known == pytest.approx({name: float(name == truth) for name in NAMES}, abs=0.1)
 
 
 @given(seed=st.integers(0, 10_000), weight=st.floats(0.0, 1.0))
@@ -77,16 +79,16 @@ def test_a_mixture_that_is_the_truth_is_found(seed: int, weight: float) -> None:
     predicted = {name: model.predict(every_pair()) for name, model in models.items()}
     valid = of_known(every_pair(weight * predicted["federated"] + (1 - weight) * predicted["alone"]))
     found = stack_ratings(models, valid, COUNTS).known
-    assert found["federated"] == pytest.approx(weight, abs=0.05)
-    assert found["alone"] == pytest.approx(1 - weight, abs=0.05)
+    assert found["federated"] == pytest.approx(weight, abs=0.15)
+    assert found["alone"] == pytest.approx(1 - weight, abs=0.15)
 
 
 def test_a_small_validation_part_does_not_choose() -> None:
-    """One rating that another model explains perfectly moves half the way to it at most."""
+    """One rating that another model explains perfectly counts as one against ten: w = (1 + 10/2) / (1 + 10)."""
     models = random_models(3)
     one = of_known(every_pair(models["alone"].predict(every_pair()))).take(slice(1))
     known = stack_ratings({name: models[name] for name in ("means", "alone")}, one, COUNTS).known
-    assert known["alone"] == pytest.approx(0.5, abs=1e-6)
+    assert known["alone"] == pytest.approx(6 / 11, abs=1e-6)
 
 
 def test_newcomers_have_the_weights_of_the_others_where_the_validation_part_has_none() -> None:
@@ -101,18 +103,18 @@ def test_newcomers_have_weights_of_their_own_where_they_differ() -> None:
     predicted = {name: model.predict(every_pair()) for name, model in models.items()}
     rating = torch.where(NEW.repeat_interleave(ITEMS), predicted["federated means"], predicted["alone"])
     stacked = stack_ratings(models, every_pair(rating), COUNTS)
-    assert stacked.known["alone"] > 0.97
+    assert stacked.known["alone"] > 0.9
     assert stacked.newcomers["federated means"] > 0.7
     truth = every_pair(rating)
     assert squared_error(stacked.model, truth) < 0.1 * squared_error(models["means"], truth)
 
 
-def test_without_known_users_in_the_validation_part_their_means_are_served() -> None:
+def test_without_known_users_in_the_validation_part_all_models_count_alike() -> None:
     models = random_models(6)
     every = every_pair(models["alone"].predict(every_pair()))
     stacked = stack_ratings(models, every.take(NEW[every.user]), COUNTS)
-    assert stacked.known == {"means": 1.0, "federated means": 0.0, "alone": 0.0, "federated": 0.0}
-    assert stacked.newcomers["alone"] > 0.8
+    assert stacked.known == dict.fromkeys(NAMES, 0.25)
+    assert stacked.newcomers["alone"] > 0.7
 
 
 @given(seed=st.integers(0, 1000), weights=st.lists(st.floats(0, 2), min_size=8, max_size=8))
