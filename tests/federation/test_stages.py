@@ -76,9 +76,9 @@ def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties
     assert loaded.metrics["lists"]["public"] == run.metrics["lists"]["public"]
     assert loaded.metrics["lists"]["rounds"] == 4
     assert_same_model(loaded.models[0], run.models[0])
-    assert loaded.shares is not None
-    assert run.shares is not None
-    assert torch.equal(loaded.shares[0], run.shares[0])
+    assert loaded.others_means is not None
+    assert run.others_means is not None
+    assert torch.equal(loaded.others_means[0], run.others_means[0])
     lists = tmp_path / "run-party-0" / "lists"
     assert {path.name for path in lists.iterdir()} == {
         "checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model",

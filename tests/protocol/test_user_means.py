@@ -54,9 +54,9 @@ def test_a_party_receives_the_sum_of_the_others(
     """Up to the rounding of each party's fixed-point numbers."""
     config = best(**values)
     run = vf.train(small_parties, config)
-    assert run.shares is not None
+    assert run.others_means is not None
     step = mean_scale(config, 3) / 2 ** FRACTION_BITS[config.exchange.bits]
-    for share, expected in zip(run.shares, expected_sums(small_parties, config), strict=True):
+    for share, expected in zip(run.others_means, expected_sums(small_parties, config), strict=True):
         assert share is not None
         np.testing.assert_allclose(share.numpy(), expected, atol=2 * step)
 
@@ -65,9 +65,9 @@ def test_a_party_receives_the_sum_of_the_others(
 def test_one_by_one_is_stacked_to_the_bit(small_parties: list[vf.PartyData], values: dict[str, Any]) -> None:
     config = best(**values)
     together, single = (vf.train(small_parties, config, stack=stack) for stack in (True, False))
-    assert together.shares is not None
-    assert single.shares is not None
-    for a, b in zip(together.shares, single.shares, strict=True):
+    assert together.others_means is not None
+    assert single.others_means is not None
+    for a, b in zip(together.others_means, single.others_means, strict=True):
         assert a is not None
         assert b is not None
         assert torch.equal(a, b)
@@ -78,7 +78,7 @@ def test_means_do_not_change_the_training(small_parties: list[vf.PartyData]) -> 
     with_means, without = (vf.train(small_parties, best(gate=gate)) for gate in (True, False))
     assert torch.equal(with_means.public, without.public)
     assert with_means.metrics["public"] == without.metrics["public"]
-    assert without.shares in (None, [None] * 3)
+    assert without.others_means in (None, [None] * 3)
     assert with_means.metrics["bytes"]["up"] > without.metrics["bytes"]["up"]
 
 
@@ -119,9 +119,9 @@ def test_a_resumed_training_has_the_same_sums(small_parties: list[vf.PartyData],
     again = resume(tmp_path / "run")
     loaded = vf.Run.load(tmp_path / "run")
     for run in (again, loaded):
-        assert run.shares is not None
-        assert whole.shares is not None
-        for a, b in zip(run.shares, whole.shares, strict=True):
+        assert run.others_means is not None
+        assert whole.others_means is not None
+        for a, b in zip(run.others_means, whole.others_means, strict=True):
             assert a is not None
             assert b is not None
             assert torch.equal(a, b)
@@ -134,9 +134,9 @@ def test_two_parties_receive_the_noised_means_of_the_other(small_parties: list[v
     config = best().for_parties(2)
     run = vf.train(small_parties[:2], best())
     assert run.config.exchange.mode == "noised"
-    assert run.shares is not None
+    assert run.others_means is not None
     scale = mean_scale(config, 2)
-    for share, expected in zip(run.shares, expected_sums(small_parties[:2], config), strict=True):
+    for share, expected in zip(run.others_means, expected_sums(small_parties[:2], config), strict=True):
         assert share is not None
         noise = (share.numpy() - expected) / scale
         assert abs(noise.mean()) < 5 * 0.05 / np.sqrt(noise.size)

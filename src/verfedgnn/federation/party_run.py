@@ -81,5 +81,5 @@ def _make_run(
         public,
         device,
         alone=alone,
-        shares=[share],
+        others_means=[share],
     )

@@ -74,7 +74,7 @@ class Run:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     alone: list[PartyModel] | None = None
     """The model that each party would serve without the federation; None without a gate."""
-    shares: list[Tensor | None] | None = None
+    others_means: list[Tensor | None] | None = None
     """For each party, the sum of the other parties' user means (N, 2), which the gate uses; None if they were not exchanged."""
     lists: Run | None = None
     """The run of the model that orders lists; None if only one model was trained."""
@@ -242,7 +242,7 @@ class Run:
             if self.alone is not None:
                 _write_models(folder / "model" / "alone", self.parties, self.alone)
             _write_models(folder / "model", self.parties, self.models)
-            _write_shares(folder / "model", self.parties, self.shares)
+            _write_means(folder / "model", self.parties, self.others_means)
             write_json(folder / "ledger.json", self.ledger.to_dict())
             write_json(folder / "metrics.json", self.metrics)
 
@@ -277,7 +277,7 @@ class Run:
             metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
-            shares = _read_shares(folder / "model", parties)
+            others_means = _read_means(folder / "model", parties)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
@@ -292,7 +292,7 @@ class Run:
             ledger,
             torch.from_numpy(public),
             alone=alone,
-            shares=shares,
+            others_means=others_means,
         )
 
 
@@ -336,15 +336,15 @@ def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]
     return models
 
 
-def _write_shares(folder: Path, parties: Sequence[PartyData], shares: Sequence[Tensor | None] | None) -> None:
-    known = zip(safe_names(parties), shares or [], strict=False)
+def _write_means(folder: Path, parties: Sequence[PartyData], means: Sequence[Tensor | None] | None) -> None:
+    known = zip(safe_names(parties), means or [], strict=False)
     arrays = {name: share.cpu().numpy() for name, share in known if share is not None}
     if arrays:
-        write_bytes(folder / "_shares.safetensors", safetensors.numpy.save(arrays))
+        write_bytes(folder / "_others_means.safetensors", safetensors.numpy.save(arrays))
 
 
-def _read_shares(folder: Path, parties: Sequence[PartyData]) -> list[Tensor | None] | None:
-    file = folder / "_shares.safetensors"
+def _read_means(folder: Path, parties: Sequence[PartyData]) -> list[Tensor | None] | None:
+    file = folder / "_others_means.safetensors"
     if not file.is_file():
         return None
     arrays = safetensors.numpy.load(file.read_bytes())

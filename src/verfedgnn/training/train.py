@@ -185,7 +185,7 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
         trained.public,
         device_of(loop.prepared),
         alone=[each.alone.model for each in gated] if gated else None,
-        shares=trained.others_means,
+        others_means=trained.others_means,
     )
 
 
