@@ -256,14 +256,6 @@ BAD = {
     "no file": (lambda folder: ["--data", str(folder / "none.csv")], "none.csv"),
     "empty": (bad_table(""), "empty"),
     "too many parties": (bad_table("user,item,rating\na,b,3\nc,d,4\n"), "--parties"),
-    "item in two parties": (
-        lambda folder: [
-            *bad_table("user,item,rating\na,b,3\n")(folder),
-            "--data",
-            f"other={folder / 'bad.csv'}",
-        ],
-        "item 'b'",
-    ),
     "unknown setting": (lambda _: ["--set", "dimm=3"], "did you mean"),
     "unprotected": (lambda _: ["--set", "ratio=1"], "unprotected"),
     "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),

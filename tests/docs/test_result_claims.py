@@ -281,11 +281,6 @@ CLAIMS = [
         + difference(best("ml-1m gcn, no exchange"), best("ml-1m gcn |")),
     ),
     Claim("docs/privacy.md", "GGNN without any exchange, {}, still", best("ml-1m ggnn, no exchange")),
-    Claim(
-        "docs/tutorials/does-joining-pay.md",
-        "parts of one catalogue, {} and {} % for two real shops",
-        percent(AMAZON_BOOKS[2:3], AMAZON_BOOKS[1:2]) + percent(AMAZON_MOVIES[2:3], AMAZON_MOVIES[1:2]),
-    ),
 ]
 
 FIGURES_FROM = {

@@ -303,7 +303,7 @@ def test_a_run_remembers_the_code_of_its_plugin(
         PluginWarning, match=r"run was trained with other code of GNN 'sage': .* then, .* now; .*train again"
     ):
         vf.Run.load(run)
-    with pytest.raises(RunError, match=r"begun was begun with other code .* go back to that version"):
+    with pytest.raises(RunError, match=r"begun was begun with other code .* install the earlier version"):
         vf.resume(tmp_path / "begun")
     vf.train(small_parties, config, out=run, overwrite=True)  # whoever replaces a run knows
     assert vf.Run.load(run).config.model.code != code

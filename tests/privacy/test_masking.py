@@ -62,9 +62,9 @@ def test_no_stream_is_used_twice() -> None:
 
 def test_keys_that_are_not_the_parties_own_are_refused() -> None:
     masker, other = Masker(), Masker()
-    with pytest.raises(vf.ProtocolError, match="not the parties' own"):
+    with pytest.raises(vf.ProtocolError, match="not those of the parties"):
         masker.derive_secrets(0, [other.public, masker.public])
-    with pytest.raises(vf.ProtocolError, match="not the parties' own"):
+    with pytest.raises(vf.ProtocolError, match="not those of the parties"):
         masker.derive_secrets(0, [masker.public, masker.public])
     with pytest.raises(vf.ProtocolError, match="not usable"):
         masker.derive_secrets(0, [masker.public, "00" * 32])

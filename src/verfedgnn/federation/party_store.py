@@ -23,7 +23,8 @@ from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import LISTS, begin_folder, write_history
+from verfedgnn.runs.run import begin_folder, write_history
+from verfedgnn.runs.run_layout import LISTS
 from verfedgnn.training.local_runtime import party_secret
 
 _MARK = "federation.txt"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from verfedgnn.config import Config
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.runs.run import LISTS
+from verfedgnn.runs.run_layout import LISTS
 
 
 @dataclass(frozen=True)

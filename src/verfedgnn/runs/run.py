@@ -36,9 +36,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_evaluation import evaluate
-
-LISTS = "lists"
-"""Subfolder of a run's folder with the model that orders lists."""
+from verfedgnn.runs.run_layout import LISTS
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import LISTS, Run, begin_folder, describe_code_change, write_history
+from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
+from verfedgnn.runs.run_layout import LISTS
 from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
 from verfedgnn.training.party_gate import gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never

@@ -1,0 +1,4 @@
+"""Names in a run folder that light commands need too; importing them loads neither NumPy nor torch."""
+
+LISTS = "lists"
+"""Folder in a run's folder with the model that orders lists."""
