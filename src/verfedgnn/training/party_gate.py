@@ -40,8 +40,6 @@ class Gated:
     """The mixture of all models."""
     alone: Stacked
     """The mixture of the models that do not come from the federation."""
-    simple: PartyModel
-    """The simplest model: user and item means, or popularity for lists."""
 
     @property
     def weights(self) -> dict[str, dict[str, float]]:
@@ -80,9 +78,8 @@ def gate_party(
         list_parts(party, alone, federated) if ranks else rating_parts(party, alone, federated, others_means)
     )
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
-    simple = next(iter(parts.values()))
     mixed = mix_parts(home, party, ranks=ranks)
-    return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed, simple)
+    return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed)
 
 
 def gate_alone(party: Prepared, alone: PartyModel, *, ranks: bool) -> Stacked:
