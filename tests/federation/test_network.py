@@ -15,13 +15,14 @@ import pytest
 import verfedgnn as vf
 from hub import SERVER, agree
 from verfedgnn.federation.agreement import Agreement
-from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key, write_secret
+from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
 
 from verfedgnn.federation.connect import connect
+from verfedgnn.federation.transport.pending_handshakes import MAX_HANDSHAKES
 from verfedgnn.federation.transport.tls_driver import FRAME_MARGIN, tls_context
 
 LARGEST = 1 << 20
@@ -53,7 +54,7 @@ class Net:
         self.open.append(connect(self.identities[name], self.refused.append, listen))
         return self.open[-1]
 
-    def raw(self, certificate: str, key: Path, authority: str) -> ssl.SSLSocket:
+    def raw(self, certificate: str, key: bytes, authority: str) -> ssl.SSLSocket:
         """Open a bare TLS connection that can break the protocol."""
         context = tls_context(server=False, authority=authority, certificate=certificate, key=key)
         context.verify_mode = ssl.CERT_NONE
@@ -148,7 +149,7 @@ def test_only_the_roster_is_let_in(net: Net, tmp_path: Path) -> None:
     stranger.mkdir()
     other, identities = agree(stranger, ["film"], net.agreement.config)
     outsider = other.member("film").certificate
-    assert is_turned_away(lambda: net.raw(outsider, identities["film"].key_file, net.agreement.authority))
+    assert is_turned_away(lambda: net.raw(outsider, identities["film"].key_pem(), net.agreement.authority))
     bare = ssl.create_default_context()
     bare.check_hostname = False
     bare.verify_mode = ssl.CERT_NONE
@@ -170,8 +171,7 @@ def test_a_certificate_of_the_authority_is_not_enough(
     from verfedgnn.federation.certificates import new_authority
 
     authority_key, authority = new_authority("trial2")
-    key, file = new_key(), tmp_path / "spy.pem"
-    write_secret(file, key_pem(key))
+    key = new_key()
     spy = issue(authority_key, authority, make_request(key, "spy"))
     members = {"authority": authority}
     renewed = {}
@@ -186,7 +186,7 @@ def test_a_certificate_of_the_authority_is_not_enough(
     net = Net(changed, ids)
     try:
         wait_for_port(net.address)
-        connection = net.raw(spy, file, authority)
+        connection = net.raw(spy, key_pem(key), authority)
         assert is_turned_away(lambda: connection)
         assert any("not in the roster" in reason for reason in net.refused)
     finally:
@@ -202,7 +202,7 @@ def test_a_party_speaks_to_its_coordinator_only(
         server=True,
         authority=agreement.authority,
         certificate=agreement.member("book").certificate,
-        key=identities["book"].key_file,
+        key=identities["book"].key_pem(),
     )
     refused: list[str] = []
     with socket.create_server((agreement.host, agreement.port)) as listener:
@@ -228,11 +228,64 @@ def until_reachable(net: Net) -> None:
     assert until(net.server, "message", "book").data == b"still here"
 
 
-def test_silent_strangers_keep_nobody_out(net: Net) -> None:
-    """With FLARE's own driver, one silent connection would block all others."""
-    for _ in range(40):
-        net.plain()
+def crowd(net: Net, sources: list[str]) -> None:
+    """Connect from each address and send nothing: more connections than handshakes may be pending."""
+    assert len(sources) > MAX_HANDSHAKES
+    for source in sources:
+        net.sockets.append(socket.create_connection(net.address, timeout=15, source_address=(source, 0)))
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [["127.0.0.1"] * 80, [f"127.0.0.{n}" for n in range(2, 82)]],
+    ids=["one-address", "many-addresses"],
+)
+def test_silent_strangers_keep_nobody_out(net: Net, sources: list[str]) -> None:
+    """Eighty silent connections, also from the member's own address, delay a member by less than two seconds."""
+    crowd(net, sources)
+    begin = time.monotonic()
     until_reachable(net)
+    assert time.monotonic() - begin < 2
+
+
+def test_one_address_does_not_end_handshakes_of_others(net: Net) -> None:
+    """A member that is slow to begin its handshake keeps its place while another address opens 80 connections."""
+    context = tls_context(
+        server=False,
+        authority=net.agreement.authority,
+        certificate=net.agreement.member("film").certificate,
+        key=net.identities["film"].key_pem(),
+    )
+    slow = net.plain()
+    crowd(net, ["127.0.0.9"] * 80)
+    film = context.wrap_socket(slow)
+    film.settimeout(0.5)
+    with film, pytest.raises(TimeoutError):  # the coordinator waits for film; a refused peer would read the end
+        film.recv(1)
+
+
+def test_a_handshake_has_one_time_limit_for_all_its_bytes(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verfedgnn.federation.transport.tls_driver.HANDSHAKE_SECONDS", 0.5)
+    trickle = net.plain()
+    begin = time.monotonic()
+    with pytest.raises(ConnectionError):
+        for byte in b"\x16\x03\x01\x02\x00" + bytes(100):
+            trickle.sendall(bytes([byte]))
+            time.sleep(0.1)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_key_is_read_once(federation: tuple[Agreement, dict[str, MemberIdentity]]) -> None:
+    """A key file that is exchanged after its check is not read again."""
+    agreement, identities = federation
+    for identity in identities.values():
+        identity.key_file.unlink()
+    net = Net(agreement, identities)
+    try:
+        wait_for_port(net.address)
+        until_reachable(net)
+    finally:
+        net.close()
 
 
 def test_oversize_and_garbled_frames_end_their_own_connection_only(net: Net) -> None:
@@ -249,7 +302,7 @@ def test_oversize_and_garbled_frames_end_their_own_connection_only(net: Net) -> 
         b"\xff" * 64,
     ]
     for frame in frames:
-        connection = net.raw(agreement.member("film").certificate, identity.key_file, agreement.authority)
+        connection = net.raw(agreement.member("film").certificate, identity.key_pem(), agreement.authority)
         connection.sendall(frame)
         connection.settimeout(10)
         with contextlib.suppress(ConnectionError):

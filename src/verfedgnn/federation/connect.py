@@ -33,7 +33,7 @@ def connect(
         server=identity.is_coordinator,
         authority=agreement.authority,
         certificate=identity.member.certificate,
-        key=identity.key_file,
+        key=identity.key_pem(),
     )
     driver = PinnedTls(
         context,

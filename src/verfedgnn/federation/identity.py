@@ -7,7 +7,7 @@ from pathlib import Path
 from verfedgnn import plugins
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.federation.agreement import FILE, Agreement, Member, load_agreement
-from verfedgnn.federation.certificates import COORDINATOR, read_key, same_key, sign, verify
+from verfedgnn.federation.certificates import COORDINATOR, key_pem, read_key, same_key, sign, verify
 from verfedgnn.federation.key_files import COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.plugins import origin
 
@@ -36,6 +36,10 @@ class MemberIdentity:
     def index(self) -> int:
         """Position of the party in the roster."""
         return [party.name for party in self.agreement.parties].index(self.name)
+
+    def key_pem(self) -> bytes:
+        """Return the private key in PEM, from memory: the file may have been exchanged since it was checked."""
+        return key_pem(self._key)
 
     def sign(self, purpose: str, key: str) -> str:
         """Return this member's signature, in hex, of a public key for one purpose in this federation."""

@@ -4,7 +4,7 @@ FLARE's own tcp driver has four problems that this one avoids:
 
 - It accepts any certificate of the authority. Here only certificates of the roster are admitted.
 - It performs the TLS handshake in the accepting thread, where one silent stranger blocks all others. Here each
-  handshake has its own thread and a time limit.
+  handshake has its own thread and a time limit, and strangers share a bounded table of handshakes.
 - It accepts frames of 2 GB from anyone. Here frames are bounded and few are in flight, so a flood stalls its sender.
 - It uses one TLS object from two threads. Here every use of a TLS object holds its lock.
 
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import select
 import socket
 import ssl
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
@@ -35,9 +35,10 @@ from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
+from verfedgnn.federation.transport.pending_handshakes import PendingHandshakes
+
 HANDSHAKE_SECONDS = 10.0
-MAX_HANDSHAKES = 64
-"""Number of simultaneous handshakes; further connections are closed at once."""
+"""Number of seconds that a whole handshake may take."""
 FRAMES_IN_FLIGHT = 4
 """Number of data frames of one connection that may be read but not yet handled."""
 FRAME_MARGIN = 4096
@@ -46,19 +47,31 @@ _CHUNK = 1 << 18
 _PART = 1 << 22
 
 
-def tls_context(*, server: bool, authority: str, certificate: str, key: Path) -> ssl.SSLContext:
-    """Return a context for mutual TLS 1.3. Host names are not checked, because the peer's certificate is pinned."""
+def tls_context(*, server: bool, authority: str, certificate: str, key: bytes) -> ssl.SSLContext:
+    """Return a context for mutual TLS 1.3 with a certificate and its private key, both in PEM.
+
+    Host names are not checked, because the peer's certificate is pinned.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority)
-    # The ssl module reads certificates only from files.
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(certificate)
-        file.flush()
-        context.load_cert_chain(file.name, key)
+    with _as_file(certificate.encode()) as certificate_file, _as_file(key) as key_file:
+        context.load_cert_chain(certificate_file, key_file)
     return context
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Yield a name under which `data` can be read once: the ssl module takes names only, and a key stays off the disk."""
+    reader, writer = os.pipe()
+    try:
+        with open(writer, "wb") as file:
+            file.write(data)
+        yield f"/dev/fd/{reader}"
+    finally:
+        os.close(reader)
 
 
 class PinnedTls(BaseDriver):  # type: ignore[misc]
@@ -121,7 +134,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         except OSError as error:
             self.refused(f"cannot reach {address[0]}:{address[1]} ({_reason(error)})")
             raise
-        connection = self.admit(raw, server_side=False)
+        connection = self.admit(raw)
         if connection is not None:
             self.hold(connection)
             if not connection.heard and not self.stopping:
@@ -129,11 +142,20 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
                     "the coordinator closed the connection at once: it does not know this party's certificate"
                 )
 
-    def admit(self, raw: socket.socket, *, server_side: bool) -> _Connection | None:
-        """Perform the handshake and return the connection, or None if the peer is not in the roster."""
+    def admit(self, raw: socket.socket, pending: PendingHandshakes | None = None) -> _Connection | None:
+        """Perform the handshake and return the connection, or None if the peer is not in the roster.
+
+        `pending` is the table of the listener that accepted the connection; without it, this side connected.
+        """
         raw.settimeout(HANDSHAKE_SECONDS)
         try:
-            sock = self.context.wrap_socket(raw, server_side=server_side)
+            address = raw.getpeername()[0]
+            sock = self.context.wrap_socket(
+                raw, server_side=pending is not None, do_handshake_on_connect=False
+            )
+            raw = sock
+            with pending.hold(sock, address) if pending is not None else contextlib.nullcontext():
+                sock.do_handshake()
             certificate = sock.getpeercert(binary_form=True) or b""
         except (OSError, ValueError) as error:
             self.refused(f"TLS handshake failed ({_reason(error)})")
@@ -189,11 +211,11 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
 class _Server(ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    request_queue_size = 64
+    request_queue_size = 1024
 
     def __init__(self, driver: PinnedTls, address: tuple[str, int]) -> None:
         self.driver = driver
-        self.shaking = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self.pending = PendingHandshakes()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -202,13 +224,7 @@ class _Handler(BaseRequestHandler):
     def handle(self) -> None:
         server = self.server
         assert isinstance(server, _Server)
-        if not server.shaking.acquire(blocking=False):
-            server.driver.refused("too many connections at once")
-            return
-        try:
-            connection = server.driver.admit(self.request, server_side=True)
-        finally:
-            server.shaking.release()
+        connection = server.driver.admit(self.request, server.pending)
         if connection is not None:
             server.driver.hold(connection)
 
