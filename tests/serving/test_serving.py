@@ -43,8 +43,9 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import as_alone, serving, without_alone  # noqa: E402
+from verfedgnn.core.hosts import is_loopback  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
-from verfedgnn.serving.http.request_guard import LARGEST_BODY, is_loopback, read_key  # noqa: E402
+from verfedgnn.serving.http.request_guard import LARGEST_BODY, read_key  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 

@@ -11,6 +11,7 @@ import typer
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import RUN, AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.hosts import is_loopback
 
 
 def serve(
@@ -56,7 +57,7 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from verfedgnn.serving.http.request_guard import is_loopback, read_key
+        from verfedgnn.serving.http.request_guard import read_key
         from verfedgnn.serving.http.server_process import ServeOptions
         from verfedgnn.serving.http.server_process import serve as serve_alone
         from verfedgnn.serving.http.workers import serve_with_workers
@@ -65,7 +66,7 @@ def serve(
             f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
         ) from None
     key = read_key(api_key_file)
-    if key is None and not is_loopback(host):
+    if key is None and not is_loopback(host.strip("[]")):
         raise ConfigError(
             f"--host {host} is reachable from other machines, so an API key is required. "
             "Set one with --api-key-file or VERFEDGNN_API_KEY, or listen on 127.0.0.1."

@@ -10,6 +10,7 @@ import typer
 from verfedgnn.cli.completion import among
 from verfedgnn.cli.shared_options import RUN, use_threads
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.hosts import is_loopback
 from verfedgnn.federation.key_files import PARTY_KEY
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ ServiceThreads = Annotated[
     int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
 ]
 Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
-Status = Annotated[str | None, _run(text="Serve a status page at HOST:PORT, with /metrics for Prometheus.")]
+Status = Annotated[
+    str | None,
+    _run(text="Serve a status page, with /metrics for Prometheus, at a PORT of 127.0.0.1 or at HOST:PORT."),
+]
 LogFormat = Annotated[
     str,
     _run(
@@ -66,9 +70,15 @@ def prepare_service(log: str, quiet: bool, threads: int) -> None:
 
 def make_publisher(folder: Path, status: str | None, tensorboard: Path | None = None) -> StatusPublisher:
     """Return the publisher of the status: on disk and, where requested, over HTTP and for TensorBoard."""
+    from verfedgnn.federation.event_log import log_warning
     from verfedgnn.federation.status_server import StatusPublisher
 
-    return StatusPublisher(folder, port=parse_address(status, "--status"), tensorboard=tensorboard)
+    if status is not None and status.isdigit():
+        status = f"127.0.0.1:{status}"
+    address = parse_address(status, "--status")
+    if address is not None and not is_loopback(address[0]):
+        log_warning("the status page has no password, and other machines can reach it", address=status)
+    return StatusPublisher(folder, port=address, tensorboard=tensorboard)
 
 
 def parse_address(text: str | None, option: str) -> tuple[str, int] | None:

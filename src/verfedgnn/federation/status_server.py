@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +17,16 @@ from typing import Any
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import writing
+from verfedgnn.core.hosts import is_address, parse_host_header
+from verfedgnn.federation.connection_table import ConnectionTable
 from verfedgnn.federation.status_text import FACTS, format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.runs.run import write_json
 
 FRESH_SECONDS = 0.05
 """Maximum age of the status in memory; building it for every event would cost too much."""
+IDLE_SECONDS = 5.0
+"""Number of seconds after which a reader that sends or takes nothing is disconnected."""
 EVERY_SECONDS = 1.0
 """Maximum age of the status on disk."""
 
@@ -78,6 +83,7 @@ class StatusPublisher:
         """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
+            self._server.server_close()
         if self._board is not None:
             self._board.close()
 
@@ -98,36 +104,75 @@ def _open_tensorboard(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/metrics":
-                kind, body = exposition(publisher.status)
-            elif self.path == "/status.json":
-                kind = "application/json"
-                body = json.dumps(publisher.status).encode()
-            elif self.path == "/":
-                kind = "text/html; charset=utf-8"
-                body = page(publisher.status).encode()
-            else:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+class _StatusServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: the addresses of readers are nobody's business."""
+    def __init__(self, publisher: StatusPublisher, address: tuple[str, int]) -> None:
+        self.publisher = publisher
+        self.readers = ConnectionTable()
+        self.names = {"localhost", address[0].lower(), socket.gethostname().lower()}
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _StatusHandler)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.readers.add(request, client_address[0])
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        super().close_request(request)
+        self.readers.remove(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: the reader has gone, and its address is nobody's business."""
+
+    def admits(self, header: str) -> bool:
+        """Return whether a Host header names this server: by an address, or by a name of this machine."""
+        host = parse_host_header(header)
+        return is_address(host) or host.lower() in self.names
+
+
+class _StatusHandler(BaseHTTPRequestHandler):
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, _StatusServer)
+        status = self.server.publisher.status
+        if not self.server.admits(self.headers.get("Host", "")):
+            # Without this check, a web page could read the status through a browser under a name of its own.
+            self.send_error(403, explain="Use the address or the host name of this machine.")
+        elif self.path == "/metrics":
+            self._send(*exposition(status))
+        elif self.path == "/status.json":
+            self._send("application/json", json.dumps(status).encode())
+        elif self.path == "/":
+            self._send("text/html; charset=utf-8", page(status).encode())
+        else:
+            self.send_error(404)
+
+    def _send(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "verfedgnn"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the addresses of readers are nobody's business."""
+
+
+def _serve(publisher: StatusPublisher, address: tuple[str, int]) -> _StatusServer:
     try:
-        server = ThreadingHTTPServer(address, Handler)
+        server = _StatusServer(publisher, address)
     except OSError as error:
         raise ConfigError(
             f"cannot serve the status at {address[0]}:{address[1]}: {error.strerror}; use another --status"
         ) from None
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
     return server
 

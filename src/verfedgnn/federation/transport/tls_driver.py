@@ -35,7 +35,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from verfedgnn.federation.transport.pending_handshakes import PendingHandshakes
+from verfedgnn.federation.connection_table import ConnectionTable
 
 HANDSHAKE_SECONDS = 10.0
 """Number of seconds that a whole handshake may take."""
@@ -134,7 +134,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         except OSError as error:
             self.refused(f"cannot reach {address[0]}:{address[1]} ({_reason(error)})")
             raise
-        connection = self.admit(raw)
+        connection = self.admit(self.wrap(raw, server_side=False))
         if connection is not None:
             self.hold(connection)
             if not connection.heard and not self.stopping:
@@ -142,24 +142,23 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
                     "the coordinator closed the connection at once: it does not know this party's certificate"
                 )
 
-    def admit(self, raw: socket.socket, pending: PendingHandshakes | None = None) -> _Connection | None:
-        """Perform the handshake and return the connection, or None if the peer is not in the roster.
-
-        `pending` is the table of the listener that accepted the connection; without it, this side connected.
-        """
+    def wrap(self, raw: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
+        """Return a TLS socket whose handshake is yet to come."""
         raw.settimeout(HANDSHAKE_SECONDS)
         try:
-            address = raw.getpeername()[0]
-            sock = self.context.wrap_socket(
-                raw, server_side=pending is not None, do_handshake_on_connect=False
-            )
-            raw = sock
-            with pending.hold(sock, address) if pending is not None else contextlib.nullcontext():
-                sock.do_handshake()
+            return self.context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
+        except OSError:
+            raw.close()
+            raise
+
+    def admit(self, sock: ssl.SSLSocket) -> _Connection | None:
+        """Perform the handshake and return the connection, or None if the peer is not in the roster."""
+        try:
+            sock.do_handshake()
             certificate = sock.getpeercert(binary_form=True) or b""
         except (OSError, ValueError) as error:
             self.refused(f"TLS handshake failed ({_reason(error)})")
-            raw.close()
+            sock.close()
             return None
         name = self.roster.get(hashlib.sha256(certificate).hexdigest())
         if name is None:
@@ -215,17 +214,30 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, driver: PinnedTls, address: tuple[str, int]) -> None:
         self.driver = driver
-        self.pending = PendingHandshakes()
+        self.strangers = ConnectionTable()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
+
+    def get_request(self) -> tuple[ssl.SSLSocket, Any]:
+        raw, address = super().get_request()
+        return self.driver.wrap(raw, server_side=True), address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.strangers.add(request, client_address[0])
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        super().close_request(request)
+        self.strangers.remove(request)
 
 
 class _Handler(BaseRequestHandler):
     def handle(self) -> None:
         server = self.server
         assert isinstance(server, _Server)
-        connection = server.driver.admit(self.request, server.pending)
+        connection = server.driver.admit(self.request)
         if connection is not None:
+            server.strangers.remove(self.request)
             server.driver.hold(connection)
 
 

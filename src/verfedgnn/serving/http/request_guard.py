@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import time
 from functools import lru_cache
@@ -14,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.hosts import is_loopback, parse_host_header
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
@@ -57,14 +57,6 @@ def read_key(file: Path | None) -> str | None:
             f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {make}"
         )
     return key
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class RequestGuard:
@@ -130,8 +122,7 @@ class RequestGuard:
 
 @lru_cache(256)
 def _names_this_machine(host: str) -> bool:
-    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(name)
+    return is_loopback(parse_host_header(host))
 
 
 def _body_too_large() -> HttpProblem:

@@ -1,8 +1,8 @@
-"""The TLS handshakes that a listener has begun and not finished, bounded in all and per address.
+"""The connections of strangers that a server keeps open, bounded in all and per address.
 
-Anybody who reaches the port can begin a handshake. A new connection is therefore never turned away: it takes the
-place of the oldest unfinished handshake of the address that has most. A member's handshake takes milliseconds. To
-push it out, strangers must begin as many handshakes as the table holds within that time.
+Anybody who reaches a port can open connections and send nothing. A new connection is therefore never turned away:
+it takes the place of the oldest connection of the address that has most. A TLS handshake or a request takes
+milliseconds. To push it out, strangers must open as many connections as the table holds within that time.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ import ipaddress
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-MAX_HANDSHAKES = 64
-"""Number of handshakes that may be unfinished at a time."""
-MAX_HANDSHAKES_PER_ADDRESS = 16
-"""Number of handshakes that one address may have unfinished; several members may share an address."""
+MAX_CONNECTIONS = 64
+"""Number of connections that strangers may have open at a time."""
+MAX_PER_ADDRESS = 16
+"""Number of connections that one address may have open; several members may share an address."""
+_CLOSE_SECONDS = 1.0
 
 
-class PendingHandshakes:
-    """A table of the sockets whose handshake is unfinished, oldest first."""
+class ConnectionTable:
+    """A table of open sockets, oldest first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._networks: dict[socket.socket, str] = {}
         self._counts: Counter[str] = Counter()
 
-    @contextmanager
-    def hold(self, sock: socket.socket, address: str) -> Iterator[None]:
-        """Keep `sock` in the table during the block, and end another handshake if the table is full."""
+    def add(self, sock: socket.socket, address: str) -> None:
+        """Add a socket. If the table is full, end another connection and wait until its thread has closed it."""
         network = _network(address)
-        with self._lock:
-            if self._counts[network] >= MAX_HANDSHAKES_PER_ADDRESS:
+        with self._changed:
+            if self._counts[network] >= MAX_PER_ADDRESS:
                 self._evict(network)
-            elif len(self._networks) >= MAX_HANDSHAKES:
+            elif len(self._networks) >= MAX_CONNECTIONS:
                 self._evict(max(self._networks.values(), key=self._counts.__getitem__))
             self._networks[sock] = network
             self._counts[network] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._forget(sock)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Remove a socket that is closed or whose peer is no longer a stranger."""
+        with self._changed:
+            self._forget(sock)
+            self._changed.notify_all()
 
     def _evict(self, network: str) -> None:
         oldest = next(sock for sock, other in self._networks.items() if other == network)
-        self._forget(oldest)
         with contextlib.suppress(OSError):  # already closed by the peer
             socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # wakes the thread that waits for the peer
+        self._changed.wait_for(lambda: oldest not in self._networks, _CLOSE_SECONDS)
+        self._forget(oldest)
 
     def _forget(self, sock: socket.socket) -> None:
         network = self._networks.pop(sock, None)

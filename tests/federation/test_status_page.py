@@ -1,0 +1,92 @@
+"""The status page under attack: idle connections, slow readers and foreign host names."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shells import free_port
+from verfedgnn.federation import status_server
+from verfedgnn.federation.status_server import StatusPublisher
+
+IDLE = """
+import resource, socket, sys
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20) for _ in range(1000)]
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    port = free_port()
+    publisher = StatusPublisher(tmp_path, port=("127.0.0.1", port))
+    publisher.update(lambda: {"role": "coordinator", "state": "training", "parties": {}}, now=True)
+    yield port
+    publisher.close()
+
+
+def get(port: int, path: str = "/status.json", host: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path, headers={"Host": host} if host is not None else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Let this process open 150 more files than it has open now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 150, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+@pytest.mark.usefixtures("few_descriptors")
+def test_a_thousand_idle_connections_stop_nothing(port: int, tmp_path: Path) -> None:
+    """A training can still open its files, and the page still answers."""
+    command = [sys.executable, "-c", IDLE, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == b"held\n"
+        for n in range(20):
+            (tmp_path / f"checkpoint-{n}").write_text("written")
+            assert get(port)[0] == 200
+        assert len(os.listdir("/proc/self/fd")) < 150
+
+
+def test_a_connection_that_sends_nothing_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server._StatusHandler, "timeout", 0.3)
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as idle:
+        begin = time.monotonic()
+        assert idle.recv(1) == b""
+        assert time.monotonic() - begin < 3
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9100", "127.0.0.1.evil.example", ""])
+def test_a_foreign_host_name_is_refused(port: int, host: str) -> None:
+    """A web page that points a name of its own at this machine reads nothing through a visitor's browser."""
+    status, body = get(port, host=host)
+    assert status == 403
+    assert b"coordinator" not in body
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9100", "[::1]:9100", "192.0.2.7:9100"])
+def test_addresses_and_localhost_are_answered(port: int, host: str) -> None:
+    assert get(port, host=host)[0] == 200
