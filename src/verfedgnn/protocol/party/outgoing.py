@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from verfedgnn.protocol.wire.messages import RoundStart
 
 
 def noise_source(
-    setup: PartySetup, stream: PartyStream, message: RoundStart, values: Tensor
+    setup: PartySetup, stream: PartyStream, message: RoundStart, values: Sequence[Tensor]
 ) -> np.random.Generator:
     """Return the generator of the noise on `values` in a trip.
 
@@ -39,7 +39,10 @@ def noise_source(
         if message.attempt:
             position.append(message.attempt)
     if setup.policy.fresh_noise:  # a round repeated from other values must not reuse the noise
-        position.append(int.from_bytes(hashlib.sha256(values.cpu().numpy().tobytes()).digest()[:8]))
+        found = hashlib.sha256()
+        for value in values:
+            found.update(value.cpu().numpy().tobytes())
+        position.append(int.from_bytes(found.digest()))
     return setup.randomness.generator(stream, *position)
 
 
@@ -55,7 +58,7 @@ def encode_neighbourhoods(
         setup.config,
         parties=parties,
         active=len(message.active),
-        rng=lambda: noise_source(setup, PartyStream.NEIGHBOURHOOD_NOISE, message, x),
+        rng=lambda: noise_source(setup, PartyStream.NEIGHBOURHOOD_NOISE, message, [x]),
     )
 
 
@@ -90,7 +93,7 @@ def encode_noised_gradient(
     gradient: Tensor, message: RoundStart, setup: PartySetup, parties: int
 ) -> NDArray[np.int32]:
     """Return a public gradient with this party's share of the noise that protects single ratings, before masks."""
-    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, gradient)
+    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, [gradient])
     return release_gradient(gradient, setup.config, parties=parties, active=len(message.active), rng=rng)
 
 
@@ -98,7 +101,7 @@ def encode_gradient(
     gradient: Tensor, message: RoundStart, setup: PartySetup, subset: UserSubset, rescale: Rescale
 ) -> NDArray[Any]:
     """Return a protected public gradient of a subset's users, expanded to all users of the round, before masks."""
-    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, gradient)
+    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, [gradient])
     generator = torch.Generator(setup.device)
     generator.manual_seed(int(rng.integers(2**63)))
     own = protect(gradient, setup.config.gradients, rescale, subset.model.user_size, generator)

@@ -40,6 +40,7 @@ from verfedgnn.protocol.party.outgoing import (
     encode_neighbourhoods,
     encode_noised_gradient,
     mean_scale,
+    noise_source,
 )
 from verfedgnn.protocol.party.party_masks import PartyMasks, mask_context
 from verfedgnn.protocol.party.party_progress import PartyProgress
@@ -48,7 +49,7 @@ from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
-from verfedgnn.protocol.round.message_checks import check_start
+from verfedgnn.protocol.round.message_checks import check_public, check_start
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
 from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_blocks
 from verfedgnn.protocol.round.user_subset import UserSubset
@@ -226,7 +227,7 @@ class Party:
                 raise DivergedError(
                     f"training diverged at '{self.name}' in round {message.round}; lower training.lr"
                 )
-            self._step_private(message.round, subset.expand_private(result.private_gradients))
+            self._step_private(message, subset.expand_private(result.private_gradients))
             reply["gradient"] = self.release_gradient(result.public_gradient, message, subset)
         return RoundReply(**reply)
 
@@ -235,8 +236,8 @@ class Party:
         model = self._served(validated)
         self.progress.evaluated = (message.round, model)
         if self.setup.protects_ratings:
-            rng = self.setup.randomness.generator(PartyStream.VALIDATION_NOISE, message.round)
             squared = squared_errors(model["users"], model["items"], self.data.valid)
+            rng = noise_source(self.setup, PartyStream.VALIDATION_NOISE, message, [squared])
             error, count = add_validation_noise(squared, self.data.scale, self.config, rng)
         else:
             error, count = self.setup.targets.validate(model["users"], model["items"])
@@ -244,12 +245,14 @@ class Party:
         self.progress.announced = (message.round, digest)
         return {"error": error, "count": count, "digest": digest}
 
-    def _step_private(self, round: int, gradients: dict[str, Tensor]) -> None:
+    def _step_private(self, message: RoundStart, gradients: dict[str, Tensor]) -> None:
         """Step the private parameters along their gradients and the regulariser of items (eq. 5)."""
+        round = message.round
         private = self.progress.private
         gradients = private.expand_gradients(gradients, self.replica.blocks.in_round(round).users)
         if self.setup.protects_ratings:
-            rng = self.setup.randomness.generator(PartyStream.PRIVATE_GRADIENT_NOISE, round)
+            stream = PartyStream.PRIVATE_GRADIENT_NOISE
+            rng = noise_source(self.setup, stream, message, list(gradients.values()))
             gradients = add_item_noise(gradients, self.config, rng)
         training = self.config.training
         l2 = 2 * training.l2 / sum(self.replica.items)
@@ -296,10 +299,7 @@ class Party:
 
     def finish(self, message: Finish) -> FinishedTraining:
         """Return the model of the best validation. A party that missed that validation evaluates it now."""
-        if message.parameters.shape != (self.model.size,):
-            raise ProtocolError(
-                f"{self.name}: the public parameters received do not have the size of this model's"
-            )
+        check_public(message.parameters, self.model)
         progress = self.progress
         progress.keep_best(message.best_round)
         public = to_tensor(message.parameters, self.setup.device)

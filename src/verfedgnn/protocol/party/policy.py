@@ -69,6 +69,6 @@ def check_welcome(
         raise ProtocolError("the coordinator's roster is not the one agreed on")
     if message.ratings < ratings:
         raise ProtocolError("the coordinator counts fewer training ratings than this party has")
-    check_full_copy(message, config, model.size)
+    check_full_copy(message, config, model)
     if training not in (None, message.training):
         raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")

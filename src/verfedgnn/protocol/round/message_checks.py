@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
+from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.aggregation import (
     gradient_type,
     neighbourhood_shape,
@@ -15,6 +20,11 @@ from verfedgnn.protocol.round.aggregation import (
 from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_parties_in_sum
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
+
+LARGEST_PARAMETER = 1e6
+"""Largest absolute value of a public parameter, the only limit where the model has no bound."""
+ROUNDING = 1e-5
+"""Relative excess over the model's bound that rounding may cause."""
 
 
 def check_start(
@@ -45,7 +55,7 @@ def check_start(
                 f"round {number} asks for a {config.exchange.mode} sum over only {len(active)} parties"
             )
     if message.parameters is not None:
-        check_full_copy(message, config, blocks.model.size)
+        check_full_copy(message, config, blocks.model)
     _check_sums(message, config, blocks, parties)
 
 
@@ -66,15 +76,51 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
         raise ProtocolError(
             f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
         )
+    if config.gradients.mechanism == "ternary":
+        ends = np.cumsum([blocks.in_round(r).model.size for r in rounds])[:-1]
+        for group, total in zip(message.update_parties, np.split(message.updates, ends), strict=True):
+            if max(total.max(), -total.min()) > len(group):
+                raise ProtocolError(
+                    f"round {number} brings a sum of signs with values of more than its {len(group)} parties"
+                )
 
 
-def check_full_copy(message: Welcome | RoundStart, config: Config, size: int) -> None:
-    """Raise `ProtocolError` unless a message holds a full copy of `size` public parameters."""
-    copies = [message.parameters, message.accumulator]
+def check_full_copy(message: Welcome | RoundStart, config: Config, model: Model) -> None:
+    """Raise `ProtocolError` unless a message holds a full copy of a model's public parameters, within their bounds."""
+    accumulator = message.accumulator
+    copies = [message.parameters]
     if config.training.average:
         copies.append(message.average)
-    if any(values is None or values.shape != (size,) for values in copies):
+    for values in copies:
+        check_public(values, model)
+    if accumulator is None or accumulator.shape != (model.size,):
         raise ProtocolError("the public parameters received do not have the size of this model's")
+    if not (accumulator >= 0).all() or not np.isfinite(accumulator).all():
+        raise _refused("the optimiser's sums of squares are negative or not finite")
+
+
+def check_public(parameters: NDArray[Any] | None, model: Model) -> None:
+    """Raise `ProtocolError` unless flat public parameters have the model's size and keep its bound.
+
+    The sensitivity of preset private assumes user embeddings within `model.bound`. Without a bound there is no such promise, and
+    `LARGEST_PARAMETER` only keeps the arithmetic finite.
+    """
+    if parameters is None or parameters.shape != (model.size,):
+        raise ProtocolError("the public parameters received do not have the size of this model's")
+    if not np.abs(parameters).max() <= LARGEST_PARAMETER:
+        raise _refused(f"public parameters are not finite or beyond {LARGEST_PARAMETER:,.0f}")
+    bound = model.config.bound
+    if bound is not None:
+        rows = parameters[: model.users * model.config.dim].reshape(model.users, model.config.dim)
+        longest = float(np.linalg.norm(rows.astype(np.float64), axis=1).max())
+        if longest > bound * (1 + ROUNDING):
+            raise _refused(f"user embeddings have a norm of {longest:.3g}, beyond the agreed bound {bound:g}")
+
+
+def _refused(problem: str) -> ProtocolError:
+    return ProtocolError(
+        f"the coordinator's parameters are refused: {problem}; rejoin once the coordinator sends those of the training"
+    )
 
 
 def reply_problem(
