@@ -306,7 +306,7 @@ def test_points_that_are_not_due_are_refused(forged: bytes) -> None:
 def test_a_relay_that_swaps_keys_is_noticed(tmp_path: Path) -> None:
     """The coordinator seals a key of its own for a party: the signatures do not fit."""
     agreement, identities = agree(tmp_path, NAMES[:2], vf.Config.preset("paper"))
-    fingerprint = agreement.fingerprint()
+    fingerprint = agreement.digest()
     parties = [PartyAlignment(n, np.array(["x"]), "keyed", fingerprint, identities[n]) for n in NAMES[:2]]
     hellos = [party.hello() for party in parties]
     keys, signatures = [hello.seal_key for hello in hellos], [hello.seal_signature for hello in hellos]

@@ -49,7 +49,7 @@ def assert_both_same(federated: Trial, run: vf.Run) -> None:
 
 def in_lists(config: vf.Config, kind: type, number: int, then: Callable[[], None]) -> Fault:
     """Return a fault that calls `then` once, at the message `number` of a kind after the Hello to the second training."""
-    wanted = config.for_lists().fingerprint()
+    wanted = config.for_lists().digest()
     state = {"joined": False, "count": 0, "done": False}
 
     def fault(data: bytes) -> bytes:
@@ -166,7 +166,7 @@ def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[v
     federated.start(late)
     federated.join(60)
     assert_both_same(federated, local(small_parties, config))
-    wanted = config.for_lists().fingerprint()
+    wanted = config.for_lists().digest()
     greeted = [
         peer
         for peer, to, data in federated.hub.seen
@@ -245,7 +245,7 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
 ) -> None:
     config = best()
     federated = trial(tmp_path, small_parties, config)
-    wanted = config.for_lists().fingerprint()
+    wanted = config.for_lists().digest()
     done: list[bool] = []
 
     def realign(data: bytes) -> bytes:

@@ -15,6 +15,7 @@ import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
 from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.round.replica import parameters_digest
 
 
 def circle(count: int) -> list[Masker]:
@@ -121,3 +122,13 @@ def test_what_masks_cannot_do_is_refused(small_parties: list[vf.PartyData]) -> N
         vf.Config.preset("paper", masking=True, mechanism="laplace")
     with pytest.raises(vf.ConfigError, match="single active party"):
         vf.train(small_parties, vf.Config.preset("paper", masking=True, participation=0.3))
+
+
+def test_parameters_that_share_64_bits_of_their_hash_have_other_masks() -> None:
+    """Two vectors whose SHA-256 begins with the same 16 hex digits, found by search; once, this was the whole digest."""
+    first = torch.tensor([36670.0, 33906.0, 8057.0, 25982.0])
+    second = torch.tensor([47833.0, 13569.0, 36197.0, 20142.0])
+    digests = [parameters_digest(first), parameters_digest(second)]
+    assert digests[0][:16] == digests[1][:16]
+    assert digests[0] != digests[1]
+    assert all(len(digest) == 64 for digest in digests)

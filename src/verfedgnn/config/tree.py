@@ -83,8 +83,8 @@ class Config(Section):
         """Return a preset for one GNN, with `overrides` by setting name: `Config.preset("paper", dim=16)`."""
         return build_config(preset=name, model=model, overrides=overrides)
 
-    def fingerprint(self) -> str:
-        """Return sixteen hex digits that are equal for equal configurations only.
+    def digest(self) -> str:
+        """Return the SHA-256 of the configuration, for members to compare.
 
         Fields at their defaults are left out, so that adding a setting does not change the fingerprints of older runs.
         """
@@ -94,7 +94,11 @@ class Config(Section):
             if tag != choice.default:
                 tree[name][choice.tag] = tag
         text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return the first 16 digits of `digest`, to name a configuration in tables and records."""
+        return self.digest()[:16]
 
     def with_values(self, overrides: Mapping[str, Any]) -> Config:
         """Return a copy with `overrides`, keyed by setting name (`r`) or path (`gradients.r`); values may be text.

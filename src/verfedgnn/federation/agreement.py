@@ -178,14 +178,14 @@ class Agreement(Section):
             self.alignment,
             self.max_users,
             self.quorum,
-            self.config.fingerprint(),
+            self.config.digest(),
             roster,
             self.coordinator.fingerprint,
         )
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def fingerprint(self) -> str:
-        """Return the first 16 digits of `digest`, enough to notice that two members hold different files by mistake."""
+        """Return the first 16 digits of `digest`, to name the agreement in tables; members compare the whole."""
         return self.digest()[:16]
 
     def member(self, name: str) -> Member:

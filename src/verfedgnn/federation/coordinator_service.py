@@ -68,7 +68,7 @@ class CoordinatorService:
             CoordinatorAlignment(
                 [party.name for party in agreement.parties],
                 agreement.alignment,
-                agreement.fingerprint(),
+                agreement.digest(),
                 agreement.config.users,
                 most_users=agreement.max_users,
             )
@@ -108,7 +108,7 @@ class CoordinatorService:
                 stage=stage.stage.name,
                 training=stage.coordinator.training,
                 parties=stage.coordinator.names,
-                config=stage.stage.config.fingerprint(),
+                config=stage.stage.config.digest(),
             )
             self._run_stage(stage, stop)
         self.publisher.update(self.status, now=True)
@@ -180,7 +180,7 @@ class CoordinatorService:
     def _stage_with(self, config: str) -> CoordinatorStage:
         """Return the training with that configuration, or the first one, which refuses a configuration that nobody agreed on."""
         for stage in self.stages:
-            if stage.stage.config.fingerprint() == config:
+            if stage.stage.config.digest() == config:
                 return stage
         return self.stages[0]
 

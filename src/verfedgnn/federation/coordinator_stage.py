@@ -52,13 +52,13 @@ class CoordinatorStage:
         self.stage = stage
         self.office = office
         self.checkpoint_every = checkpoint_every
-        self.store = CoordinatorStore(stage.folder(run), agreement.fingerprint(), stage.config)
+        self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
         self.coordinator = Coordinator(
             stage.config,
             [party.name for party in agreement.parties],
             device,
             quorum=agreement.quorum,
-            agreement=agreement.fingerprint(),
+            agreement=agreement.digest(),
             training=secrets.token_hex(8),
         )
         self.greeted: set[str] = set()

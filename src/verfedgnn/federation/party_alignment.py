@@ -51,7 +51,7 @@ def align(
         identity.name,
         ratings.user_ids,
         agreement.alignment,
-        agreement.fingerprint(),
+        agreement.digest(),
         identity,
         each,
         known=known,
@@ -103,6 +103,6 @@ def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:
 def _align_equal_lists(ratings: Ratings, name: str) -> tuple[PartyData, str]:
     """Sort the users by id; the name of the alignment is a hash of the list, which has to be the same everywhere."""
     users = sort_ids(ratings.user_ids)
-    digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()[:32]
+    digest = hashlib.sha256("\n".join(users.tolist()).encode()).hexdigest()
     placed = place_users(ratings, find_positions(ratings.user_ids, users), users)
     return PartyData(name, replace(placed, name=name)), digest

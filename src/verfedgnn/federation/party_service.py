@@ -99,7 +99,7 @@ class PartyService:
         agreement = self.identity.agreement
         active = active_count(self.config, len(agreement.parties))
         return Policy(
-            agreement.fingerprint(),
+            agreement.digest(),
             alignment,
             self.identity,
             smallest=min(agreement.quorum, active) if self.config.masking else 1,
@@ -135,7 +135,7 @@ class PartyService:
         hello = self.candidate.hello()
         if self.takes_part:
             return hello
-        return hello.model_copy(update={"config": self.config.fingerprint(), "ratings": 0})
+        return hello.model_copy(update={"config": self.config.digest(), "ratings": 0})
 
     def _handle(self, message: Message) -> None:
         """Act on a message."""

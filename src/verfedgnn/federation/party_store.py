@@ -88,7 +88,7 @@ class PartyStore:
         begin_folder(self.folder, agreement.training_config, [prepared.party], [prepared.parts])
         write_secret(self.folder / "secret", secrets.token_bytes(16))
         with writing(self.folder):
-            (self.folder / _MARK).write_text(f"{agreement.fingerprint()}\n{alignment}\n", "utf-8")
+            (self.folder / _MARK).write_text(f"{agreement.digest()}\n{alignment}\n", "utf-8")
 
     def clear(self) -> None:
         """Remove the alignment and everything that depends on it."""
@@ -111,7 +111,7 @@ class PartyStore:
     def load(self, device: torch.device) -> tuple[Prepared, str]:
         """Return the stored data and the name of its alignment; raise `RunError` if the agreement has changed."""
         agreement, alignment = (self.folder / _MARK).read_text("utf-8").split()
-        if agreement != self.identity.agreement.fingerprint():
+        if agreement != self.identity.agreement.digest():
             raise RunError(
                 f"{self.folder} belongs to another agreement than the given federation.toml; choose another --out"
             )

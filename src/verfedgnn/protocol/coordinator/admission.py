@@ -22,7 +22,7 @@ def refusal(
     `joined` holds the last Hello of every party that joined before, including one that comes back. `digests` holds the hashes of the
     public parameters at this training's validations, by round.
     """
-    if message.config != config.fingerprint():
+    if message.config != config.digest():
         return "its configuration differs from the shared one; copy the coordinator's federation file"
     if message.agreement != agreement:
         return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"

@@ -163,7 +163,7 @@ class Coordinator:
             items=self.items,
             stay=self.members.hellos[name].stay,
             training=self.training,
-            config=self.config.fingerprint(),
+            config=self.config.digest(),
             ratings=self.ratings,
             round=self.replica.round,
             **self.replica.arrays(),

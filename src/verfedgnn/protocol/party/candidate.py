@@ -70,7 +70,7 @@ class Candidate:
             items=setup.data.items,
             ratings=setup.announced_ratings,
             scale=setup.data.scale,
-            config=setup.config.fingerprint(),
+            config=setup.config.digest(),
             stay=self.stay,
             agreement=setup.policy.agreement,
             alignment=setup.policy.alignment,

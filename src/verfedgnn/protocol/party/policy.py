@@ -27,7 +27,7 @@ class Policy:
     """A party's conditions for taking part when others run the coordinator."""
 
     agreement: str | None = None
-    """Fingerprint of the federation file."""
+    """SHA-256 of the federation file."""
     alignment: str | None = None
     """Name of the user alignment that the rows follow."""
     vouching: Vouching | None = None
@@ -60,7 +60,7 @@ def check_welcome(
 
     `items` and `ratings` are the party's own; `training` names the training of its checkpoint, if it has one.
     """
-    if message.config != config.fingerprint():
+    if message.config != config.digest():
         raise ProtocolError("the coordinator's configuration is not the one agreed on")
     counts = message.items
     if not message.index < len(counts) or counts[message.index] != items or min(counts) < 1:

@@ -154,7 +154,7 @@ class Replica:
                 average(mean, now[name], training.average, round)
 
     def digest(self) -> str:
-        """Return the hash of the parameters and their average, 16 hex digits; computed once a round."""
+        """Return the hash of the parameters and their average; computed once a round."""
         if self._digest is None or self._digest[0] != self.round:
             both = self.parameters if self.average is None else torch.cat([self.parameters, self.average])
             self._digest = (self.round, parameters_digest(both))
@@ -168,8 +168,8 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
 
 
 def parameters_digest(parameters: Tensor) -> str:
-    """Return the hash of flat parameters, 16 hex digits."""
-    return hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()[:16]
+    """Return the SHA-256 of flat parameters. Masks depend on it, so it is never shortened."""
+    return hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:

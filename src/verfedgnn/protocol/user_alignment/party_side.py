@@ -46,7 +46,7 @@ class PartyAlignment:
         name: The party.
         ids: Its users' ids as its table spells them.
         method: "keyed" or "ecdh".
-        agreement: Fingerprint of the federation file.
+        agreement: SHA-256 of the federation file.
         vouching: Signs this party's key and checks those of the others.
         each: A `map`, perhaps over several processes.
         known: Ids by row from an earlier alignment, "" for users of others. They keep their rows.

@@ -45,11 +45,11 @@ class Hello(Message):
     scale: tuple[Star, Star]
     """Lowest and highest rating, for the initial values."""
     config: str = Field(max_length=64)
-    """Fingerprint of the configuration."""
+    """SHA-256 of the configuration."""
     stay: str = Field("", max_length=64)
     """Random name of this stay; the Welcome that answers this Hello repeats it."""
     agreement: str | None = Field(None, max_length=64)
-    """Fingerprint of the federation file: roster, certificates, rules."""
+    """SHA-256 of the federation file: roster, certificates, rules."""
     alignment: str | None = Field(None, max_length=64)
     """Name of the user alignment that its rows follow; the same at every party."""
     training: str | None = Field(None, max_length=64)
@@ -77,7 +77,7 @@ class Welcome(Message):
     training: str = Field(max_length=64)
     """Random name of this training, so that no checkpoint of another training is mistaken for it."""
     config: str = Field(max_length=64)
-    """Fingerprint of the coordinator's configuration, which the party checks."""
+    """SHA-256 of the coordinator's configuration, which the party checks."""
     ratings: int = Field(ge=0, le=_MOST)
     """Training ratings of all parties together."""
     mask_keys: list[str] | None = None
