@@ -52,7 +52,7 @@ def attack(
     A run folder holds no messages. For a party or the coordinator, the training is repeated with the same
     settings and data and its messages are recorded.
     """
-    from verfedgnn.core.files import check_writable, writing
+    from verfedgnn.core.files import check_writable, make_folder, writing
     from verfedgnn.runs.run import Run, write_json
 
     use_threads(threads)
@@ -87,7 +87,7 @@ def attack(
             )
             found, table = _party(loaded, attacker, victim, rounds, victims, method, listen)
     with writing(path.parent):
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         write_json(path, found)
     output.result({"file": path, "found": found}, table, f"written: {path}")
 

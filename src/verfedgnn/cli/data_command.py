@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from verfedgnn.cli.completion import SHAPES, among
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import Output, SafeConsole
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.core.errors import DataError
@@ -59,7 +58,7 @@ def check(
     if as_json:
         output.result(build_json(found, overlap))
     else:
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         for each in found:
             show_checked(console, each)
         if overlap is not None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from verfedgnn.cli import data_command as data
@@ -25,6 +24,7 @@ from verfedgnn.cli.completion import joined_bash_words
 from verfedgnn.cli.coordinator_command import coordinator
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
+from verfedgnn.cli.output import SafeConsole
 from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
 from verfedgnn.cli.recommend_command import recommend
@@ -36,6 +36,7 @@ from verfedgnn.cli.status_command import status
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.tune_command import tune
 from verfedgnn.core.errors import Interrupted, PluginWarning, VerFedGNNError
+from verfedgnn.core.printable import make_printable
 from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.core.version import installed_version
 from verfedgnn.plugins import load_file
@@ -156,14 +157,11 @@ def _show_warning(
     if issubclass(category, PluginWarning):
         _print_line(str(message), "[bold yellow]warning:[/]")
     else:
-        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        (file or sys.stderr).write(make_printable(text))
 
 
 def _print_line(text: str, head: str = "[bold red]error:[/]") -> None:
     """Print an error or warning on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"{head} {_escape(text)}")
-
-
-def _escape(text: str) -> str:
-    """Return `text` on one line without control characters or markup, because a peer may have written it."""
-    return escape("".join(c if c.isprintable() else "?" for c in " ".join(text.split())))
+    line = " ".join(text.split())  # a peer may have written it
+    SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{head} {escape(line)}")

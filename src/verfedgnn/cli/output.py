@@ -8,16 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+
+from verfedgnn.core.printable import make_printable
 
 _WIDTH = 160
 """Width of tables in a file or a pipe, wide enough that no cell is cut."""
 
 
+class SafeConsole(Console):
+    """A console whose texts contain no control characters, because others may have written them; its own styles stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render as rich does, with printable text only."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(make_printable(segment.text), segment.style)
+
+
 def error_console() -> Console:
     """Return the console for progress and remarks."""
-    return Console(stderr=True, highlight=False)
+    return SafeConsole(stderr=True, highlight=False)
 
 
 def drawable(console: Console) -> bool:
@@ -50,7 +62,7 @@ class Output:
         if self.as_json:
             print(json.dumps(value, allow_nan=False, default=str), flush=True)
             return
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+        console = SafeConsole(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
         for part in parts:
             if isinstance(part, str):
                 console.print(part, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Atomic file writes, folder locks and readable errors when a disk fails.
+"""Private and atomic file writes, folder locks and readable errors when a disk fails.
 
 This module uses the standard library only, so that commands that write keys or federation files do not load
 torch.
@@ -9,32 +9,96 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from verfedgnn.core.errors import RunError
+from verfedgnn.core.errors import ConfigError, RunError
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically: the file is either complete or unchanged."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing, and rename it to `path` when the block ends and all is on disk.
+
+    Only the owner can read the file, from its creation on. After an error, a kill or a power cut, `path` is either
+    complete or unchanged.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
-        write_through(part, data)
+        part.unlink(missing_ok=True)
+        with _create_private(part) as file:
+            yield file
+            _flush(file)
         part.replace(path)
-    except OSError:
+        sync_folder(path.parent)
+    except BaseException:
         with suppress(OSError):
             part.unlink()
         raise
 
 
-def write_through(path: Path, data: bytes) -> None:
-    """Write `data` to `path` and flush it to disk. If the process is killed, a partial file may remain."""
-    with path.open("wb") as file:
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically: the file is either complete or unchanged."""
+    with replacing(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Write `data` to a new file at `path` and flush it to disk. If the process is killed, a partial file may remain."""
+    with _create_private(path) as file:
+        file.write(data)
+        _flush(file)
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and its parents unless they exist; new ones can be entered by their owner only."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True, mode=0o700)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file with a secret; raise `ConfigError` if other users can read it."""
+    with path.open("rb") as file:  # one descriptor: the file that is checked is the file that is read
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        if mode & 0o077:
+            raise ConfigError(
+                f"other users of this machine can read the key {path} (mode {mode:04o}); run `chmod 600 {path}`, "
+                "and replace the key if somebody may have read it"
+            )
+        return file.read()
+
+
+def check_file_name(name: object) -> str:
+    """Return `name` if it is that of a file in the same folder; raise `ValueError` if it may lead elsewhere."""
+    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{str(name)[:80]!a} cannot be a file of the run")
+    return name
+
+
+def check_links(folder: Path) -> None:
+    """Raise `RunError` if a link in `folder` leads out of it, as in a run that somebody else has prepared."""
+    inside = folder.resolve()
+    for place, folders, names in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *names)):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise RunError(
+                    f"{path} is a link to a place outside the run; replace it by the file if you trust the run"
+                )
+
+
+def _create_private(path: Path) -> BinaryIO:
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -73,7 +137,7 @@ def check_writable(folder: Path) -> None:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` and lock it for this process; raise `RunError` if another process holds the lock."""
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.files import read_private, sync_folder
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -86,6 +87,7 @@ def write_secret(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
@@ -95,18 +97,11 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def read_key(path: Path) -> Key:
-    """Read a private key; raise `CertificateError` if other users can read its file."""
+    """Read a private key; raise `ConfigError` if other users can read its file."""
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            data = file.read()
+        data = read_private(path)
     except OSError as error:
         raise CertificateError(f"cannot read the key {path}: {error.strerror or error}") from None
-    if mode & 0o077 and os.name == "posix":
-        raise CertificateError(
-            f"other users of this machine can read the key {path} (mode {mode:04o}); run `chmod 600 {path}`, "
-            "and replace the key if somebody may have read it"
-        )
     try:
         key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -9,7 +9,7 @@ from typing import Any
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -47,7 +47,7 @@ class CoordinatorStore:
         config_file = self.folder / "config.toml"
         mark = self.folder / "federation.txt"
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.folder)
             marked = mark.exists() and mark.read_text("utf-8").strip() == self.agreement
             if config_file.exists() and not marked:
                 raise RunError(

@@ -7,6 +7,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+from verfedgnn.core.printable import make_printable
+
 _LOG = logging.getLogger("verfedgnn.federation")
 _LONGEST_TEXT = 300
 _LONGEST_LIST = 100
@@ -14,7 +16,7 @@ _LONGEST_LIST = 100
 
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event. Fields that are None are left out; text, which a peer may have written, is made printable."""
-    shown = {key: make_printable(value) for key, value in fields.items() if value is not None}
+    shown = {key: _shorten(value) for key, value in fields.items() if value is not None}
     _LOG.log(level, event, extra={"fields": shown})
 
 
@@ -23,12 +25,12 @@ def log_warning(event: str, **fields: Any) -> None:
     log_event(event, level=logging.WARNING, **fields)
 
 
-def make_printable(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     """Return `value` shortened and without characters that could break a log line or a terminal."""
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else "?" for c in value[:_LONGEST_TEXT])
+        return make_printable(value[:_LONGEST_TEXT]).replace("\n", " ")
     if isinstance(value, list | tuple):
-        return [make_printable(part) for part in value[:_LONGEST_LIST]]
+        return [_shorten(part) for part in value[:_LONGEST_LIST]]
     return round(value, 6) if isinstance(value, float) else value
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.data.ids import StrArray
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.identity import MemberIdentity
@@ -83,12 +83,12 @@ class PartyStore:
         agreement = self.identity.agreement
         self.clear()
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.folder.chmod(0o700)
+            make_folder(self.folder)
+            self.folder.chmod(0o700)  # where somebody else created it
         begin_folder(self.folder, agreement.training_config, [prepared.party], [prepared.parts])
         write_secret(self.folder / "secret", secrets.token_bytes(16))
         with writing(self.folder):
-            (self.folder / _MARK).write_text(f"{agreement.digest()}\n{alignment}\n", "utf-8")
+            write_bytes(self.folder / _MARK, f"{agreement.digest()}\n{alignment}\n".encode())
 
     def clear(self) -> None:
         """Remove the alignment and everything that depends on it."""
@@ -132,7 +132,7 @@ class PartyStore:
         """Create the folder of a training and return it."""
         folder = stage.folder(self.folder)
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if not stage.first:
                 write_bytes(folder / "config.toml", stage.config.to_toml().encode())
             if not (folder / "history.jsonl").is_file():

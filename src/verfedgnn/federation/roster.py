@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from verfedgnn.config import Config, build_config, read_preset
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import write_bytes
+from verfedgnn.core.files import make_folder, write_bytes
 from verfedgnn.federation.agreement import (
     FILE,
     Agreement,
@@ -194,7 +194,7 @@ def _new_coordinator(authority_key: Key, authority: str) -> tuple[Key, Member]:
 def _new_folder(folder: Path) -> None:
     """Create a folder that only its owner can enter; raise `ConfigError` if it is not empty."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder} already exists and is not empty; choose another folder")
         folder.chmod(0o700)

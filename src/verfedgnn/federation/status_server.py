@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.hosts import is_address, parse_host_header
 from verfedgnn.federation.connection_table import ConnectionTable
 from verfedgnn.federation.status_text import FACTS, format_value, presence
@@ -56,7 +56,7 @@ class StatusPublisher:
         if now or time.monotonic() - self._written > EVERY_SECONDS:
             self._written = time.monotonic()
             with writing(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_folder(self.folder)
                 write_json(self.folder / "status.json", self.status)
 
     def start_stage(self) -> None:
@@ -101,6 +101,8 @@ def _open_tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError("--tensorboard needs TensorBoard: pip install 'verfedgnn[track]'") from None
+    with writing(folder):
+        make_folder(folder)
     return SummaryWriter(str(folder))
 
 

@@ -15,6 +15,8 @@ from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
 
+from verfedgnn.core.printable import make_printable
+
 GROUPS = ("verfedgnn.gnns", "verfedgnn.methods")
 """Entry point groups in which packages offer plug-ins."""
 PATTERN = r"^[^\x00-\x1f\x7f]{1,100} sha256:[0-9a-f]{64}$"
@@ -40,7 +42,7 @@ def identify(plugin: type) -> str | None:
     package = _package(plugin)
     if package is not None:
         source = f"{package}\n".encode() + source
-    name = "".join(c if c.isprintable() else "?" for c in package or file.name)[:100]
+    name = make_printable(package or file.name).replace("\n", "?")[:100]
     return f"{name} sha256:{hashlib.sha256(source).hexdigest()}"
 
 

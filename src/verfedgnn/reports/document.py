@@ -16,7 +16,8 @@ from typing import ClassVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.core.printable import make_printable
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ class Document:
         """Write NAME.html, NAME.md and the pictures of the Markdown to `folder`, and return the first two paths."""
         page, text = folder / f"{name}.html", folder / f"{name}.md"
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             for block in self.blocks:
                 if isinstance(block, Picture):
                     write_bytes(folder / f"{block.name}.svg", block.svg.encode())
-            write_bytes(page, self.html().encode())
-            write_bytes(text, self.markdown().encode())
+            write_bytes(page, make_printable(self.html()).encode())
+            write_bytes(text, make_printable(self.markdown()).encode())
         return page, text
 
     def markdown(self) -> str:

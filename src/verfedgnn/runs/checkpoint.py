@@ -34,16 +34,17 @@ def write_checkpoint(
 def _write_checkpoint(
     folder: Path, round: int, states: Mapping[str, CheckpointState], values: Mapping[str, Any]
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     final = folder / f"round-{round:08d}"
     part = folder / f".round-{round:08d}.part"
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
+    part.mkdir(mode=0o700)
     for name, state in states.items():
         arrays = {key: np.ascontiguousarray(value) for key, value in state.arrays.items()}
         files.write_through(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
     plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
     files.write_through(part / "state.json", json.dumps(plain).encode())
+    files.sync_folder(part)
     if final.exists():
         aside = folder / f"{final.name}~"
         shutil.rmtree(aside, ignore_errors=True)
@@ -70,7 +71,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str,
         plain = json.loads((newest / "state.json").read_text("utf-8"))
         states = {
             name: CheckpointState(
-                safetensors.numpy.load((newest / f"{name}.safetensors").read_bytes()), values
+                safetensors.numpy.load((newest / f"{files.check_file_name(name)}.safetensors").read_bytes()),
+                values,
             )
             for name, values in plain.pop("states").items()
         }

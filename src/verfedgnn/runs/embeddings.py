@@ -23,7 +23,7 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
 from verfedgnn.data import PartyData
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
@@ -154,7 +154,7 @@ def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str)
     with writing(folder):
         for each in embeddings:
             place = folder / names[each.party] / (each.purpose if each.party in rows else "")
-            place.mkdir(parents=True)
+            make_folder(place)
             written = _write_parquet(each, place) if kind == "parquet" else _write_npy(each, place)
             row = rows.setdefault(each.party, _describe_party(each))
             row["vectors"].append(_describe_vectors(each, [file.relative_to(folder) for file in written]))
@@ -184,9 +184,11 @@ def _describe_vectors(embeddings: Embeddings, files: Sequence[Path]) -> dict[str
 
 
 def _write_parquet(embeddings: Embeddings, place: Path) -> list[Path]:
-    pq.write_table(embeddings.users, place / "users.parquet")
-    pq.write_table(embeddings.items, place / "items.parquet")
-    return [place / "users.parquet", place / "items.parquet"]
+    tables = {"users": embeddings.users, "items": embeddings.items}
+    for name, table in tables.items():
+        with replacing(place / f"{name}.parquet") as file:
+            pq.write_table(table, file)
+    return [place / f"{name}.parquet" for name in tables]
 
 
 def _write_npy(embeddings: Embeddings, place: Path) -> list[Path]:
@@ -199,5 +201,6 @@ def _write_npy(embeddings: Embeddings, place: Path) -> list[Path]:
     arrays: dict[str, NDArray[Any]] = {"users": users, "items": items}
     arrays |= {name: np.array(column.to_pylist()) for name, column in named.items()}
     for name, array in arrays.items():
-        np.save(place / f"{name}.npy", array, allow_pickle=False)
+        with replacing(place / f"{name}.npy") as file:
+            np.save(file, array, allow_pickle=False)
     return [place / f"{name}.npy" for name in arrays]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import check_file_name, make_folder, replacing
 from verfedgnn.data import PartyData, Ratings
 
 _KEY = b"verfedgnn"
@@ -34,7 +35,7 @@ def safe_names(parties: Sequence[PartyData | str]) -> list[str]:
 
 def write_party_tables(folder: Path, parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]]) -> None:
     """Write the tables of all parties and the part of each rating to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     users = pa.table({"user": parties[0].ratings.user_ids.tolist()})
     _write(folder / "_users.parquet", users)
     for name, party, part in zip(safe_names(parties), parties, parts, strict=True):
@@ -47,6 +48,7 @@ def read_party_tables(folder: Path) -> tuple[list[PartyData], list[NDArray[np.in
     try:
         users = np.array(pq.read_table(folder / "_users.parquet")["user"].to_pylist())
         files = pq.read_table(folder / "_parties.parquet")["file"].to_pylist()
+        files = [check_file_name(file) for file in files]
         found = [_party(pq.read_table(folder / f"{file}.parquet"), users) for file in files]
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise RunError(
@@ -91,6 +93,5 @@ def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
 
 
 def _write(path: Path, table: Any) -> None:
-    part = path.with_name(f".{path.name}.part")
-    pq.write_table(table, part)
-    part.replace(path)
+    with replacing(path) as file:
+        pq.write_table(table, file)

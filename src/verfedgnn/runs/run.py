@@ -25,7 +25,7 @@ from torch import Tensor
 from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import PluginWarning, RunError
-from verfedgnn.core.files import write_bytes, writing
+from verfedgnn.core.files import check_links, make_folder, write_bytes, writing
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, to_numpy
 from verfedgnn.data.ratings import format_count
@@ -232,7 +232,7 @@ class Run:
         with writing(folder):
             if self.lists is not None:
                 own = folder / LISTS
-                own.mkdir(exist_ok=True)
+                make_folder(own)
                 write_bytes(own / "config.toml", self.lists.config.to_toml().encode())
                 self.lists.complete_folder(own)
             write_history(folder, self.history)
@@ -299,6 +299,7 @@ def read_run_config(folder: Path) -> Config:
     if not (folder / "config.toml").is_file():
         what = "is not a run folder" if folder.exists() else "does not exist"
         raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
+    check_links(folder)
     config = load_config(folder / "config.toml")
     other = describe_code_change(config)
     if other is not None:
@@ -320,7 +321,7 @@ def describe_code_change(config: Config) -> str | None:
 
 
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     for name, model in zip(safe_names(parties), models, strict=True):
         arrays = {key: value.contiguous().cpu().numpy() for key, value in model.arrays().items()}
         write_bytes(folder / f"{name}.safetensors", safetensors.numpy.save(arrays))
@@ -356,7 +357,7 @@ def begin_folder(
     """Create a run folder with the configuration and the parties' data, before the first round."""
     try:
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_bytes(folder / "config.toml", config.to_toml().encode())
             write_history(folder, [])
             write_party_tables(folder / "parties", parties, parts)
@@ -371,7 +372,7 @@ def begin_folder(
 
 def write_public(folder: Path, public: Tensor) -> None:
     """Write the flat public parameters of the best model."""
-    (folder / "model").mkdir(exist_ok=True)
+    make_folder(folder / "model")
     write_bytes(
         folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()})
     )

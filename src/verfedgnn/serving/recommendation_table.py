@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import replacing
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import describe_recommendations, merge_rankings
 from verfedgnn.serving.user_profile import make_queries, profile_user
@@ -34,11 +35,10 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
 
     The items are those of `Run.recommend`. The file appears only when it is complete.
     """
-    part = path.with_name(f".{path.name}.part")
     known = catalogue.run.parties[0].ratings.known_users.tolist()
     rows = 0
     try:
-        with pq.ParquetWriter(part, SCHEMA, compression="zstd") as writer:
+        with replacing(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
             for start in range(0, len(known), GROUP_USERS):
                 columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names}
                 group = known[start : start + GROUP_USERS]
@@ -46,13 +46,10 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
                     _add_users(catalogue, group[first : first + BATCH_USERS], k, columns)
                 rows += len(columns["user"])
                 writer.write_table(pa.table(columns, SCHEMA), row_group_size=max(1, len(columns["user"])))
-        part.replace(path)
     except OSError as error:
         raise RunError(
             f"cannot write {path}: {error.strerror or error}; choose another --out or free some disk space"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
     return rows
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, Interrupted, RunError
-from verfedgnn.core.files import check_writable
+from verfedgnn.core.files import check_writable, make_folder
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.party.party import Party
@@ -121,7 +121,7 @@ def _begin_folders(loops: Sequence[TrainingLoop]) -> None:
     """Create the folder and the history of every training that has none yet."""
     for loop in loops:
         if loop.folder is not None and not (loop.folder / "history.jsonl").is_file():
-            loop.folder.mkdir(exist_ok=True)
+            make_folder(loop.folder)
             write_history(loop.folder, [])
 
 

@@ -15,7 +15,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import make_folder, writing
 from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 from verfedgnn.research.attacks.membership_inference import membership
 from verfedgnn.research.attacks.overlap_attack import attack_overlap
@@ -132,7 +132,7 @@ class Audit:
             )
         self.found.setdefault(step.variant, {})[step.part] = finding
         with writing(self.path.parent):
-            self.path.parent.mkdir(exist_ok=True)
+            make_folder(self.path.parent)
             write_json(self.path, {"settings": self.settings, "found": self.found})
 
     def _model(self, variant: str, config: Config, count: Callable[[int, int], None]) -> dict[str, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hmac
 import os
+import sys
 import time
 from functools import lru_cache
 from pathlib import Path
-from traceback import print_exception
+from traceback import format_exception
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback, parse_host_header
+from verfedgnn.core.printable import make_printable
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
@@ -91,7 +93,8 @@ class RequestGuard:
         except Exception as error:
             if status != 500:  # the response has begun and can only be broken off
                 raise
-            print_exception(type(error), error, error.__traceback__, chain=False)
+            lines = format_exception(type(error), error, error.__traceback__, chain=False)
+            sys.stderr.write(make_printable("".join(lines)))
             internal = HttpProblem(
                 500, "internal server error", "see the standard error of the server, and please report it"
             )
