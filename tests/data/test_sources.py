@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verfedgnn.cli.party_command import read_own_ratings
+from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings, parties_from_files, read_parties, read_ratings
 from verfedgnn.data.database_engines import ROWS
@@ -272,6 +273,7 @@ def test_a_party_of_a_federation_reads_like_that(files: Files) -> None:
     table = read_own_ratings(
         str(files.sqlite),
         ReadOptions(query=("select user, item from ratings",), events=("1",), scale=("0,10",)),
+        Config.preset("paper"),
     )
     assert (len(table), table.scale) == (len(ROWS_OF), (0, 10))
 

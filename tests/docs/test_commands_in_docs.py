@@ -46,6 +46,7 @@ NOT_RUN = [
         "needs other machines; the tutorial on three organisations trains",
     ),
     ("README.md", "verfedgnn party", "needs other machines"),
+    ("docs/privacy.md", "verfedgnn party", "needs other machines"),
     ("docs/deploy.md", "python3 -m venv", "installs software"),
     ("docs/deploy.md", "for party in", "the tutorial on three organisations does it, one by one"),
     ("docs/deploy.md", "verfedgnn federation approve", "the same"),

@@ -27,6 +27,7 @@ from verfedgnn.cli.tables import run_table
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from verfedgnn.config import Config
     from verfedgnn.data import Ratings
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
@@ -106,7 +107,7 @@ def party(
         _show(load_finished(store, device), store.folder, output)
         return
     check_writable(store.folder)
-    read = cache(lambda: read_own_ratings(ratings, reading))
+    read = cache(lambda: read_own_ratings(ratings, reading, identity.agreement.training_config))
     if not store.is_aligned:
         read()  # reports a mistake in the ratings before the first connection
     elif ratings is not None:
@@ -161,7 +162,7 @@ def align(
     if store.has_training:
         raise ConfigError(f"{store.folder} holds a training; choose another --out to align users again")
     check_writable(store.folder)
-    table = read_own_ratings(ratings, reading)
+    table = read_own_ratings(ratings, reading, identity.agreement.training_config)
     known = None if rows_from is None else PartyStore.read_rows(rows_from)
     pool = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
@@ -173,15 +174,18 @@ def align(
     )
 
 
-def read_own_ratings(ratings: str | None, reading: ReadOptions) -> Ratings:
-    """Read the --ratings source; raise `ConfigError` if the option is missing."""
+def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) -> Ratings:
+    """Read the --ratings source; raise `ConfigError` if the option is missing, or if `config` needs something declared."""
     from verfedgnn.data import read_ratings
     from verfedgnn.data.table_sources import table_stem
+    from verfedgnn.runs.prepared_data import check_declared
 
     if ratings is None:
         raise ConfigError("--ratings is missing; pass your ratings with --ratings FILE")
     name = table_stem(ratings)
-    return read_ratings(ratings, **reading.for_each([name])[name])
+    table = read_ratings(ratings, **reading.for_each([name])[name])
+    check_declared(table, config)
+    return table
 
 
 def _show(run: Run, folder: Path, output: Output) -> None:

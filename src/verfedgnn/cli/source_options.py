@@ -35,7 +35,14 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "encoding": ("Text encoding of the table, such as latin-1. NAME:latin-1 for one of several sources.", ()),
     "delimiter": ("Column separator of the table.", ()),
-    "scale": ("Lowest and highest rating, as 1,5. Default: as found in the data.", ()),
+    "scale": (
+        "Lowest and highest rating, as 1,5. Default: as found in the data; preset private needs it declared.",
+        (),
+    ),
+    "catalogue": (
+        "Number of items in the catalogue, rated or not; preset private announces it. NAME:30000 for one of several sources.",
+        (),
+    ),
 }
 """Help text and completions of each field of `ReadOptions`."""
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from verfedgnn.runs.run import Run
 
 
-@reads_ratings_hiding("encoding", "delimiter", "scale")
+@reads_ratings_hiding("encoding", "delimiter", "scale", "catalogue")
 def train(
     *,
     data: Data = None,

@@ -89,5 +89,8 @@ def _missing_for_skellam(config: Config) -> str | None:
         and training.participation == 1,
         "training.l2_rating = 0 (it depends on the number of ratings)": not training.l2_rating,
         "training.objective = rating": not training.ranks,
+        "lists = false (a second training would release more)": not config.lists,
+        "split.kind = rating or newcomers (by time, one rating more moves others to another part)": config.split.kind
+        != "time",
     }
     return next((condition for condition, met in conditions.items() if not met), None)

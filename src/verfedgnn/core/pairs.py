@@ -33,3 +33,5 @@ class PartyInput:
     scale: tuple[float, float]
     train: Pairs
     valid: Pairs
+    catalogue: int | None = None
+    """Declared number of items, with or without ratings; None if none was declared."""

@@ -198,6 +198,10 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
         *found.problems,
         *find_warnings(good.user, good.item, good.rating, good.time, now, found.row_of),
     ]
+    catalogue = options.get("catalogue")
+    if catalogue is not None and len(found.items) > catalogue:
+        text = f"{len(found.items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
+        problems.append(DataProblem("catalogue", text, "declare a larger --catalogue", 1, fatal=True))
     placed = rows.placed(problems)
     shape = describe_ratings(good.user, good.item, good.rating, good.time, now)
     counts = np.bincount(good.user)

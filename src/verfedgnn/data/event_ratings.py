@@ -129,6 +129,7 @@ def rate_events(
         titles=per_item.pop("title", None),
         columns=per_item,
         scale=(float(scale[0]), float(scale[1])),
+        scale_declared=True,
         name=name,
         notes=(
             f"{format_count(summed, 'event')} became {format_count(len(pair), 'rating')} (--events {_text(events)}){left}",

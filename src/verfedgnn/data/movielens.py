@@ -101,7 +101,7 @@ def read_csv(
 ) -> Ratings:
     """Read MovieLens-20M and later, or an older edition as CSV: ratings.csv and movies.csv with headers."""
     ratings = read_table(path, duplicates=duplicates, missing=missing, name=name)
-    ratings = replace(ratings, scale=_stars(ratings.rating))
+    ratings = replace(ratings, scale=_stars(ratings.rating), scale_declared=True)
     if items is None:
         return ratings
     found = read_header(TextTable(items), read_first_bytes(items))

@@ -44,6 +44,7 @@ def split_items(
     "genre", each value is a party and items without one go to "unknown". If `parties` is smaller than the number of values,
     those with the most ratings are parties and the others together are "other". Every user of the table is a user of every
     party, with or without ratings there.
+    The items that a party receives are its declared catalogue.
     """
     if by is None:
         parties = 10 if parties is None else parties
@@ -73,7 +74,8 @@ def split_items(
             why = "too few ratings for a party each, " if parties is None else ""
             ratings = ratings.with_notes(f"{merged}: {why}put together as 'other'")
     return [
-        PartyData(name, replace(ratings.select_items(index), name=name)) for name, index in groups.items()
+        PartyData(name, replace(ratings.select_items(index), name=name, catalogue=len(index)))
+        for name, index in groups.items()
     ]
 
 
@@ -128,7 +130,11 @@ def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> l
     alike = [highest <= 0 or table.scale[1] > highest / 2 for table in tables]
     shared = (min(table.scale[0] for table, same in zip(tables, alike, strict=True) if same), highest)
     scales = [shared if same else table.scale for table, same in zip(tables, alike, strict=True)]
-    parties = [PartyData(t.name, replace(t, scale=s)) for t, s in zip(tables, scales, strict=True)]
+    declared = all(table.scale_declared for table in tables)
+    parties = [
+        PartyData(t.name, replace(t, scale=s, scale_declared=declared))
+        for t, s in zip(tables, scales, strict=True)
+    ]
     return align_users(parties, users)
 
 

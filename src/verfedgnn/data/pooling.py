@@ -25,6 +25,7 @@ def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
     item_ids = sort_ids(all_items)
     order = find_positions(item_ids, all_items)
     times = [t.time for t in tables if t.time is not None]
+    sizes = [t.catalogue for t in tables if t.catalogue is not None]
     titles = [t.titles for t in tables if t.titles is not None]
     shared = [key for key in tables[0].columns if key != column and all(key in t.columns for t in tables)]
     return Ratings(
@@ -40,6 +41,8 @@ def pool_tables(tables: Sequence[Ratings], column: str, name: str) -> Ratings:
             column: np.repeat(np.array([t.name for t in tables]), [t.n_items for t in tables])[order],
         },
         scale=(min(t.scale[0] for t in tables), max(t.scale[1] for t in tables)),
+        scale_declared=all(t.scale_declared for t in tables),
+        catalogue=sum(sizes) if len(sizes) == len(tables) else None,
         name=name,
         notes=tuple(f"{t.name}: {note}" for t in tables for note in t.notes),
     )

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def read_ratings(
     query: str | None = None,
     events: EventWeights | None = None,
     subset: tuple[int, int] | None = bookcrossing.PAPER_SUBSET,
+    catalogue: int | None = None,
     **options: Any,
 ) -> Ratings:
     """Read ratings from a file, a folder in a publisher's layout, a database, or a data set by name.
@@ -76,6 +77,7 @@ def read_ratings(
         query: Select statement that returns the ratings of a database.
         events: Weights of events ({"view": 1, "purchase": 5}, or one number), for tables of events instead of ratings.
         subset: Number of users and items of the BookCrossing subset; None for all.
+        catalogue: Declared number of items, with or without ratings.
         **options: Further options of synthetic data (users, items, ratings, ...).
     """
     if str(path) == "synthetic" and not Path(path).exists():
@@ -84,7 +86,8 @@ def read_ratings(
             raise DataError(
                 f"synthetic data has no option {min(unknown)}; use {', '.join(SYNTHETIC_OPTIONS)}"
             )
-        return synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
+        made = synthetic_ratings(seed=seed, scale=scale or (1, 5), **options)
+        return made if catalogue is None else made.with_catalogue(catalogue)
     if options:
         raise DataError(
             f"{', '.join(options)}: these options are for synthetic data; leave them out for {redact(path)}"
@@ -101,23 +104,37 @@ def read_ratings(
         query=query,
         events=events,
     )
-    if is_address(path):
-        return table(path)
-    found = locate(path)
-    layout = None if columns or events is not None else find_layout(found)
+    given = {"duplicates": duplicates, "missing": missing}
+    extra: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    plain = bool(columns) or events is not None
+    ratings = table(path) if is_address(path) else _read_path(locate(path), table, extra, subset, plain=plain)
+    return ratings if catalogue is None else ratings.with_catalogue(catalogue)
+
+
+def _read_path(
+    path: Path,
+    read_plain: Callable[[Path], Ratings],
+    extra: dict[str, Any],
+    subset: tuple[int, int] | None,
+    *,
+    plain: bool,
+) -> Ratings:
+    """Read a table, a folder of tables or, unless `plain`, a file or folder in a publisher's layout.
+
+    `extra` are the options of the layout's reader, and `subset` that of BookCrossing.
+    """
+    layout = None if plain else find_layout(path)
     if layout is not None:
         main, companion, read = layout
-        given = {"duplicates": duplicates, "missing": missing}
-        extra: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         if read is bookcrossing.read_bookcrossing:
             extra["subset"] = subset
-        if found.is_dir():
-            extra["name"] = found.resolve().name
+        if path.is_dir():
+            extra["name"] = path.resolve().name
         ratings: Ratings = read(main, companion, **extra)
         return ratings
-    if found.is_dir():
-        return pool_tables([table(file) for file in list_tables(found)], "file", found.resolve().name)
-    return table(found)
+    if path.is_dir():
+        return pool_tables([read_plain(file) for file in list_tables(path)], "file", path.resolve().name)
+    return read_plain(path)
 
 
 def locate(path: str | Path) -> Path:

@@ -51,6 +51,10 @@ class Ratings:
     """Further columns of the items, for example "genre", "category" or "file"; "" if unknown."""
     scale: tuple[float, float]
     """Lowest and highest rating, from the data or as given."""
+    scale_declared: bool = False
+    """Whether the scale was given, so that it does not depend on the ratings."""
+    catalogue: int | None = None
+    """Declared number of items, with or without ratings; None if none was declared."""
     name: str
     """Name of the table in messages."""
     notes: tuple[str, ...] = ()
@@ -115,6 +119,7 @@ class Ratings:
             item_ids=self.item_ids[index],
             titles=None if self.titles is None else self.titles[index],
             columns={name: values[index] for name, values in self.columns.items()},
+            catalogue=None if self.catalogue is None else len(index),
         )
 
     def select_users(self, which: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Ratings":
@@ -130,6 +135,15 @@ class Ratings:
     def with_notes(self, *notes: str) -> "Ratings":
         """Return the same table with more notes."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def with_catalogue(self, size: int) -> "Ratings":
+        """Return the same table with a declared number of items; raise `DataError` if more items have ratings."""
+        if size < self.n_items:
+            raise DataError(
+                f"{self.name} has ratings of {format_count(self.n_items, 'item')}, more than the declared catalogue of "
+                f"{size:,}; declare a larger one with --catalogue"
+            )
+        return replace(self, catalogue=size)
 
 
 def find_missing(
@@ -259,6 +273,7 @@ def make_ratings(
             key: _per_item(column, key, item_code, len(item_ids)) for key, column in (columns or {}).items()
         },
         scale=(float(low), float(high)),
+        scale_declared=scale is not None,
         name=name,
         notes=notes,
     )

@@ -26,6 +26,7 @@ class ReadOptions:
     encoding: tuple[str, ...] = ()
     delimiter: tuple[str, ...] = ()
     scale: tuple[str, ...] = ()
+    catalogue: tuple[str, ...] = ()
 
     @classmethod
     def from_texts(cls, **texts: Sequence[str] | None) -> "ReadOptions":
@@ -100,8 +101,16 @@ def parse_scale(text: str) -> tuple[float, float]:
     return low, high
 
 
+def parse_catalogue(text: str) -> int:
+    """Parse the number of items of a catalogue."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise DataError(f"--catalogue takes the number of items, for example 30000, not '{text}'")
+    return int(text)
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "columns": parse_columns,
     "events": parse_events,
     "scale": parse_scale,
+    "catalogue": parse_catalogue,
 }

@@ -114,6 +114,8 @@ def synthetic_ratings(
         titles=titles[order],
         columns={"category": category[order]},
         scale=(float(scale[0]), float(scale[1])),
+        scale_declared=True,
+        catalogue=items,
         name="synthetic",
     )
 
@@ -170,6 +172,8 @@ def synthetic_tables(
             time=draw_times(rng, len(user)),
             titles=np.strings.add(f"{name.capitalize()} ", numbers),
             scale=(1.0, 5.0),
+            scale_declared=True,
+            catalogue=items,
             name=name,
         )
         tables.append(table)

@@ -66,6 +66,8 @@ def _table(party: PartyData, part: NDArray[np.int8]) -> Any:
         "party": party.name,
         "name": table.name,
         "scale": list(table.scale),
+        "scale_declared": table.scale_declared,
+        "catalogue": table.catalogue,
         "notes": list(table.notes),
         "item_ids": table.item_ids.tolist(),
         "titles": None if table.titles is None else table.titles.tolist(),
@@ -86,6 +88,8 @@ def _party(arrow: Any, users: Any) -> tuple[PartyData, NDArray[np.int8]]:
         titles=None if about["titles"] is None else np.array(about["titles"]),
         columns={key: np.array(value) for key, value in about["columns"].items()},
         scale=tuple(about["scale"]),
+        scale_declared=about["scale_declared"],
+        catalogue=about["catalogue"],
         name=about["name"],
         notes=tuple(about["notes"]),
     )

@@ -41,7 +41,15 @@ class Prepared:
     def input(self) -> PartyInput:
         """The party's input to the protocol, without the test part."""
         table = self.party.ratings
-        return PartyInput(self.party.name, table.n_users, table.n_items, table.scale, self.train, self.valid)
+        return PartyInput(
+            self.party.name,
+            table.n_users,
+            table.n_items,
+            table.scale,
+            self.train,
+            self.valid,
+            table.catalogue,
+        )
 
 
 def prepare(
@@ -51,11 +59,29 @@ def prepare(
     parts: Sequence[NDArray[np.int8]] | None = None,
 ) -> list[Prepared]:
     """Split each party's ratings as configured, or as given by `parts`, and move them to `device`."""
+    for party in parties:
+        check_declared(party.ratings, config)
     if parts is None:
         parts = [split_ratings(party, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
     return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
+
+
+def check_declared(ratings: Ratings, config: Config) -> None:
+    """Raise `DataError` if single ratings are protected and a size that is announced would be found in the ratings."""
+    if config.gradients.mechanism != "skellam":
+        return
+    if not ratings.scale_declared:
+        raise DataError(
+            f"{ratings.name} has no declared rating scale, and one found in the ratings would reveal the lowest and the "
+            "highest of them; declare it with scale=(1, 5) (--scale 1,5)"
+        )
+    if ratings.catalogue is None:
+        raise DataError(
+            f"{ratings.name} has no declared catalogue, and the number of rated items would reveal single ratings; "
+            "declare the number of items that you offer with catalogue=30000 (--catalogue 30000)"
+        )
 
 
 def split_ratings(party: PartyData, config: SplitConfig, seed: int) -> NDArray[np.int8]:

@@ -67,7 +67,7 @@ class Candidate:
         return Hello(
             party=self.name,
             users=setup.data.users,
-            items=setup.data.items,
+            items=setup.announced_items,
             ratings=setup.announced_ratings,
             scale=setup.data.scale,
             config=setup.config.digest(),
@@ -99,7 +99,7 @@ class Candidate:
             message,
             setup.config,
             setup.model,
-            items=setup.data.items,
+            items=setup.announced_items,
             ratings=setup.announced_ratings,
             training=self.progress.training,
             policy=setup.policy,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
+from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import PartyRandomness
@@ -56,6 +57,17 @@ class PartySetup:
     def protects_ratings(self) -> bool:
         """Whether noise gives single ratings differential privacy, so that everything that leaves must be noised."""
         return self.config.gradients.mechanism == "skellam"
+
+    @property
+    def announced_items(self) -> int:
+        """Number of items to announce; where single ratings are protected, that of the declared catalogue."""
+        if not self.protects_ratings:
+            return self.data.items
+        if self.data.catalogue is None:
+            raise DataError(
+                f"party '{self.name}' has no declared catalogue to announce; declare one with --catalogue"
+            )
+        return self.data.catalogue
 
     @property
     def announced_ratings(self) -> int:
