@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/serving.py [--items 100000] [--rates 500 1000] [--seconds 20] [--repeats 3] [--workers 1]
     .venv/bin/python benchmarks/serving.py --many [--workers 1]
     .venv/bin/python benchmarks/serving.py --fast-path [--items 100000]
+    .venv/bin/python benchmarks/serving.py --keys [--items 100000]
     .venv/bin/python benchmarks/serving.py --index [--items 1000000]
 
 The server is `verfedgnn serve` in its own process. Its run has random vectors in the shape of preset best (35 columns, or 70 where
@@ -13,7 +14,8 @@ earlier ones are answered (open loop), over 256 keep-alive connections. Latency 
 that finds all connections busy is given up, and a lost connection is a failure.
 
 `--many` sends batch requests for 1,000 users, two at a time. `--fast-path` compares two servers, with and without
-`serving/http/fast_path.py`, by alternate closed-loop load. `--index` compares with faiss. A measurement of latency waits until the
+`serving/http/fast_path.py`, by alternate closed-loop load, and `--keys` one with a hundred API keys, rate limits and an access
+log and one with none of them. `--index` compares with faiss. A measurement of latency waits until the
 machine is idle, for at most three minutes. Rows are added to results/serving.json; `--discard` drops the earlier ones.
 """
 
@@ -33,6 +35,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,7 @@ from verfedgnn.serving.ranker import ItemRanker, RankingQuery
 ROOT = Path(__file__).resolve().parent.parent
 USERS, SEEN = 10_000, 50
 PATH = "/v1/recommendations?user={user}&k=10"
+KEY = "a-key-for-measurements"
 
 
 def make_run(folder: Path, items: int, columns: int, seed: int) -> None:
@@ -316,7 +320,8 @@ async def _saturate(port: int, seconds: float, seed: int, connections: int = 64)
             answered += 1
             send(client)
 
-        request = f"GET {PATH.format(user=next(users))} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+        request = f"GET {PATH.format(user=next(users))} HTTP/1.1\r\n{head}"
         client.ask(request.encode(), done)
 
     for client in list(clients):
@@ -336,38 +341,47 @@ class PassThrough:
         await self.app(scope, receive, send)
 
 
-def _serve_variant(folder: Path, pipe: Any, fast: bool) -> None:
+def _serve_variant(folder: Path, pipe: Any, variant: str) -> None:
     from verfedgnn.serving.http import app
+    from verfedgnn.serving.http.api_keys import ApiKey, digest_key
     from verfedgnn.serving.http.server_process import ServeOptions, serve
 
-    if not fast:
-        app.FastPath = PassThrough  # type: ignore[misc, assignment]
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    options = ServeOptions(folder, None, None, False, 1)
+    options = ServeOptions(folder, None, (), False, 1)
+    if variant == "no fast path":
+        app.FastPath = PassThrough  # type: ignore[misc, assignment]
+    if variant == "keys":
+        names = [KEY, *(f"another-key-{number}" for number in range(99))]
+        keys = tuple(
+            ApiKey(f"key-{number}", digest_key(name), parties=("made",), per_second=1e6, burst=1e6)
+            for number, name in enumerate(names)
+        )
+        options = replace(options, keys=keys, access_log=folder.parent / "access.jsonl")
     serve(options, listener, lambda: pipe.send(listener.getsockname()[1]))
 
 
-def measure_fast_path(folder: Path, seconds: float, repeats: int) -> list[dict[str, float]]:
-    """Measure the throughput of two servers, with and without the fast path, alternately on the same machine."""
+def measure_variants(
+    folder: Path, variants: dict[str, str], seconds: float, repeats: int
+) -> list[dict[str, float]]:
+    """Measure the throughput of two servers, named `with` and `without`, alternately on the same machine."""
     context = multiprocessing.get_context("spawn")
     processes, ports = {}, {}
     rows = []
     try:
-        for fast in (True, False):
+        for name, variant in variants.items():
             ours, theirs = context.Pipe()
-            processes[fast] = context.Process(target=_serve_variant, args=(folder, theirs, fast))
-            processes[fast].start()
-            ports[fast] = ours.recv()
+            processes[name] = context.Process(target=_serve_variant, args=(folder, theirs, variant))
+            processes[name].start()
+            ports[name] = ours.recv()
         time.sleep(4)
         for port in ports.values():
             asyncio.run(_saturate(port, 3, 0))
         for repeat in range(repeats):
             row = {"load": os.getloadavg()[0]}
-            for fast in (True, False) if repeat % 2 else (False, True):
-                pid = processes[fast].pid or 0
+            for name in list(variants) if repeat % 2 else reversed(variants):
+                pid = processes[name].pid or 0
                 before = cpu_seconds(pid)
-                answered, lasted = asyncio.run(_saturate(ports[fast], seconds, repeat))
-                name = "with" if fast else "without"
+                answered, lasted = asyncio.run(_saturate(ports[name], seconds, repeat))
                 row[f"{name}_rate"] = answered / lasted
                 row[f"{name}_cpu"] = (cpu_seconds(pid) - before) / answered * 1000
             rows.append(row)
@@ -515,6 +529,24 @@ def page(kept: dict[str, Any]) -> str:
                 f"| {items} | {len(rows)} | {middle['with_rate']:,.0f} | {middle['without_rate']:,.0f} | {np.median(gains):+.0%} | "
                 f"{min(gains):+.0%} to {max(gains):+.0%} | {middle['with_cpu']:.2f} | {middle['without_cpu']:.2f} | {middle['load']:.1f} |"
             )
+    if "keys" in kept:
+        lines += [
+            "",
+            "## The cost of API keys",
+            "",
+            "`--keys` does the same with two other servers: one has a hundred API keys with rights, parties and rate limits, and writes",
+            "an access log; the other one has none of these.",
+            "",
+            "| items | repeats | CPU s per 1,000, with keys | without | ratio | range of the ratio | load average |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for items, rows in kept["keys"].items():
+            ratios = [row["with_cpu"] / row["without_cpu"] for row in rows]
+            middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
+            lines.append(
+                f"| {items} | {len(rows)} | {middle['with_cpu']:.3f} | {middle['without_cpu']:.3f} | {np.median(ratios):.2f} | "
+                f"{min(ratios):.2f} to {max(ratios):.2f} | {middle['load']:.1f} |"
+            )
     for title, rows in kept["index"].items():
         lines += [
             "",
@@ -547,6 +579,9 @@ def main() -> None:
     parser.add_argument(
         "--fast-path", action="store_true", help="Measure throughput without the fast path instead."
     )
+    parser.add_argument(
+        "--keys", action="store_true", help="Measure throughput with and without API keys instead."
+    )
     parser.add_argument("--index", action="store_true", help="Compare with faiss instead.")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -558,12 +593,15 @@ def main() -> None:
         kept["index"][f"Exact and approximate: {title}"] = compare_indexes(
             given.items, given.columns, graph=given.items <= 100_000
         )
-    elif given.fast_path:
+    elif given.fast_path or given.keys:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             make_run(run, given.items, given.columns, 0)
-            measured = measure_fast_path(run, given.seconds, given.repeats)
-        kept.setdefault("fast_path", {})[f"{given.items:,}"] = measured
+            variants = {"with": "keys", "without": "plain"}
+            if given.fast_path:
+                variants = {"with": "plain", "without": "no fast path"}
+            measured = measure_variants(run, variants, given.seconds, given.repeats)
+        kept.setdefault("fast_path" if given.fast_path else "keys", {})[f"{given.items:,}"] = measured
     else:
         kind, name = ("many", "Batch requests for 1,000 users") if given.many else ("load", "Under load")
         with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 import verfedgnn as vf
 from verfedgnn.cli.main import app, main
-from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TEST, TRAIN, synthetic_ratings
 from verfedgnn.reports.phrases import warn_of_lists
@@ -44,8 +43,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from served import as_alone, serving, without_alone  # noqa: E402
 from verfedgnn.core.hosts import is_loopback  # noqa: E402
+from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
-from verfedgnn.serving.http.request_guard import LARGEST_BODY, read_key  # noqa: E402
+from verfedgnn.serving.http.request_guard import LARGEST_BODY  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 
@@ -272,12 +272,12 @@ def test_the_overview_names_lists_that_lose_to_popularity(run: vf.Run) -> None:
     for row in metrics["parties"]:
         row["popularity"]["ndcg@20"] = 0.0
     changed = replace(run, metrics=metrics)
-    assert describe_run(Catalogue(changed, "x"))["warning"] is None
+    assert describe_run(Catalogue(changed, "x"), range(len(run.parties)))["warning"] is None
     metrics["parties"][1] |= {"test": {"ndcg@20": 0.028}, "popularity": {"ndcg@20": 0.078}}
-    warning = describe_run(Catalogue(changed, "x"))["warning"]
+    warning = describe_run(Catalogue(changed, "x"), range(len(run.parties)))["warning"]
     assert "worse than the most popular items" in warning
     assert f"{run.parties[1].name} 0.0280, popularity 0.0780" in warning
-    assert describe_run(Catalogue(changed, "x", run.parties[0].name))["warning"] is None
+    assert describe_run(Catalogue(changed, "x", run.parties[0].name), [0])["warning"] is None
 
 
 def test_large_catalogues_are_sorted_exactly() -> None:
@@ -548,7 +548,10 @@ def test_errors_have_a_cause_and_a_remedy(client: Any, known: str, path: str, st
 
 
 def test_with_a_key_nothing_but_health_and_the_empty_page_is_open(catalogue: Catalogue, known: str) -> None:
-    with serving(make_app(catalogue, key=KEY)) as address, httpx.Client(base_url=address) as client:
+    with (
+        serving(make_app(catalogue, keys=[ApiKey("key", digest_key(KEY))])) as address,
+        httpx.Client(base_url=address) as client,
+    ):
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/").status_code == 200
         private = [
@@ -584,19 +587,6 @@ def test_large_requests_are_refused(client: Any) -> None:
             yield b" " * 100_000
 
     assert client.post("/v1/recommendations", content=pieces()).status_code == 413
-
-
-def test_keys_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VERFEDGNN_API_KEY", raising=False)
-    assert read_key(None) is None
-    file = tmp_path / "key"
-    file.write_text(KEY + "\n")
-    assert read_key(file) == KEY.strip()
-    monkeypatch.setenv("VERFEDGNN_API_KEY", "short")
-    with pytest.raises(ConfigError, match="16 or more"):
-        read_key(None)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_key(tmp_path / "absent")
 
 
 def test_metrics_count_routes_and_name_nobody(client: Any, known: str) -> None:

@@ -24,6 +24,7 @@ if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
 
 from served import as_alone, serving, without_alone  # noqa: E402
+from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
@@ -225,7 +226,10 @@ def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) ->
 
 
 def test_with_a_key(run: vf.Run, chromium: Any) -> None:
-    with serving(make_app(Catalogue(run, "trial"), key=KEY)) as address, Visit(chromium, address) as visit:
+    with (
+        serving(make_app(Catalogue(run, "trial"), keys=[ApiKey("key", digest_key(KEY))])) as address,
+        Visit(chromium, address) as visit,
+    ):
         page = visit.page
         page.wait_for_selector("#key-form:not([hidden])")
         page.keyboard.type("wrong")

@@ -27,7 +27,16 @@ def serve(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="File with the API key that requests must send; VERFEDGNN_API_KEY by default."),
+        typer.Option(
+            help="File with the API key that requests must send, or a TOML file with several keys and their rights; "
+            "the key in VERFEDGNN_API_KEY by default."
+        ),
+    ] = None,
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append one line of JSON per request to this file, without user ids.", rich_help_panel=RUN
+        ),
     ] = None,
     approximate: Annotated[
         bool,
@@ -57,7 +66,7 @@ def serve(
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from verfedgnn.serving.http.request_guard import read_key
+        from verfedgnn.serving.http.api_keys import read_keys
         from verfedgnn.serving.http.server_process import ServeOptions
         from verfedgnn.serving.http.server_process import serve as serve_alone
         from verfedgnn.serving.http.workers import serve_with_workers
@@ -65,22 +74,22 @@ def serve(
         raise ConfigError(
             f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
         ) from None
-    key = read_key(api_key_file)
-    if key is None and not is_loopback(host.strip("[]")):
+    keys = read_keys(api_key_file)
+    if not keys and not is_loopback(host.strip("[]")):
         raise ConfigError(
             f"--host {host} is reachable from other machines, so an API key is required. "
             "Set one with --api-key-file or VERFEDGNN_API_KEY, or listen on 127.0.0.1."
         )
-    options = ServeOptions(run, party, key, approximate, threads)
+    options = ServeOptions(run, party, keys, approximate, threads, workers, access_log)
     try:
         with _listen(host, port) as listener:
             name = f"[{host}]" if ":" in host else host
             address = f"http://{name}:{listener.getsockname()[1]}"
-            note = "API key required" if key else "no API key, this machine only"
+            note = "API key required" if keys else "no API key, this machine only"
 
             def ready() -> None:
                 message = f"serving {run} at {address} ({note}); press Ctrl-C to stop"
-                result = {"address": address, "key": key is not None}
+                result = {"address": address, "key": bool(keys)}
                 Output(quiet=quiet, as_json=as_json).result(result, message)
 
             if workers == 1:

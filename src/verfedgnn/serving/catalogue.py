@@ -131,6 +131,7 @@ class Catalogue:
         """Whether the run predicts ratings."""
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]
         self.users = IdIndex(run.parties[0].ratings.user_ids)
+        self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
         self.rankers = {
             name: [self._make_ranker(model, approximate) for model in models]
             for name, models in self._choose_models(run.ranker).items()
@@ -147,10 +148,13 @@ class Catalogue:
             return ApproximateRanker(model)
         return ItemRanker(model, ranks=self.ranks)
 
-    @property
-    def columns(self) -> set[str]:
-        """Names of the item columns of all parties."""
-        return {name for party in self.parties for name in party.table.columns}
+    def _index_users(self, parties: tuple[int, ...]) -> IdIndex:
+        """Return an index of the users that these parties know; all users of the run for all parties."""
+        if len(parties) == len(self.parties):
+            return self.users
+        tables = [self.parties[p].table for p in parties]
+        known = np.bincount(np.concatenate([t.user for t in tables]), minlength=tables[0].n_users) > 0
+        return IdIndex(np.where(known, tables[0].user_ids, ""))
 
     @cached_property
     def priors(self) -> dict[str, list[PartyPrior]]:

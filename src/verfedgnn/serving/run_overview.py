@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,19 @@ MOST_VALUES = 60
 """Maximum number of values of an item column that the page offers as a filter."""
 
 
-def describe_run(catalogue: Catalogue) -> dict[str, Any]:
-    """Return everything the page shows about the run itself."""
+def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]:
+    """Return everything the page shows about the run itself; what is about all parties only if all are allowed."""
     run = catalogue.run
     metrics = run.metrics
     judged = "rmse" if catalogue.predicts else NDCG
     lift = metrics.get("lift")
     figures = {party["name"]: party for party in metrics["parties"]}
-    served = [party.name for party in catalogue.parties]
+    whole = lift if len(allowed) == len(catalogue.parties) else None
+    served = [catalogue.parties[p].name for p in allowed]
     alone = _measure_alone(catalogue)
     parties: list[dict[str, Any]] = []
-    for number, (party, measured) in enumerate(zip(catalogue.parties, alone, strict=True)):
+    for number in allowed:
+        party = catalogue.parties[number]
         figure = figures.get(party.name, {})
         parties.append(
             {
@@ -42,7 +44,7 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
                 "items": party.table.n_items,
                 "ratings": len(party.table),
                 "scale": party.table.scale,
-                "figures": _collect_figures(figure, measured, predicts=catalogue.predicts),
+                "figures": _collect_figures(figure, alone[number], predicts=catalogue.predicts),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "examples": _choose_examples(catalogue, number),
@@ -62,9 +64,9 @@ def describe_run(catalogue: Catalogue) -> dict[str, Any]:
         "warning": warn_of_lists(
             metrics | {"parties": [figures[name] for name in served if name in figures]}
         ),
-        "verdict": None if lift is None else verdict(lift),
-        "summary": None if lift is None else lift["summary"],
-        "lift": None if lift is None else _pick_rows(lift, None),
+        "verdict": None if whole is None else verdict(whole),
+        "summary": None if whole is None else whole["summary"],
+        "lift": None if whole is None else _pick_rows(whole, None),
         "parties": parties,
         "history": [
             {"round": e["round"], "error": e[f"valid_{judged}"], "bytes": e["bytes"]} for e in run.history

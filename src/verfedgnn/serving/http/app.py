@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
@@ -23,6 +23,8 @@ from verfedgnn.serving.explain import (
     merge_rankings,
 )
 from verfedgnn.serving.http import lookup
+from verfedgnn.serving.http.access_log import AccessLog
+from verfedgnn.serving.http.api_keys import ALL_RIGHTS, Access, ApiKey, grant
 from verfedgnn.serving.http.batch_endpoint import answer_batch
 from verfedgnn.serving.http.batching import Batcher
 from verfedgnn.serving.http.fast_path import FastPath
@@ -71,7 +73,9 @@ PAGE = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is invalid"},
     401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
+    403: {"model": ErrorResponse, "description": "The API key lacks a right"},
     404: {"model": ErrorResponse, "description": "The user, item, party or model does not exist"},
+    429: {"model": ErrorResponse, "description": "Too many requests with this API key"},
 }
 
 
@@ -88,8 +92,22 @@ async def _reject_unknown_parameters(request: Request) -> None:
         raise HttpProblem(400, "there is no such parameter", f"parameters: {names}")
 
 
-def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
-    """Return the application that serves a catalogue; with `key`, only to clients that send it."""
+async def _read_access(request: Request) -> Access:
+    """Return what the request may do, as the request guard found it."""
+    access: Access = request.scope["access"]
+    return access
+
+
+Granted = Annotated[Access, Depends(_read_access)]
+
+
+def make_app(
+    catalogue: Catalogue, *, keys: Sequence[ApiKey] = (), workers: int = 1, log: AccessLog | None = None
+) -> FastAPI:
+    """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
+
+    `workers` is the number of processes that share the rate limits.
+    """
     metrics = ServerMetrics()
     batcher = Batcher(metrics.count_batch)
 
@@ -99,6 +117,8 @@ def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
         await run_in_threadpool(lambda: (catalogue.priors, catalogue.rating_priors))
         yield
         batcher.close()
+        if log is not None:
+            log.close()
 
     app = FastAPI(
         dependencies=[Depends(_reject_unknown_parameters)],
@@ -111,7 +131,10 @@ def make_app(catalogue: Catalogue, *, key: str | None = None) -> FastAPI:
         responses=ERRORS,
     )
     app.add_middleware(FastPath, catalogue=catalogue, batcher=batcher)
-    app.add_middleware(RequestGuard, key=key, metrics=metrics)
+    names = [party.name for party in catalogue.parties]
+    granted = {key.digest: grant(key, names, workers) for key in keys}
+    everybody = Access(None, ALL_RIGHTS, tuple(range(len(names))))
+    app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
     _add_error_handlers(app)
     _add_recommendations(app, catalogue, batcher)
     _add_lookups(app, catalogue)
@@ -129,6 +152,7 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
     )
     async def recommend(
         request: Request,
+        access: Granted,
         user: UserId,
         k: Count = 10,
         party: PartyName = None,
@@ -136,9 +160,10 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         why: MaxReasons = 0,
     ) -> Response:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
-        row, parties = lookup.find_user(catalogue, user), lookup.find_parties(catalogue, party)
+        row = lookup.find_user(catalogue, user)
+        parties = lookup.find_parties(catalogue, party, access.parties)
         known = ("user", "k", "party", "model", "why")
-        filters = lookup.read_filters(catalogue, request.query_params, known)
+        filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
         lookup.check_model(catalogue, model)
         profile = profile_user(catalogue, model, row, parties)
         best = merge_rankings(
@@ -159,11 +184,11 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         tags=["recommend"],
         summary="Recommend items to a newcomer",
     )
-    async def recommend_to_newcomer(newcomer: Newcomer) -> Response:
+    async def recommend_to_newcomer(newcomer: Newcomer, access: Granted) -> Response:
         """Return the best items for a user who was not in training, from their own ratings. Nothing is stored."""
-        parties = lookup.find_parties(catalogue, newcomer.party)
-        filters = lookup.read_filters(catalogue, newcomer.where, ())
-        rated = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings)
+        parties = lookup.find_parties(catalogue, newcomer.party, access.parties)
+        filters = lookup.read_filters(catalogue, newcomer.where, (), access.parties)
+        rated = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings, access.parties)
         profile = await run_in_threadpool(profile_newcomer, catalogue, rated, parties)
         queries = make_queries(catalogue, FEDERATED, profile, newcomer.k, filters)
         best = merge_rankings(parties, await batcher.rank(queries), newcomer.k)
@@ -181,32 +206,41 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         tags=["recommend"],
         summary="Recommend items to many users",
     )
-    async def recommend_to_many(batch: BatchRequest) -> Response:
+    async def recommend_to_many(batch: BatchRequest, access: Granted) -> Response:
         """Return the best items for up to 1,000 users. A user who was not in training gets an error as answer."""
-        return Response(await answer_batch(catalogue, batcher, batch), media_type="application/json")
+        access.charge(len(batch.users) - 1)
+        answer = await answer_batch(catalogue, batcher, batch, access.parties)
+        return Response(answer, media_type="application/json")
 
 
 def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/v1/similar", response_model=SimilarResponse, tags=["recommend"], summary="Find similar items")
     async def find_similar_items(
-        request: Request, item: ItemId, party: PartyName = None, k: Count = 10, among: PartyName = None
+        request: Request,
+        access: Granted,
+        item: ItemId,
+        party: PartyName = None,
+        k: Count = 10,
+        among: PartyName = None,
     ) -> Response:
         """Return the items most similar to an item, by the cosine of item directions in taste space.
 
         `among` names the only party to search. Every item column is a filter: `&category=book`.
         """
-        p, row = lookup.find_item(catalogue, item, party)
-        parties = lookup.find_parties(catalogue, among)
-        filters = lookup.read_filters(catalogue, request.query_params, ("item", "party", "k", "among"))
+        p, row = lookup.find_item(catalogue, item, party, access.parties)
+        parties = lookup.find_parties(catalogue, among, access.parties)
+        known = ("item", "party", "k", "among")
+        filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
         found = await run_in_threadpool(find_similar, catalogue, p, row, parties, k, filters)
         return _json_response({"similar": found})
 
     @app.get("/v1/rating", response_model=PredictionResponse, tags=["recommend"], summary="Predict a rating")
     async def predict_rating(
-        user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
+        access: Granted, user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
     ) -> Response:
         """Return the predicted rating of an item, its share of the party's catalogue, and the known rating, if any."""
-        row, (p, column) = lookup.find_user(catalogue, user), lookup.find_item(catalogue, item, party)
+        row = lookup.find_user(catalogue, user)
+        p, column = lookup.find_item(catalogue, item, party, access.parties)
         lookup.check_model(catalogue, model)
         profile = profile_user(catalogue, model, row, [p])
         score = catalogue.rankers[model][p].score_item(profile[p].vector, profile[p].owned, column)
@@ -215,26 +249,31 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
-    describe = cache(lambda: describe_run(catalogue))
+    describe = cache(lambda parties: describe_run(catalogue, parties))
 
     @app.get("/v1/run", tags=["page"], summary="Describe the run")
-    async def show_run() -> Response:
-        return _json_response(await run_in_threadpool(describe))
+    async def show_run(access: Granted) -> Response:
+        return _json_response(await run_in_threadpool(describe, access.parties))
 
     @app.get("/v1/users", tags=["page"], summary="Find users by the start of their id")
     async def find_users(
-        starts: Annotated[str, Query(max_length=1000)] = "", party: PartyName = None, k: Count = 8
+        access: Granted,
+        starts: Annotated[str, Query(max_length=1000)] = "",
+        party: PartyName = None,
+        k: Count = 8,
     ) -> Response:
-        parties, ids = lookup.find_parties(catalogue, party), catalogue.run.parties[0].ratings.user_ids
+        parties = lookup.find_parties(catalogue, party, access.parties)
+        ids = catalogue.run.parties[0].ratings.user_ids
         found = []
-        for row in catalogue.users.find_prefix(starts, k):
+        for row in catalogue.index_users(access.parties).find_prefix(starts, k):
             count = sum(len(catalogue.parties[p].find_ratings(row)) for p in parties)
             found.append({"user": str(ids[row]), "ratings": count})
         return _json_response({"users": found})
 
     @app.get("/v1/history", tags=["page"], summary="List a user's highest ratings")
-    async def show_history(user: UserId, party: PartyName = None, k: Count = 10) -> Response:
-        row, parties = lookup.find_user(catalogue, user), lookup.find_parties(catalogue, party)
+    async def show_history(access: Granted, user: UserId, party: PartyName = None, k: Count = 10) -> Response:
+        row = lookup.find_user(catalogue, user)
+        parties = lookup.find_parties(catalogue, party, access.parties)
         rated = [
             (float(catalogue.parties[p].table.rating[i]), p, int(catalogue.parties[p].table.item[i]))
             for p in parties

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -15,7 +16,9 @@ from verfedgnn.serving.http.schema import MAX_BATCH_ITEMS, BatchRequest
 from verfedgnn.serving.user_profile import UserProfile, make_queries, profile_user
 
 
-async def answer_batch(catalogue: Catalogue, batcher: Batcher, request: BatchRequest) -> bytes:
+async def answer_batch(
+    catalogue: Catalogue, batcher: Batcher, request: BatchRequest, allowed: Sequence[int]
+) -> bytes:
     """Return the answers in the order of the users, as JSON.
 
     An unknown user gets an error as answer. A mistake that concerns all users, such as an unknown party, is raised as
@@ -27,9 +30,9 @@ async def answer_batch(catalogue: Catalogue, batcher: Batcher, request: BatchReq
             f"users times k is more than {MAX_BATCH_ITEMS:,}",
             "request fewer users at a time, or fewer items",
         )
-    parties = lookup.find_parties(catalogue, request.party)
+    parties = lookup.find_parties(catalogue, request.party, allowed)
     lookup.check_model(catalogue, request.model)
-    filters = lookup.read_filters(catalogue, request.where, ())
+    filters = lookup.read_filters(catalogue, request.where, (), allowed)
     step = max(1, LARGEST_BATCH // len(parties))
     answers: list[orjson.Fragment] = []
     for start in range(0, len(request.users), step):

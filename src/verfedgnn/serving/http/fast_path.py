@@ -65,7 +65,7 @@ class FastPath:
         if not (k.isascii() and k.isdigit() and len(k) <= len(str(MAX_ITEMS)) and 1 <= int(k) <= MAX_ITEMS):
             return None
         try:
-            parties = lookup.find_parties(self._catalogue, given.get("party"))
+            parties = lookup.find_parties(self._catalogue, given.get("party"), scope["access"].parties)
             return model, lookup.find_user(self._catalogue, given.get("user", "")), parties, int(k)
         except HttpProblem:
             return None

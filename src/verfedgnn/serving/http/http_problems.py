@@ -11,11 +11,13 @@ import orjson
 class HttpProblem(Exception):
     """A request that cannot be answered."""
 
-    def __init__(self, status: int, cause: str, remedy: str) -> None:
+    def __init__(self, status: int, cause: str, remedy: str, *, retry_after: int | None = None) -> None:
         super().__init__(cause)
         self.status = status
         self.cause = cause
         self.remedy = remedy
+        self.retry_after = retry_after
+        """Seconds after which the request may be repeated."""
 
     def as_dict(self) -> dict[str, dict[str, str]]:
         """Return the error as in the responses of the API."""

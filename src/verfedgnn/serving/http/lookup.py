@@ -1,4 +1,7 @@
-"""Translation of request parameters into rows of a catalogue; unknown names raise `HttpProblem`."""
+"""Translation of request parameters into rows of a catalogue; unknown names raise `HttpProblem`.
+
+`allowed` are the numbers of the parties that the request may see. Other parties do not exist for it.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,22 @@ def find_user(catalogue: Catalogue, user: str) -> int:
     return row
 
 
-def find_parties(catalogue: Catalogue, party: str | None) -> list[int]:
-    """Return the number of the party with this name, or the numbers of all served parties."""
-    names = [one.name for one in catalogue.parties]
-    if party is not None and party not in names:
-        raise HttpProblem(404, "there is no such party here", f"use one of: {', '.join(names)}")
-    return [p for p, name in enumerate(names) if party in (None, name)]
+def find_parties(catalogue: Catalogue, party: str | None, allowed: Sequence[int]) -> list[int]:
+    """Return the number of the party with this name, or the numbers of all allowed parties."""
+    if party is None:
+        return list(allowed)
+    found = [p for p in allowed if catalogue.parties[p].name == party]
+    if not found:
+        names = ", ".join(catalogue.parties[p].name for p in allowed)
+        raise HttpProblem(404, "there is no such party here", f"use one of: {names}")
+    return found
 
 
-def find_item(catalogue: Catalogue, item: str, party: str | None) -> tuple[int, int]:
+def find_item(catalogue: Catalogue, item: str, party: str | None, allowed: Sequence[int]) -> tuple[int, int]:
     """Return the party and the row of an item."""
     found = [
         (p, row)
-        for p in find_parties(catalogue, party)
+        for p in find_parties(catalogue, party, allowed)
         if (row := catalogue.parties[p].ids.find(item)) is not None
     ]
     if not found:
@@ -56,12 +62,15 @@ def check_model(catalogue: Catalogue, model: str) -> None:
         raise HttpProblem(404, "this run has no models of the parties alone", remedy)
 
 
-def read_filters(catalogue: Catalogue, given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+def read_filters(
+    catalogue: Catalogue, given: Mapping[str, str], known: Sequence[str], allowed: Sequence[int]
+) -> dict[str, str]:
     """Return the parameters that filter by item column: those not in `known`, checked against the columns."""
     filters = {name: value for name, value in given.items() if name not in known}
+    existing = {name for p in allowed for name in catalogue.parties[p].table.columns}
     for name in filters:
-        if name not in catalogue.columns:
-            columns = ", ".join(sorted(catalogue.columns)) or "none"
+        if name not in existing:
+            columns = ", ".join(sorted(existing)) or "none"
             parameters = f"parameters: {', '.join(known)}; " if known else ""
             raise HttpProblem(
                 400, "there is no such parameter or item column", f"{parameters}columns: {columns}"
@@ -69,12 +78,14 @@ def read_filters(catalogue: Catalogue, given: Mapping[str, str], known: Sequence
     return filters
 
 
-def read_newcomer(catalogue: Catalogue, ratings: Sequence[NewcomerRating]) -> list[UserRatings]:
+def read_newcomer(
+    catalogue: Catalogue, ratings: Sequence[NewcomerRating], allowed: Sequence[int]
+) -> list[UserRatings]:
     """Return a newcomer's ratings by party, after checking items and scales."""
     pairs: dict[tuple[int, int], float] = {}
     for number, given in enumerate(ratings):
         try:
-            p, row = find_item(catalogue, given.item, given.party)
+            p, row = find_item(catalogue, given.item, given.party, allowed)
         except HttpProblem as problem:
             raise HttpProblem(problem.status, f"ratings.{number}: {problem.cause}", problem.remedy) from None
         low, high = catalogue.parties[p].table.scale

@@ -1,26 +1,24 @@
-"""Checks before every endpoint: the API key, the Host header and the size of a request; and the headers of every response."""
+"""Checks before every endpoint: API key, rights, rate, Host header and size; and headers and log of every response."""
 
 from __future__ import annotations
 
-import hmac
-import os
+import math
 import sys
 import time
+from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from traceback import format_exception
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback, parse_host_header
 from verfedgnn.core.printable import make_printable
+from verfedgnn.serving.http.access_log import AccessLog
+from verfedgnn.serving.http.api_keys import RIGHTS, Access, digest_key
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
-KEY_VARIABLE = "VERFEDGNN_API_KEY"
-SHORTEST_KEY = 16
 LARGEST_BODY = 2_000_000
 """Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
 OPEN_PATHS = ("/health", "/", "/page.js", "/page.css", "/draw.js", "/icon.svg")
@@ -37,37 +35,26 @@ HEADERS = {
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-def read_key(file: Path | None) -> str | None:
-    """Return the API key from `file` or from the environment, or None if neither is set."""
-    if file is None:
-        key = os.environ.get(KEY_VARIABLE)
-        where = KEY_VARIABLE
-        if key is None:
-            return None
-    else:
-        where = str(file)
-        try:
-            key = file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"the key file {file} cannot be read ({error}); pass a text file that contains the key"
-            ) from None
-    key = key.strip()
-    if len(key) < SHORTEST_KEY or not key.isascii() or any(c.isspace() for c in key):
-        make = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-        raise ConfigError(
-            f"the key in {where} must have {SHORTEST_KEY} or more ASCII characters and no spaces; create one with: {make}"
-        )
-    return key
-
-
 class RequestGuard:
-    """ASGI middleware that rejects requests without the API key, or, without a key, requests from other hosts."""
+    """ASGI middleware that admits requests with a valid API key or, without keys, requests from this machine.
 
-    def __init__(self, app: ASGIApp, key: str | None, metrics: ServerMetrics) -> None:
+    An admitted request carries its `Access` in the scope. `granted` holds those of the keys by their SHA-256, and
+    `everybody` is the access of all requests if there are no keys.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        granted: Mapping[bytes, Access],
+        everybody: Access,
+        metrics: ServerMetrics,
+        log: AccessLog | None,
+    ) -> None:
         self.app = app
-        self.metrics = metrics
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._metrics = metrics
+        self._log = log
+        self._granted = granted
+        self._everybody = everybody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request, pass it on, and send any `HttpProblem` as the response."""
@@ -84,7 +71,7 @@ class RequestGuard:
             await send(message)
 
         try:
-            self._check(scope)
+            self._admit(scope)
             if scope["method"] not in ("GET", "HEAD"):
                 receive = _limit_body(receive)
             await self.app(scope, receive, send_with_headers)
@@ -101,26 +88,52 @@ class RequestGuard:
             await _send_problem(internal, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.count_request(route, status, time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            self._metrics.count_request(route, status, seconds)
+            if self._log is not None:
+                access = scope.get("access")
+                name = None if access is None else access.key
+                self._log.write(name, scope["method"], route, status, seconds)
 
-    def _check(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope) -> None:
+        """Find the access of a request and store it in the scope; raise `HttpProblem` if it has none."""
         headers = dict(scope["headers"])
-        if self._expected is not None:
-            given = headers.get(b"authorization", b"")
-            if scope["path"] not in OPEN_PATHS and not hmac.compare_digest(given, self._expected):
+        if not self._granted:
+            if not _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
+                # Without this check, a web page could reach the server through the browser under a name of its own.
                 raise HttpProblem(
-                    401, "the API key is missing or wrong", "send the header 'Authorization: Bearer KEY'"
+                    403,
+                    "a server without an API key accepts requests to localhost only",
+                    "use http://127.0.0.1, or start the server with a key",
                 )
-        elif not _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
-            # Without this check, a web page could reach the server through the browser under a name of its own.
-            raise HttpProblem(
-                403,
-                "a server without an API key accepts requests to localhost only",
-                "use http://127.0.0.1, or start the server with a key",
+            scope["access"] = self._everybody
+        elif scope["path"] not in OPEN_PATHS:
+            scope["access"] = self._check_key(
+                headers.get(b"authorization", b""), scope["method"], scope["path"]
             )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > LARGEST_BODY:
             raise _body_too_large()
+
+    def _check_key(self, authorization: bytes, method: str, path: str) -> Access:
+        scheme, _, key = authorization.partition(b" ")
+        access = self._granted.get(digest_key(key)) if scheme == b"Bearer" else None
+        if access is None:
+            raise HttpProblem(
+                401, "the API key is missing or wrong", "send the header 'Authorization: Bearer KEY'"
+            )
+        right = RIGHTS.get((method, path))
+        if right is not None and right not in access.rights:
+            raise HttpProblem(
+                403, f"this API key lacks the right '{right}'", "ask the operator of the server for it"
+            )
+        wait = 0.0 if access.bucket is None else access.bucket.take()
+        if wait:
+            seconds = math.ceil(wait)
+            raise HttpProblem(
+                429, "too many requests with this API key", f"try again in {seconds} s", retry_after=seconds
+            )
+        return access
 
 
 @lru_cache(256)
@@ -153,5 +166,7 @@ async def _send_problem(problem: HttpProblem, send: Send) -> None:
     headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
     if problem.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if problem.retry_after is not None:
+        headers.append((b"retry-after", str(problem.retry_after).encode()))
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

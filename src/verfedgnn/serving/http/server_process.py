@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from verfedgnn.serving.http.access_log import AccessLog
+from verfedgnn.serving.http.api_keys import ApiKey
+
 SWITCH_INTERVAL = 0.0005
 """Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
 milliseconds per batch under load."""
@@ -24,12 +27,16 @@ class ServeOptions:
     run: Path
     party: str | None
     """Name of the only party to serve; None serves all."""
-    key: str | None
-    """API key that requests must carry; None serves this machine only."""
+    keys: tuple[ApiKey, ...]
+    """API keys of which requests must carry one; without any, only this machine is served."""
     approximate: bool
     """Whether large catalogues get an approximate index."""
     threads: int
     """Threads that compute scores; 0 uses all cores."""
+    workers: int = 1
+    """Number of processes that share the rate limits."""
+    access_log: Path | None = None
+    """File to which requests are logged."""
 
 
 def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -45,12 +52,13 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
         torch.set_num_threads(options.threads)
     run = Run.load(options.run)
     catalogue = Catalogue(run, options.run.resolve().name, options.party, approximate=options.approximate)
-    app = make_app(catalogue, key=options.key)
+    log = None if options.access_log is None else AccessLog(options.access_log)
+    app = make_app(catalogue, keys=options.keys, workers=options.workers, log=log)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()  # the run stays in memory: collecting it again and again would delay requests
     ready()
-    # There is no access log, because requests contain user ids.
+    # uvicorn's own access log would contain user ids.
     config = uvicorn.Config(
         app,
         access_log=False,
