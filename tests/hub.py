@@ -28,6 +28,7 @@ from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.party_session import run_party
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transcript import Transcript
 from verfedgnn.federation.transport.interface import TransportEvent
 
 SERVER = "server"
@@ -194,12 +195,12 @@ class Trial:
         folder = self.folder / f"run-{name}"
         identity = self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(self.agreement, wire, folder, StatusPublisher(folder))
+            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder))
             self.services[name] = service
             service.run(lambda: self.stopping)
             return
         store = PartyStore(folder, identity)
-        link = CoordinatorLink(identity, wire, lambda: self.stopping)
+        link = CoordinatorLink(identity, wire, lambda: self.stopping, Transcript(folder, identity))
         self.runs[name] = run_party(
             store,
             link,

@@ -157,6 +157,7 @@ def test_after_training_each_side_keeps_its_own(tmp_path: Path, small_parties: l
         "checkpoint/round-00000009/state.json",
     }
     files = {"config.toml", "federation.txt", "history.jsonl", "ledger.json", "metrics.json", "status.json"}
+    files.add("transcript.jsonl")
     files.add("model/_public.safetensors")
     assert set(kept) == files | checkpoint
     with pytest.raises(vf.RunError, match="public parameters only"):

@@ -1,8 +1,9 @@
-"""Tables of a federation's agreement and members."""
+"""Tables of a federation's agreement, members and transcripts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rich.markup import escape
@@ -12,6 +13,7 @@ from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.agreement_summary import changed_settings, describe_two_parties
 from verfedgnn.federation.certificates import format_day, short_fingerprint
 from verfedgnn.federation.stages import list_stages
+from verfedgnn.federation.transcript_check import CheckedTranscript
 
 
 def agreement_table(agreement: Agreement) -> Table:
@@ -49,5 +51,25 @@ def member_table(agreement: Agreement) -> Table:
         until = format_day(member.expires) + (" (expired)" if expired else "")
         table.add_row(
             member.name, short_fingerprint(member.fingerprint), until, style="red" if expired else ""
+        )
+    return table
+
+
+def transcript_table(transcripts: Sequence[CheckedTranscript]) -> Table:
+    """Return a table of checked transcripts."""
+    table = Table(title="Transcripts", title_justify="left")
+    table.add_column("member", overflow="fold")
+    for heading in ("entries", "signed", "last round", "restarts"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("finished")
+    table.add_column("chain and signatures", overflow="fold")
+    for one in transcripts:
+        numbers = (len(one.entries), one.signed, one.rounds, one.restarts)
+        table.add_row(
+            one.name,
+            *(f"{number:,}" for number in numbers),
+            "yes" if one.is_finished else "no",
+            one.problem or "unchanged",
+            style="red" if one.problem else "",
         )
     return table

@@ -59,7 +59,7 @@ def coordinator(
     with Halt(quiet=True) as halt, lock_folder(run), connected(identity, address) as transport:
         publisher = make_publisher(run, status, tensorboard)
         service = CoordinatorService(
-            agreement, transport, run, publisher, checkpoint_every=checkpoint_every, device=device
+            identity, transport, run, publisher, checkpoint_every=checkpoint_every, device=device
         )
         log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(halt.asked)

@@ -10,6 +10,7 @@ import typer
 
 from verfedgnn.cli.completion import among
 from verfedgnn.cli.output import Output
+from verfedgnn.cli.service_options import FederationFile
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
@@ -199,6 +200,39 @@ def show(
         "next: compare the fingerprint of the agreement with the other organisations by phone; "
         "it must be the same everywhere"
     )
+
+
+@app.command()
+def verify(
+    transcripts: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Transcripts of members, or the run folders that hold them.", metavar="TRANSCRIPT..."
+        ),
+    ],
+    federation: FederationFile,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check transcripts of members: each is unchanged and signed, and all parties received the same.
+
+    Exits with code 1 if a transcript was changed or two of them differ, and shows the first difference.
+    """
+    from verfedgnn.cli.agreement_tables import transcript_table
+    from verfedgnn.federation.agreement import load_agreement
+    from verfedgnn.federation.transcript_check import check_transcript
+    from verfedgnn.federation.transcript_comparison import compare_transcripts, summarise_comparison
+
+    agreement = load_agreement(federation, dates=False)
+    checked = [check_transcript(path, agreement) for path in transcripts]
+    differences = compare_transcripts(checked, agreement)
+    found = summarise_comparison(checked, differences)
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result(found, transcript_table(checked), found["verdict"])
+    for remark in found["remarks"]:
+        output.remark(remark)
+    if not found["agree"]:
+        raise typer.Exit(1)
 
 
 def _confirm(question: str) -> None:

@@ -97,6 +97,7 @@ def party(
     from verfedgnn.federation.identity import load_party
     from verfedgnn.federation.party_session import load_finished, run_party
     from verfedgnn.federation.party_store import PartyStore
+    from verfedgnn.federation.transcript import Transcript
     from verfedgnn.privacy.id_matching import workers
 
     prepare_service(log, quiet, threads)
@@ -116,7 +117,7 @@ def party(
     pool = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
         publisher = make_publisher(store.folder, status)
-        link = CoordinatorLink(identity, transport, halt.asked)
+        link = CoordinatorLink(identity, transport, halt.asked, Transcript(store.folder, identity))
         run = run_party(
             store,
             link,
@@ -154,6 +155,7 @@ def align(
     from verfedgnn.federation.identity import load_party
     from verfedgnn.federation.party_session import align_party
     from verfedgnn.federation.party_store import PartyStore
+    from verfedgnn.federation.transcript import Transcript
     from verfedgnn.privacy.id_matching import workers
 
     prepare_service(log, quiet, 1)
@@ -166,7 +168,7 @@ def align(
     known = None if rows_from is None else PartyStore.read_rows(rows_from)
     pool = workers(processes or os.cpu_count() or 1)
     with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
-        link = CoordinatorLink(identity, transport, halt.asked)
+        link = CoordinatorLink(identity, transport, halt.asked, Transcript(store.folder, identity))
         users = align_party(store, link, table, each, known=known, pad_to=pad_users)
     found = {"users": users, "run": store.folder}
     Output(quiet=quiet, as_json=as_json).result(

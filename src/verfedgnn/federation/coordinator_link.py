@@ -9,7 +9,10 @@ from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, VerFe
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.transcript import ALIGNMENT, Transcript
 from verfedgnn.federation.transport.interface import Transport
+from verfedgnn.protocol.party.common_statements import common_statements
+from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import Message, Refused, RoundStart, Waiting, decode, encode
 from verfedgnn.runs.ledger import Ledger
@@ -20,15 +23,26 @@ _TICK = 0.25
 class CoordinatorLink:
     """A party's end of the connection. It counts bytes and says hello again after every interruption."""
 
-    def __init__(self, identity: MemberIdentity, transport: Transport, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        identity: MemberIdentity,
+        transport: Transport,
+        stop: Callable[[], bool],
+        transcript: Transcript,
+    ) -> None:
         self.agreement = identity.agreement
         self.transport = transport
+        self.transcript = transcript
         self.stop = stop
         self.name = identity.name
         self.ledger = Ledger()
         self.connected = False
         self.largest: int | None = None
         """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
+        self.stage = ALIGNMENT
+        """Name of the present training, or "alignment"."""
+        self.blocks: UserBlocks | None = None
+        """Blocks of users of the present training; None before it."""
         self._last_heard = 0.0
         self._last_hello = 0.0
 
@@ -39,6 +53,7 @@ class CoordinatorLink:
             raise ConfigError(
                 f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
             )
+        self.transcript.record("out", COORDINATOR, message, data, self.stage)
         self.ledger.record(type(message).__name__, "up", self.name, len(data))
         self.transport.send(COORDINATOR, data)
 
@@ -90,7 +105,13 @@ class CoordinatorLink:
     def _read(self, data: bytes) -> Message:
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
         known = self.largest if kind_of(data) is RoundStart else None
-        message = decode(data, self.agreement.max_message, 64 * len(data) if known is None else known)
+        try:
+            message = decode(data, self.agreement.max_message, 64 * len(data) if known is None else known)
+        except ProtocolError:
+            self.transcript.record_unreadable(COORDINATOR, data, self.stage)
+            raise
+        common = common_statements(message, self.blocks)
+        self.transcript.record("in", COORDINATOR, message, data, self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
         if isinstance(message, Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError
-from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.coordinator_store import TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.identity import check_key
+from verfedgnn.federation.identity import MemberIdentity, check_key
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transcript import ALIGNMENT, FINISHED, Transcript
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
@@ -53,7 +53,7 @@ class CoordinatorService:
 
     def __init__(
         self,
-        agreement: Agreement,
+        identity: MemberIdentity,
         transport: Transport,
         folder: Path,
         publisher: StatusPublisher,
@@ -61,7 +61,9 @@ class CoordinatorService:
         checkpoint_every: int = 1,
         device: str = "cpu",
     ) -> None:
+        agreement = identity.agreement
         self.agreement = agreement
+        self.transcript = Transcript(folder, identity)
         self.transport = transport
         self.publisher = publisher
         self.host = (
@@ -113,6 +115,8 @@ class CoordinatorService:
             self._run_stage(stage, stop)
         self.publisher.update(self.status, now=True)
         self._add_lists()
+        self.transcript.note(FINISHED)
+        self.transcript.sign()
         without = self.stage.without_result
         if without:
             raise Interrupted(
@@ -171,6 +175,7 @@ class CoordinatorService:
         if isinstance(message, Hello):
             stage = self._stage_with(message.config)
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
+        self.transcript.record("in", name, message, data, _stage_name(message, stage))
         self._dispatch(name, message, stage)
 
     def _stage_of(self, name: str) -> CoordinatorStage:
@@ -293,7 +298,9 @@ class CoordinatorService:
             raise ConfigError(
                 f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
             )
-        self._stage_of(name).record.ledger.record(type(message).__name__, "down", name, len(data))
+        stage = self._stage_of(name)
+        stage.record.ledger.record(type(message).__name__, "down", name, len(data))
+        self.transcript.record("out", name, message, data, _stage_name(message, stage))
         self.transport.send(name, data)
 
     def _send_sign_of_life(self) -> None:
@@ -347,3 +354,7 @@ class CoordinatorService:
             "up": sum(ledger.total("up", party=name) for ledger in ledgers),
             "down": sum(ledger.total("down", party=name) for ledger in ledgers),
         }
+
+
+def _stage_name(message: Message, stage: CoordinatorStage) -> str:
+    return ALIGNMENT if isinstance(message, _ALIGNMENT) else stage.stage.name

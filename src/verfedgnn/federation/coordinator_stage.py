@@ -18,6 +18,7 @@ from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.mask_faults import MaskFaultSearch
 from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
@@ -31,6 +32,7 @@ class Office(Protocol):
     agreement: Agreement
     publisher: StatusPublisher
     offences: Counter[str]
+    transcript: Transcript
 
     def send(self, name: str, message: Message, data: bytes | None = None) -> None:
         """Send a message to a party, encoded as `data` if that is given."""
@@ -293,6 +295,7 @@ class CoordinatorStage:
 
     def _write_checkpoint(self) -> None:
         self.store.write_checkpoint(self.coordinator, self.record)
+        self.office.transcript.sign()
 
     def _write_result(self) -> None:
         self.store.write_result(self.coordinator, self.record, dict(self.office.offences))

@@ -95,15 +95,22 @@ def check_key(agreement: Agreement, purpose: str, party: int, key: str, signatur
     if not party < len(agreement.parties):
         raise ProtocolError("a key of a party that is not in the roster")
     member = agreement.parties[party]
-    statement = _statement(agreement, purpose, member.name, key)
-    try:
-        genuine = verify(member.certificate, bytes.fromhex(signature), statement)
-    except ValueError:
-        genuine = False
-    if not genuine:
+    if not is_signed(agreement, member, purpose, key, signature):
         raise ProtocolError(
             f"the coordinator presents a key as {member.name}'s, but {member.name} did not sign it"
         )
+
+
+def is_signed(agreement: Agreement, member: Member, purpose: str, text: str, signature: str) -> bool:
+    """Return whether a member signed `text` for one purpose in this federation."""
+    try:
+        return verify(
+            member.certificate,
+            bytes.fromhex(signature),
+            _statement(agreement, purpose, member.name, text),
+        )
+    except ValueError:
+        return False
 
 
 def _check_code(agreement: Agreement, name: str) -> None:

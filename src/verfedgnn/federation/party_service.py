@@ -25,6 +25,7 @@ from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
 from verfedgnn.protocol.wire.messages import (
     Finish,
@@ -81,6 +82,8 @@ class PartyService:
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
         link.largest = self.candidate.largest_array
+        link.stage = stage.name
+        link.blocks = UserBlocks(config, self.candidate.setup.model)
         if not stage.first:
             link.ledger = Ledger()
         self.earlier = [store.read_result(other) for other in store.stages if other is not stage]
@@ -259,6 +262,7 @@ class PartyService:
             write_checkpoint(folder / "models", newest, {"models": self.progress.models()}, {})
             self._saved_models = newest
         write_checkpoint(folder / "party", self.round, {"party": self.progress.checkpoint()}, values)
+        self.link.transcript.sign()
 
     def _restore(self) -> None:
         folder = self.folder / "checkpoint"

@@ -17,6 +17,7 @@ from verfedgnn.federation.party_run import complete_run
 from verfedgnn.federation.party_service import PartyService, Realign
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.transcript import ALIGNMENT, FINISHED
 from verfedgnn.privacy.id_matching import Each
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run
@@ -39,6 +40,8 @@ def align_party(
     data, alignment = align(ratings, identity, link, each, known=known, pad_to=pad_to)
     (prepared,) = prepare([data], identity.agreement.training_config, torch.device("cpu"))
     store.save_alignment(prepared, alignment)
+    link.transcript.note(ALIGNMENT, name=alignment, users=data.ratings.n_users)
+    link.transcript.sign()
     return data.ratings.n_users
 
 
@@ -76,6 +79,10 @@ def run_party(
         except Realign:
             log_warning("another party has no aligned users, aligning again")
             store.clear()
+            link.stage = ALIGNMENT
+            link.blocks = None
+    link.transcript.note(FINISHED)
+    link.transcript.sign()
     publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
     run = complete_run(store, device)
     publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)

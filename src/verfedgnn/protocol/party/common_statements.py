@@ -1,0 +1,113 @@
+"""The part of the coordinator's messages that every party must receive alike, as short statements that parties can compare.
+
+A statement has a subject, such as `update 4`, and a value. Arrays are replaced by their SHA-256. Parties that write down the
+statements they received can find out later whether a coordinator said different things to different parties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from verfedgnn.protocol.party.incoming import split_updates
+from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.wire.alignment_messages import AlignStart, UserRows
+from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Welcome
+
+Statements = dict[str, dict[str, Any]]
+"""Values by subject; each value has named fields."""
+
+TO_EACH: dict[type[Message], frozenset[str]] = {
+    AlignStart: frozenset({"index"}),
+    UserRows: frozenset({"rows"}),
+    Welcome: frozenset({"index", "stay", "mask_keys", "mask_signatures"}),
+    RoundStart: frozenset({"train", "exchange", "mask_keys", "mask_signatures"}),
+    Finish: frozenset(),
+}
+"""Fields that may differ between parties: places, signed keys, and whether a party is active. All others are stated."""
+
+
+def common_statements(message: Message, blocks: UserBlocks | None) -> Statements:
+    """Return what `message` says to all parties alike; `blocks` are those of the training, None before it."""
+    state = _STATE.get(type(message))
+    return {} if state is None else state(message, blocks)
+
+
+def _state_start(message: AlignStart, _: UserBlocks | None) -> Statements:
+    keys = [message.seal_keys, message.seal_signatures]
+    return {f"alignment {message.session}": {"keys": _hash(repr(keys).encode())}}
+
+
+def _state_rows(message: UserRows, _: UserBlocks | None) -> Statements:
+    return {f"rows {message.session}": {"users": message.users}}
+
+
+def _state_welcome(message: Welcome, _: UserBlocks | None) -> Statements:
+    sizes = {"items": message.items, "ratings": message.ratings}
+    return {
+        "training": {"name": message.training, "configuration": message.config, **sizes},
+        f"parameters {message.round}": _state_copy(message),
+        f"digest {message.round}": {"digest": message.digest},
+    }
+
+
+def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
+    copies = {
+        "parameters": message.parameters,
+        "accumulator": message.accumulator,
+        "average": message.average,
+    }
+    return {name: _hash_array(values) for name, values in copies.items() if values is not None}
+
+
+def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
+    found: Statements = {
+        f"instruction {message.round}.{message.trip}.{message.attempt}": {
+            "active": message.active,
+            "evaluate": message.evaluate,
+            "best_round": message.best_round,
+        }
+    }
+    if blocks is not None:
+        for update in split_updates(message, blocks):
+            found[f"update {update.round}"] = {"parties": update.parties, "sum": _hash_array(update.total)}
+    if message.neighbourhoods is not None:
+        round, trip = message.neighbourhood_trip
+        found[f"neighbourhoods {round}.{trip}"] = {
+            "parties": message.neighbourhood_parties,
+            "sum": _hash_array(message.neighbourhoods),
+        }
+    if message.parameters is not None:
+        found[f"parameters {message.round - 1}"] = _state_copy(message)
+    return found
+
+
+def _state_finish(message: Finish, _: UserBlocks | None) -> Statements:
+    return {
+        "result": {
+            "round": message.round,
+            "best_round": message.best_round,
+            "parameters": _hash_array(message.parameters),
+        }
+    }
+
+
+_STATE: dict[type[Message], Callable[[Any, UserBlocks | None], Statements]] = {
+    AlignStart: _state_start,
+    UserRows: _state_rows,
+    Welcome: _state_welcome,
+    RoundStart: _state_round,
+    Finish: _state_finish,
+}
+
+
+def _hash(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _hash_array(values: NDArray[Any]) -> str:
+    head = f"{values.dtype.str} {values.shape} ".encode()
+    return _hash(head + values.tobytes())

@@ -1,0 +1,312 @@
+"""Transcripts: changes are noticed, honest members agree, and a coordinator that says different things is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_federation import assert_same, killed_at, local, settings, trial
+
+import verfedgnn as vf
+from hub import SERVER, Hub, Trial, Wire
+from message_samples import ALL
+from verfedgnn.federation.agreement import Agreement, save_agreement
+from verfedgnn.federation.transcript import TRANSCRIPT, Transcript, TranscriptEntry, read_lines
+from verfedgnn.federation.transcript_check import check_transcript
+from verfedgnn.federation.transcript_comparison import compare_transcripts, summarise_comparison
+from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.protocol.party.common_statements import TO_EACH, common_statements
+from verfedgnn.protocol.wire.messages import Message, RoundStart, Welcome, decode, encode
+
+PARTIES = ["party-0", "party-1", "party-2"]
+
+
+class LyingHub(Hub):
+    """A coordinator that changes what it says to one party."""
+
+    def __init__(self, victim: str, change: Callable[[Message], Message]) -> None:
+        super().__init__()
+        self.victim = victim
+        self.change = change
+
+    def deliver(self, to: str, event: TransportEvent, sender: Wire) -> None:
+        if to == self.victim and event.data:
+            changed = encode(self.change(decode(event.data)))
+            event = TransportEvent("message", event.peer, changed)
+        super().deliver(to, event, sender)
+
+
+def verify(agreement: Agreement, *folders: Path) -> dict[str, Any]:
+    checked = [check_transcript(folder, agreement) for folder in folders]
+    return summarise_comparison(checked, compare_transcripts(checked, agreement))
+
+
+def verify_all(federated: Trial, *names: str) -> dict[str, Any]:
+    return verify(federated.agreement, *(federated.folder / f"run-{name}" for name in names or PARTIES))
+
+
+def deceived(folder: Path, parties: list[vf.PartyData], change: Callable[[Message], Message]) -> Trial:
+    """Run a federation whose coordinator changes messages to party-1; without masks, which would not cancel."""
+    federated = trial(folder, parties, settings(masking=False), min_parties=2)
+    federated.hub = LyingHub("party-1", change)
+    federated.run()
+    return federated
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory, small_parties: list[vf.PartyData]) -> Trial:
+    """A finished federation in which a party and the coordinator were killed."""
+    federated = trial(tmp_path_factory.mktemp("honest"), small_parties)
+    federated.run({SERVER: killed_at(20), "party-1": killed_at(6)})
+    assert_same(federated, local(small_parties))
+    return federated
+
+
+# -- honest members --------------------------------------------------------------------------------------
+
+
+def test_transcripts_of_an_honest_federation_agree_in_spite_of_kills(honest: Trial) -> None:
+    found = verify_all(honest, SERVER, *PARTIES)
+    assert found["agree"], found["verdict"]
+    assert not found["remarks"]
+    by_name = {one["member"]: one for one in found["transcripts"]}
+    assert all(one["finished"] and one["entries"] == one["signed"] for one in by_name.values())
+    assert by_name["party-1"]["restarts"] == 1
+    assert by_name[SERVER]["restarts"] == 1
+    assert {one["rounds"] for one in by_name.values()} == {9}
+
+
+def test_parties_of_two_trainings_agree(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    small = {"epochs": 4, "evaluate_every": 2, "dim": 4, "every": 2, "unprotected": ["noise"]}
+    federated = trial(tmp_path, small_parties, vf.Config.preset("best").with_values(small), alignment="keyed")
+    federated.run({"party-2": killed_at(14)})
+    found = verify_all(federated, SERVER, *PARTIES)
+    assert found["agree"], found["verdict"]
+    stages = {entry.stage for _, entry in read_lines(tmp_path / "run-party-0" / TRANSCRIPT) if entry}
+    assert stages == {None, "alignment", "ratings", "lists"}
+
+
+def test_a_party_that_left_for_good_agrees_as_far_as_it_came(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, small_parties, min_parties=2)
+    for name in (SERVER, *PARTIES[1:]):
+        federated.start(name)
+    federated.start("party-0", killed_at(5), restart=False)
+    federated.join()
+    found = verify_all(federated)
+    assert found["agree"], found["verdict"]
+    assert any("party-0 has not finished" in remark for remark in found["remarks"])
+
+
+def test_a_torn_last_line_is_cut_off_and_noted(tmp_path: Path, honest: Trial) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    file = run / TRANSCRIPT
+    shutil.copy(honest.folder / "run-party-0" / TRANSCRIPT, file)
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"number":99,"ti')
+    assert check_transcript(run, honest.agreement).problem is None, "as a kill leaves it"
+    Transcript(run, honest.identities["party-0"]).sign()
+    assert file.read_bytes().startswith(whole)
+    checked = check_transcript(run, honest.agreement)
+    assert checked.problem is None
+    assert [entry.kind for entry in checked.entries[-3:]] == ["started", "cut", "signature"]
+    assert checked.signed == len(checked.entries)
+
+
+def test_a_transcript_holds_sizes_and_hashes_only(honest: Trial, small_parties: list[vf.PartyData]) -> None:
+    """The fields are those of docs/protocol.md; no id, array or key is in them."""
+    text = (honest.folder / "run-party-0" / TRANSCRIPT).read_text()
+    assert set(TranscriptEntry.model_fields) == {
+        "number", "time", "way", "kind", "stage", "peer", "round", "trip", "attempt", "bytes", "sha256", "common",
+        "values", "signature", "previous",
+    }  # fmt: skip
+    assert not any(f'"{user}"' in text for user in small_parties[0].ratings.user_ids)
+    keys = {
+        key
+        for _, _, data in honest.hub.seen
+        if isinstance(message := decode(data), Welcome)
+        for key in message.mask_keys or []
+        if key
+    }
+    assert keys
+    assert not any(key in text for key in keys)
+    assert (honest.folder / "run-party-0" / TRANSCRIPT).stat().st_mode & 0o077 == 0
+
+
+# -- a transcript that was changed -----------------------------------------------------------------------
+
+
+def lines_of(honest: Trial, name: str = "party-1") -> list[bytes]:
+    return (honest.folder / f"run-{name}" / TRANSCRIPT).read_bytes().splitlines()
+
+
+def problem_of(honest: Trial, folder: Path, lines: list[bytes]) -> str | None:
+    (folder / TRANSCRIPT).write_bytes(b"".join(line + b"\n" for line in lines))
+    return check_transcript(folder, honest.agreement).problem
+
+
+def chain_again(lines: list[bytes]) -> list[bytes]:
+    """Number and chain entries anew, as somebody can who lacks the member's key."""
+    head, out = "0" * 64, []
+    for number, line in enumerate(lines, 1):
+        line = json.dumps(json.loads(line) | {"number": number, "previous": head}).encode()
+        head = hashlib.sha256(line).hexdigest()
+        out.append(line)
+    return out
+
+
+def test_an_edited_entry_is_found(honest: Trial, tmp_path: Path) -> None:
+    lines = lines_of(honest)
+    place = next(i for i, line in enumerate(lines) if i > 20 and b'"trip":0' in line)
+    edited = [*lines[:place], lines[place].replace(b'"trip":0', b'"trip":1'), *lines[place + 1 :]]
+    assert f"line {place + 2} does not follow line {place + 1}" in str(problem_of(honest, tmp_path, edited))
+    assert "is not party-1's" in str(problem_of(honest, tmp_path, chain_again(edited)))
+
+
+def test_reordered_and_removed_entries_are_found(honest: Trial, tmp_path: Path) -> None:
+    lines = lines_of(honest)
+    swapped = [*lines[:20], lines[21], lines[20], *lines[22:]]
+    assert "line 21 does not follow" in str(problem_of(honest, tmp_path, swapped))
+    removed = lines[:20] + lines[21:]
+    assert "line 21 does not follow" in str(problem_of(honest, tmp_path, removed))
+    assert "is not party-1's" in str(problem_of(honest, tmp_path, chain_again(removed)))
+    garbled = [*lines[:20], b"{}", *lines[21:]]
+    assert "line 21 is not an entry" in str(problem_of(honest, tmp_path, garbled))
+
+
+def test_another_members_transcript_does_not_pass_for_ones_own(honest: Trial, tmp_path: Path) -> None:
+    lines = [line.replace(b'"member":"party-1"', b'"member":"party-0"') for line in lines_of(honest)]
+    assert "is not party-0's" in str(problem_of(honest, tmp_path, chain_again(lines)))
+    with pytest.raises(vf.RunError, match="there is no party"):
+        problem_of(honest, tmp_path, [line.replace(b'"party-0"', b'"mallory"') for line in lines])
+    with pytest.raises(vf.RunError, match="is not a transcript"):
+        problem_of(honest, tmp_path, [b"[1]"])
+
+
+def test_a_shortened_transcript_is_found(honest: Trial, tmp_path: Path) -> None:
+    """The chain of its beginning is intact, but the others were told of replies that it does not have."""
+    lines = lines_of(honest)
+    signatures = [i for i, line in enumerate(lines) if b'"kind":"signature"' in line]
+    cut = signatures[len(signatures) // 2]
+    assert problem_of(honest, tmp_path, lines[: cut + 1]) is None
+    others = [honest.folder / f"run-{name}" for name in ("party-0", "party-2")]
+    found = verify(honest.agreement, tmp_path, *others)
+    assert not found["agree"]
+    assert "the transcript of party-1 has no reply in that round" in found["verdict"]
+    with_coordinator = verify(honest.agreement, tmp_path, honest.folder / "run-server")
+    assert "that the transcript of party-1 does not have" in with_coordinator["verdict"]
+
+
+# -- a coordinator that says different things ------------------------------------------------------------
+
+
+def test_a_party_that_gets_other_updates_is_found(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    def lie(message: Message) -> Message:
+        if isinstance(message, RoundStart) and message.round >= 5 and message.updates is not None:
+            other = message.updates.copy()
+            other[0] = 0 if other[0] else 1
+            return message.model_copy(update={"updates": other})
+        return message
+
+    federated = deceived(tmp_path, small_parties, lie)
+    found = verify_all(federated)
+    assert not found["agree"]
+    first = found["differences"][0]
+    assert (first["stage"], first["round"], first["field"]) == ("ratings", 4, "update sum")
+    assert "party-1" in first["between"]
+    assert "round 4: the sum of gradients differs between party-0 and party-1" in found["verdict"]
+    with_coordinator = verify_all(federated, SERVER, "party-1")
+    assert "party-1 received a RoundStart" in with_coordinator["verdict"], (
+        "one party and the coordinator suffice"
+    )
+
+
+def test_a_party_that_gets_another_active_set_is_found(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    def lie(message: Message) -> Message:
+        if isinstance(message, RoundStart) and message.round in (4, 7):
+            return message.model_copy(update={"active": [0, 1]})
+        return message
+
+    found = verify_all(deceived(tmp_path, small_parties, lie))
+    first = found["differences"][0]
+    assert (first["round"], first["field"]) == (4, "instruction active")
+    assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
+
+
+def test_parties_in_two_trainings_are_found(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """Another name of the training does not keep transcripts from being compared."""
+
+    def lie(message: Message) -> Message:
+        return message.model_copy(update={"training": "other"}) if isinstance(message, Welcome) else message
+
+    found = verify_all(deceived(tmp_path, small_parties, lie))
+    assert "the name of the training differs between party-0 and party-1" in found["verdict"]
+
+
+def other_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value + 1
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, tuple):
+        return tuple(one + 1 for one in value)
+    if isinstance(value, list):
+        return [*value, *value] if value else [[0]]
+    return np.ones(5, np.float32)
+
+
+@pytest.mark.parametrize("kind", TO_EACH, ids=lambda kind: kind.__name__)
+def test_every_field_is_stated_unless_it_may_differ_between_parties(kind: type[Message]) -> None:
+    """A new field of a message from the coordinator has to be stated, or listed in TO_EACH with a reason."""
+    (message,) = (message for message in ALL if type(message) is kind)
+
+    class Blocks:
+        def in_round(self, round: int) -> Any:
+            class model:
+                size = 1
+
+            return type("Block", (), {"model": model})
+
+    blocks: Any = Blocks()
+    message = message.model_copy(update={"parameters": np.ones(5, np.float32)} if kind is RoundStart else {})
+    before = common_statements(message, blocks)
+    assert before
+    for name in kind.model_fields:
+        changed = message.model_copy(update={name: other_value(getattr(message, name))})
+        assert (common_statements(changed, blocks) != before) != (name in TO_EACH[kind]), name
+
+
+# -- the command -----------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_the_first_difference(
+    honest: Trial, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    save_agreement(tmp_path / "federation.toml", honest.agreement)
+    folders = [honest.folder / f"run-{name}" for name in PARTIES]
+    code, out, _ = command("federation", "verify", *folders, "--federation", tmp_path)
+    assert code == 0
+    assert "3 parties received the same" in out
+    lines = lines_of(honest)
+    (tmp_path / TRANSCRIPT).write_bytes(b"\n".join([*lines[:20], *lines[21:]]) + b"\n")
+    files = [tmp_path / TRANSCRIPT, folders[0] / TRANSCRIPT]
+    code, out, err = command("federation", "verify", *files, "--federation", tmp_path, "--json")
+    assert code == 1
+    assert "line 21 does not follow line 20" in json.loads(out)["verdict"]
+    code, _, err = command("federation", "verify", tmp_path / "none", "--federation", tmp_path)
+    assert code == 2
+    assert "cannot read the transcript" in err
