@@ -119,6 +119,7 @@ def agree(
         "authority": authority,
         "config": config,
         "timeouts": QUICK,
+        "min_users": 1,
         **values,
     }
     agreement = build_agreement(

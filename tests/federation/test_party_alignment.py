@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,23 @@ from test_federation import assert_same, killed_at, trial
 from test_federation import settings as training_settings
 
 import verfedgnn as vf
-from hub import SERVER, Trial, agree
+from hub import SERVER, Hub, Trial, Wire, agree
+from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.privacy.identifiers import normalise_ids, select_unambiguous
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
-from verfedgnn.protocol.wire.alignment_messages import AlignHello, AlignStart, Pseudonyms, Sealed, UserRows
-from verfedgnn.protocol.wire.messages import Message, decode, encode
+from verfedgnn.protocol.user_alignment.probes import PROBES
+from verfedgnn.protocol.wire.alignment_messages import (
+    Aligned,
+    AlignHello,
+    AlignStart,
+    Pseudonyms,
+    Sealed,
+    UserRows,
+)
+from verfedgnn.protocol.wire.messages import Hello, Message, decode, encode
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.recommendation_table import write_table
 
@@ -60,6 +70,7 @@ def meet(
             "a",
             Anybody(),
             known=None if old is None else np.array(old),
+            rule=rule,
             **options,
         )
         for name, ids, old in zip(names, tables, before, strict=True)
@@ -150,7 +161,7 @@ def test_parties_receive_their_own_rows_and_the_number_of_rows_only() -> None:
     meet(TABLES, "keyed", log=log)
     answers = {to: message for to, message in log if isinstance(message, UserRows)}
     assert set(UserRows.model_fields) == {"session", "users", "rows"}
-    assert [len(answers[name].rows) for name in NAMES[:3]] == [5, 4, 4]
+    assert [len(answers[name].rows) for name in NAMES[:3]] == [5 + PROBES, 4 + PROBES, 4 + PROBES]
     assert all((answer.rows >= 0).all() for answer in answers.values())
 
 
@@ -160,7 +171,7 @@ def test_padding_hides_the_number_of_users(method: str) -> None:
     need(method)
     tables = [["ann", "bob"], ["ann", "carl", "dora"]]
     any_users, two = (meet(tables, method, rule, pad_to=5) for rule in ("any", 2))
-    assert [party.hello().users for party in any_users] == [5, 5]
+    assert [party.hello().users for party in any_users] == [5 + PROBES, 5 + PROBES]
     assert {party.users for party in any_users} == {9}
     assert {party.users for party in two} == {1}
     assert [len(party.rows) for party in two] == [2, 3]  # type: ignore[arg-type]
@@ -257,15 +268,104 @@ def test_hostile_pseudonyms_are_refused(values: list[int], rows: list[int] | Non
 
 @pytest.mark.parametrize(
     ("users", "rows"),
-    [(3, [0, 0]), (1, [0, 1]), (3, [0]), (3, [0, 1, 2])],
+    [(3, [0, 0]), (1, [0, PROBES + 1]), (3, [0]), (3, [0, 1, 2])],
 )
 def test_hostile_rows_are_refused(users: int, rows: list[int]) -> None:
     party = PartyAlignment("film", np.array(["ann", "bob"]), "keyed", "a", Anybody())
     hello = party.hello()
     keys = [hello.seal_key, "1" * 64]
     party.handle(AlignStart(session="0" * 32, index=0, seal_keys=keys[:1], seal_signatures=["00"]))
+    given = np.array([*range(1, PROBES + 1), *rows], np.int32)
     with pytest.raises(vf.ProtocolError, match=r"rows do not fit|gives two users one row"):
-        party.handle(UserRows(session="0" * 32, users=users, rows=np.array(rows, np.int32)))
+        party.handle(UserRows(session="0" * 32, users=users + PROBES, rows=given))
+
+
+def aligning(rule: Any = "any", ids: Sequence[str] = ("ann", "bob"), **options: Any) -> PartyAlignment:
+    """Return a party alone in an alignment that waits for its rows."""
+    party = PartyAlignment("film", np.array(ids), "keyed", "a", Anybody(), rule=rule, **options)
+    keys = [party.hello().seal_key]
+    party.handle(AlignStart(session="0" * 32, index=0, seal_keys=keys, seal_signatures=["00"]))
+    return party
+
+
+def test_a_coordinator_cannot_leave_only_one_user() -> None:
+    """Under any rule, a federation of one user would show that user in every sum."""
+    one = np.full(2 + PROBES, -1, np.int32)
+    one[0] = 0
+    with pytest.raises(vf.ProtocolError, match="leaves out users who must take part"):
+        aligning().handle(UserRows(session="0" * 32, users=1, rows=one))
+    with pytest.raises(vf.ProtocolError, match="leaves out users who must take part"):
+        aligning("all").handle(UserRows(session="0" * 32, users=1, rows=one))
+    every = np.arange(2 + PROBES, dtype=np.int32)
+    with pytest.raises(vf.ProtocolError, match="counts 70 users, but 66 are at all parties"):
+        aligning("all").handle(UserRows(session="0" * 32, users=70, rows=every))
+    with pytest.raises(vf.DataError, match="has 2 users, fewer than min_users = 100"):
+        aligning(fewest_users=100).handle(UserRows(session="0" * 32, users=2 + PROBES, rows=every))
+
+
+def test_the_coordinator_cannot_tell_probes_from_users_of_all_parties() -> None:
+    """Their pseudonyms change with the key, and no party's message marks them."""
+    log: list[tuple[str, Message]] = []
+    first, second = (meet([["ann"], ["ann"]], "keyed", log=log)[0] for _ in range(2))
+    assert not {bytes(row) for row in first._pseudonyms} & {bytes(row) for row in second._pseudonyms}
+    assert first.alignment != second.alignment
+
+
+Change = Callable[[UserRows], UserRows]
+
+
+def permute(message: UserRows) -> UserRows:
+    """Give a party's users other rows than the other parties gave them."""
+    rows = message.rows.copy()
+    rows[rows >= 0] = np.roll(rows[rows >= 0], 1)
+    return message.model_copy(update={"rows": rows})
+
+
+def spread(message: UserRows) -> UserRows:
+    """Give a party's users rows that no other party has, so that sums hold its values alone."""
+    return message.model_copy(update={"rows": message.rows + 500, "users": message.users + 500})
+
+
+@pytest.mark.parametrize(("change", "rule"), [(permute, "any"), (permute, "all"), (spread, "any")])
+def test_a_coordinator_that_hands_out_other_rows_is_refused_by_the_parties(
+    tmp_path: Path,
+    small_parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Change,
+    rule: Any,
+) -> None:
+    """It compares nothing itself and forges the names of alignments; the parties' signatures name their own."""
+    names: list[str | None] = []
+
+    class LyingHub(Hub):
+        def deliver(self, to: str, event: TransportEvent, sender: Wire) -> None:
+            message = decode(event.data) if event.data else None
+            if isinstance(message, UserRows) and to == "party-1":
+                event = TransportEvent("message", event.peer, encode(change(message)))
+            if isinstance(message, Hello | Aligned):
+                forged: dict[str, Any] = {"users": 120}
+                if isinstance(message, Hello):
+                    names.append(message.alignment)
+                    forged["alignment"] = "0" * 64
+                event = TransportEvent("message", event.peer, encode(message.model_copy(update=forged)))
+            super().deliver(to, event, sender)
+
+    monkeypatch.setattr(CoordinatorService, "_check_key", lambda *_: None)
+    federated = trial(
+        tmp_path, small_parties, training_settings(users=rule), alignment="keyed", min_parties=2
+    )
+    federated.hub = LyingHub()
+    federated.start(SERVER)
+    for name in federated.parties:
+        federated.start(name)
+    for thread in federated.threads[1:]:
+        thread.join(20)
+    federated.stopping = True
+    federated.join()
+    assert len(set(names)) > 1, "the lie shows in the name of the alignment"
+    assert not federated.runs, "nobody trains"
+    reasons = [str(error) for errors in federated.errors.values() for error in errors]
+    assert any("did not sign it for this federation and alignment" in reason for reason in reasons)
 
 
 def test_a_coordinator_that_moves_users_is_refused() -> None:
@@ -273,8 +373,9 @@ def test_a_coordinator_that_moves_users_is_refused() -> None:
     party = PartyAlignment("film", np.array(["ann"]), "keyed", "a", Anybody(), known=known)
     hello = party.hello()
     party.handle(AlignStart(session="0" * 32, index=0, seal_keys=[hello.seal_key], seal_signatures=["00"]))
+    rows = np.arange(2, PROBES + 3, dtype=np.int32)
     with pytest.raises(vf.ProtocolError, match="moves users"):
-        party.handle(UserRows(session="0" * 32, users=2, rows=np.array([0], np.int32)))
+        party.handle(UserRows(session="0" * 32, users=3 + PROBES, rows=rows))
 
 
 @pytest.mark.parametrize("method", ["keyed", "ecdh"])

@@ -100,6 +100,8 @@ class Agreement(Section):
     """Largest size of a message, in bytes."""
     max_users: int = Field(0, ge=0)
     """Number of users a party may align, 0 for no limit. It bounds what a party can learn by inventing ids."""
+    min_users: int = Field(100, ge=1)
+    """Number of users the federation must have. A sum over few users shows what single users contribute."""
     timeouts: Timeouts = Timeouts()
     """Waiting times of the members."""
     authority: str
@@ -177,6 +179,7 @@ class Agreement(Section):
             self.name,
             self.alignment,
             self.max_users,
+            self.min_users,
             self.quorum,
             self.config.digest(),
             roster,

@@ -21,11 +21,12 @@ from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import MemberIdentity, check_key
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
-from verfedgnn.federation.transcript import ALIGNMENT, FINISHED, Transcript
+from verfedgnn.federation.transcript import ALIGNMENT, Transcript
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
+from verfedgnn.protocol.party.policy import name_mask_purpose
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import kind_of
@@ -115,8 +116,7 @@ class CoordinatorService:
             self._run_stage(stage, stop)
         self.publisher.update(self.status, now=True)
         self._add_lists()
-        self.transcript.note(FINISHED)
-        self.transcript.sign()
+        self.transcript.finish()
         without = self.stage.without_result
         if without:
             raise Interrupted(
@@ -251,7 +251,8 @@ class CoordinatorService:
         if message.mask_key is not None:
             hellos = stage.coordinator.members.hellos
             others = {hello.mask_key for other, hello in hellos.items() if other != name}
-            self._check_key(name, "mask", message.mask_key, message.mask_signature or "", others)
+            purpose = name_mask_purpose(message.alignment)
+            self._check_key(name, purpose, message.mask_key, message.mask_signature or "", others)
 
     def _take_alignment(self, name: str, message: Message) -> None:
         if self.host is None:
@@ -285,9 +286,11 @@ class CoordinatorService:
             check_key(self.agreement, purpose, self.coordinator.names.index(name), key, signature)
             check_public_key(key)
         except ProtocolError:
-            raise ProtocolError(f"{name}: its {purpose} key is not usable, or not signed by it") from None
+            raise ProtocolError(
+                f"{name}: its {purpose.split()[0]} key is not usable, or not signed by it"
+            ) from None
         if key in others:
-            raise ProtocolError(f"{name}: its {purpose} key is another party's")
+            raise ProtocolError(f"{name}: its {purpose.split()[0]} key is another party's")
 
     # -- sending -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ class MemberIdentity:
         self.key_file = key_file
         self._key = read_key(key_file)
         self.member = self._find_member()
+        self._digest = agreement.digest()
         _check_code(agreement, "the coordinator" if self.is_coordinator else self.name)
 
     @property
@@ -43,7 +44,7 @@ class MemberIdentity:
 
     def sign(self, purpose: str, key: str) -> str:
         """Return this member's signature, in hex, of a public key for one purpose in this federation."""
-        return sign(self._key, _statement(self.agreement, purpose, self.name, key)).hex()
+        return sign(self._key, _statement(self._digest, purpose, self.name, key)).hex()
 
     def check(self, purpose: str, party: int, key: str, signature: str) -> None:
         """Raise `ProtocolError` unless the party at that position signed `key` for that purpose."""
@@ -97,7 +98,7 @@ def check_key(agreement: Agreement, purpose: str, party: int, key: str, signatur
     member = agreement.parties[party]
     if not is_signed(agreement, member, purpose, key, signature):
         raise ProtocolError(
-            f"the coordinator presents a key as {member.name}'s, but {member.name} did not sign it"
+            f"the coordinator presents a key as {member.name}'s, but {member.name} did not sign it for this federation and alignment"
         )
 
 
@@ -107,7 +108,7 @@ def is_signed(agreement: Agreement, member: Member, purpose: str, text: str, sig
         return verify(
             member.certificate,
             bytes.fromhex(signature),
-            _statement(agreement, purpose, member.name, text),
+            _statement(agreement.digest(), purpose, member.name, text),
         )
     except ValueError:
         return False
@@ -136,5 +137,5 @@ def _check_code(agreement: Agreement, name: str) -> None:
         )
 
 
-def _statement(agreement: Agreement, purpose: str, name: str, key: str) -> bytes:
-    return "\n".join(("verfedgnn 1", purpose, agreement.digest(), name, key)).encode()
+def _statement(agreement: str, purpose: str, name: str, key: str) -> bytes:
+    return "\n".join(("verfedgnn 1", purpose, agreement, name, key)).encode()

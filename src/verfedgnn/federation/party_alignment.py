@@ -15,7 +15,7 @@ from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.protocol.user_alignment.party_side import PartyAlignment
+from verfedgnn.protocol.user_alignment.party_side import PartyAlignment, check_user_count
 from verfedgnn.protocol.user_alignment.reveals import describe_reveals
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
 from verfedgnn.protocol.wire.messages import Message
@@ -46,6 +46,7 @@ def align(
     """
     agreement = identity.agreement
     if agreement.alignment == "none":
+        check_user_count(ratings.n_users, agreement.min_users)
         return _align_equal_lists(ratings, identity.name)
     party = PartyAlignment(
         identity.name,
@@ -57,6 +58,8 @@ def align(
         known=known,
         pad_to=pad_to,
         most_users=agreement.max_users,
+        fewest_users=agreement.min_users,
+        rule=agreement.config.users,
     )
     log_event(
         "aligning users",
@@ -67,7 +70,6 @@ def align(
     )
     log_event(describe_reveals(agreement.alignment, agreement.config.users))
     _exchange(party, link)
-    assert party.session is not None
     assert party.rows is not None
     taking_part = int((party.rows >= 0).sum())
     log_event("users aligned", rows=party.users, own=taking_part, left_out=ratings.n_users - taking_part)
@@ -75,7 +77,7 @@ def align(
     ids[party.rows[party.rows >= 0]] = ratings.user_ids[party.rows >= 0]
     placed = place_users(ratings, party.rows, ids)
     notes = note_dropped(ratings, placed, party.rows, agreement.config.users)
-    return PartyData(identity.name, replace(placed.with_notes(*notes), name=identity.name)), party.session
+    return PartyData(identity.name, replace(placed.with_notes(*notes), name=identity.name)), party.alignment
 
 
 def _exchange(party: PartyAlignment, link: CoordinatorLink) -> None:

@@ -17,7 +17,7 @@ from verfedgnn.federation.party_run import complete_run
 from verfedgnn.federation.party_service import PartyService, Realign
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
-from verfedgnn.federation.transcript import ALIGNMENT, FINISHED
+from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run
@@ -81,8 +81,7 @@ def run_party(
             store.clear()
             link.stage = ALIGNMENT
             link.blocks = None
-    link.transcript.note(FINISHED)
-    link.transcript.sign()
+    link.transcript.finish()
     publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
     run = complete_run(store, device)
     publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ FINISHED = "finished"
 SIGNATURE = "signature"
 ALIGNMENT = "alignment"
 
+_FLUSH_SECONDS = 1.0
 _SHA256 = "^[0-9a-f]{64}$"
 
 
@@ -80,6 +82,7 @@ class Transcript:
         self._head = NOTHING
         self._number = 0
         self._is_signed = True
+        self._flushed = 0.0
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -125,17 +128,28 @@ class Transcript:
         self._append(way="note", kind=kind, stage=stage, values=values)
 
     def sign(self) -> None:
-        """Sign everything so far, and flush it to disk."""
+        """Sign everything so far, and flush it to disk if the last flush is more than a second ago."""
         if not self._is_signed:
             self._append(way="note", kind=SIGNATURE, signature=self.identity.sign(PURPOSE, self._head))
             self._is_signed = True
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._flush()
+
+    def finish(self) -> None:
+        """Note that the last training is over; sign and flush everything."""
+        self.note(FINISHED)
+        self.sign()
+        self._flush()
+
+    def _flush(self) -> None:
         with writing(self.file):
             os.fsync(self._handle)
+        self._flushed = time.monotonic()
 
     def _append(self, **fields: Any) -> None:
         self._number += 1
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        entry = {"number": self._number, "time": time, **fields, "previous": self._head}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        entry = {"number": self._number, "time": now, **fields, "previous": self._head}
         present = {name: value for name, value in entry.items() if value is not None}
         line = json.dumps(present, separators=(",", ":"), allow_nan=False).encode()
         with writing(self.file):

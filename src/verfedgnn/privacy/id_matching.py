@@ -85,6 +85,8 @@ def match_users(
     fewest: int,
     known: Sequence[NDArray[np.int64]] | None = None,
     before: int = 0,
+    *,
+    probes: int = 0,
 ) -> tuple[list[NDArray[np.int64]], int]:
     """Assign a row to every user who is at `fewest` parties or more.
 
@@ -93,6 +95,7 @@ def match_users(
         fewest: Number of parties a new user has to be at.
         known: Rows from an earlier alignment (n_p,), -1 for none. Users keep them.
         before: Number of rows of that alignment. New rows follow in random order.
+        probes: Number of invented users that all sets contain.
 
     Returns:
         The row of each pseudonym (n_p,), -1 for users left out, and the number of rows. The number is 0 if several parties
@@ -108,7 +111,7 @@ def match_users(
     user = np.empty(len(every), np.int64)
     user[order] = np.cumsum(first) - 1
     parties = np.bincount(user)
-    if len(sets) > 1 and not (parties > 1).any():
+    if len(sets) > 1 and (parties > 1).sum() <= probes:
         return [np.full(len(one), -1) for one in sets], 0
     rows = _known_rows(user, given, before, len(parties))
     new = np.flatnonzero((rows < 0) & (parties >= fewest))

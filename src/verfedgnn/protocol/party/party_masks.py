@@ -36,7 +36,7 @@ class PartyMasks:
     def signature(self) -> str | None:
         """The party's signature of its key; None where nobody vouches for keys."""
         vouching = self.policy.vouching
-        return None if vouching is None else vouching.sign("mask", self.key)
+        return None if vouching is None else vouching.sign(self.policy.mask_purpose, self.key)
 
     def take_keys(self, message: Welcome | RoundStart, index: int, parties: int) -> None:
         """Verify and take the other parties' keys, if the message has any."""
@@ -49,7 +49,7 @@ class PartyMasks:
         if self.policy.vouching is not None:
             for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
                 if key:
-                    self.policy.vouching.check("mask", party, key, signature)
+                    self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
         self._masker.derive_secrets(index, keys)
 
     def apply(

@@ -41,6 +41,16 @@ class Policy:
     fresh_noise: bool = False
     """Whether noise also depends on the values it hides, so that a repeated round with other values has other noise."""
 
+    @property
+    def mask_purpose(self) -> str:
+        """What signatures of mask keys are for. They name the alignment, so parties with other rows do not accept each other."""
+        return name_mask_purpose(self.alignment)
+
+
+def name_mask_purpose(alignment: str | None) -> str:
+    """Return what the signature of a mask key is for, in a federation with that alignment."""
+    return f"mask {alignment}"
+
 
 LOCAL = Policy(masks=False)
 """The policy on one machine, where there is nobody to distrust."""

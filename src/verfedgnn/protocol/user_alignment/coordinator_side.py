@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.user_rule import UserRule, fewest_parties
 from verfedgnn.privacy.id_matching import check_set, match_users
+from verfedgnn.protocol.user_alignment.probes import PROBES
 from verfedgnn.protocol.wire.alignment_messages import (
     Aligned,
     AlignHello,
@@ -86,9 +87,9 @@ class CoordinatorAlignment:
             raise ProtocolError(
                 f"{name}: its federation file is not the coordinator's; fetch the current one"
             )
-        if self.most_users and message.users > self.most_users:
+        if self.most_users and message.users - PROBES > self.most_users:
             raise ProtocolError(
-                f"{name}: it brings {message.users:,} users, but the agreement allows {self.most_users:,}"
+                f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {self.most_users:,}"
             )
         self.hellos[name] = message
         self._reset()
@@ -123,6 +124,7 @@ class CoordinatorAlignment:
             self.fewest,
             [_known_rows(one) for one in sets],
             max(one.before for one in sets),
+            probes=PROBES,
         )
         return [
             (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError, ProtocolError
+from verfedgnn.core.user_rule import UserRule, fewest_parties
 from verfedgnn.privacy.id_matching import (
     POINT,
     CurveKey,
@@ -20,6 +22,7 @@ from verfedgnn.privacy.id_matching import (
 )
 from verfedgnn.privacy.identifiers import select_unambiguous
 from verfedgnn.protocol.party.policy import Vouching
+from verfedgnn.protocol.user_alignment.probes import PROBES, drop_probes, probe_ids
 from verfedgnn.protocol.wire.alignment_messages import (
     Aligned,
     AlignHello,
@@ -52,6 +55,8 @@ class PartyAlignment:
         known: Ids by row from an earlier alignment, "" for users of others. They keep their rows.
         pad_to: Number of pseudonyms to send at least; random ones fill it up.
         most_users: Number of users that one party may bring; 0 for no limit.
+        fewest_users: Number of users that the federation must have.
+        rule: Which users take part.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class PartyAlignment:
         known: NDArray[np.str_] | None = None,
         pad_to: int = 0,
         most_users: int = 0,
+        fewest_users: int = 1,
+        rule: UserRule = "any",
     ) -> None:
         self.name = name
         self.method = method
@@ -73,6 +80,8 @@ class PartyAlignment:
         self.vouching = vouching
         self.each = each
         self.most_users = most_users
+        self.fewest_users = fewest_users
+        self.rule = rule
         forms, self._places = select_unambiguous(ids)
         if not len(forms):
             raise DataError(f"party '{name}' has no user whose id is unambiguous: check its column of users")
@@ -80,14 +89,17 @@ class PartyAlignment:
         self.ambiguous = len(ids) - len(forms)
         """Number of users left out: their ids are empty, or equal to another's once spelling is normalised."""
         dummies = [secrets.token_bytes(_DUMMY) for _ in range(pad_to - len(forms))]
-        self._ids = [text.encode() for text in forms.tolist()] + dummies
-        if most_users and len(self._ids) > most_users:
+        own = [text.encode() for text in forms.tolist()] + dummies
+        self._ids = own + probe_ids()
+        if most_users and len(own) > most_users:
             raise DataError(
-                f"party '{name}' brings {len(self._ids):,} users, but the agreement allows {most_users:,}: raise max_users there"
+                f"party '{name}' brings {len(own):,} users, but the agreement allows {most_users:,}: raise max_users there"
             )
         self._before = 0 if known is None else len(known)
         self._known = self._rows_before(forms, known)
         self.session: str | None = None
+        self.alignment = ""
+        """Name of the alignment, once aligned: a hash of its keys, the number of rows, and rows that all parties know."""
         self.users = 0
         """Number of rows of the federation, once aligned."""
         self.rows: NDArray[np.int64] | None = None
@@ -178,7 +190,7 @@ class PartyAlignment:
             raise ProtocolError("a list of points comes from a party that should not have it")
         self._owners_seen.add(owner)
         if owner != self.index:
-            if self.most_users and len(points) > POINT * self.most_users:
+            if self.most_users and len(points) > POINT * (self.most_users + PROBES):
                 raise ProtocolError("a list of points holds more users than the agreement allows")
             return self._pass_on(owner, self._curve_key.apply(points))
         if len(points) != POINT * len(self._ids):
@@ -201,6 +213,7 @@ class PartyAlignment:
     # -- both ----------------------------------------------------------------------------------------------------------------
 
     def _send_pseudonyms(self, values: NDArray[np.uint8]) -> Message:
+        self._pseudonyms = values
         self._order = sort_order(values)
         assert self.session is not None
         return Pseudonyms(
@@ -217,22 +230,55 @@ class PartyAlignment:
             raise ProtocolError("the coordinator's rows do not fit the pseudonyms this party sent")
         rows = np.full(len(self._ids), -1)
         rows[self._order] = message.rows
-        taken = rows[rows >= 0]
-        kept = self._known >= 0
-        if (taken >= message.users).any() or len(np.unique(taken)) != len(taken):
-            raise ProtocolError("the coordinator gives two users one row, or a row that does not exist")
-        if (rows[kept] != self._known[kept]).any() or message.users < self._before:
+        self._check_rows(rows, message.users)
+        placed = drop_probes(rows)
+        users = message.users - PROBES
+        known = self._known[:-PROBES]
+        if (placed != known)[known >= 0].any() or users < self._before:
             raise ProtocolError("the coordinator moves users who had a row before")
-        own = rows[: len(self._places)]
+        own = placed[: len(self._places)]
         if (own < 0).all():
             raise DataError("none of this party's users is at enough other parties: use --users any")
+        check_user_count(users, self.fewest_users)
         assert self.session is not None
-        self.users = message.users
+        self.alignment = self._name_alignment(rows, message.users)
+        self.users = users
         self.rows = np.full(self._table_users, -1)
         self.rows[self._places] = own
-        return [Aligned(session=self.session, users=message.users)]
+        return [Aligned(session=self.session, users=users)]
+
+    def _check_rows(self, rows: NDArray[np.int64], users: int) -> None:
+        """Raise `ProtocolError` unless the coordinator gave rows to exactly those of this party's users who must have one."""
+        taken = rows[rows >= 0]
+        if (taken >= users).any() or len(np.unique(taken)) != len(taken):
+            raise ProtocolError("the coordinator gives two users one row, or a row that does not exist")
+        fewest = fewest_parties(self.rule, len(self._keys))
+        if (rows[-PROBES:] < 0).any() or (fewest == 1 and len(taken) < len(rows)):
+            raise ProtocolError("the coordinator leaves out users who must take part under the agreed rule")
+        if fewest == len(self._keys) and not self._before and len(taken) != users:
+            raise ProtocolError(
+                f"the coordinator counts {users:,} users, but {len(taken):,} are at all parties"
+            )
+
+    def _name_alignment(self, rows: NDArray[np.int64], users: int) -> str:
+        """Hash what all parties can see of this alignment; parties whose rows differ get different names."""
+        shared = [self.session, self._keys, users, rows[-PROBES:].tolist()]
+        if fewest_parties(self.rule, len(self._keys)) == len(self._keys) and not self._before:
+            shared.append(
+                [self._ids[i].hex() for i in np.argsort(rows)[-users:]]
+            )  # all parties have all users
+        return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def _seal(self, peer: int, kind: bytes, data: bytes) -> Message:
         assert self.session is not None
         sealed = self._sealer.seal(self._keys[peer], kind + bytes.fromhex(self.session), data)
         return Sealed(session=self.session, peer=peer, data=np.frombuffer(kind + b":" + sealed, np.uint8))
+
+
+def check_user_count(users: int, fewest: int) -> None:
+    """Raise `DataError` if a federation has fewer than the agreed number of users."""
+    if users < fewest:
+        raise DataError(
+            f"the federation has {users:,} users, fewer than min_users = {fewest:,}: sums over few users show single users; "
+            "check how user ids are spelled, or lower min_users in federation.toml at all members"
+        )
