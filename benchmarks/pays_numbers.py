@@ -22,8 +22,11 @@ from typing import Any
 import torch
 
 from verfedgnn.config import Config
+from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.data import PartyData, parties_from_files, read_ratings, split_items
 from verfedgnn.evaluation.lift import lift
+from verfedgnn.runs.run import Run
+from verfedgnn.training.simple_models import liked
 from verfedgnn.training.train import train
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -79,9 +82,50 @@ def measure(case: str, seed: int, model: str, device: str, *, with_lift: bool) -
         for row in run.metrics["parties"]
     ]
     record["lists"] = {name: run.metrics["lists"][name] for name in ("rounds", "seconds", "bytes", "public")}
+    if case.startswith("ciao"):
+        record["shared"] = judge_shared_users(run)
     if with_lift:
         record["lift"] = lift(run)
     return record
+
+
+def judge_shared_users(run: Run) -> dict[str, dict[str, float]]:
+    """Return RMSE and NDCG@20 over the test ratings of users who are at every party, in the catalogue that these users rated.
+
+    These test ratings are the same for `--users any` and `--users all`, since a rating's part depends on its ids and the seed.
+    """
+    assert run.lists is not None
+    prepared = run.prepared()
+    at_every = torch.ones(prepared[0].party.ratings.n_users, dtype=torch.bool)
+    for party in prepared:
+        present = torch.zeros_like(at_every)
+        present[torch.from_numpy(party.party.ratings.user).long()] = True
+        at_every &= present
+    found = {}
+    for party, rating_model, list_model in zip(prepared, run.models, run.lists.models, strict=True):
+        table = party.party.ratings
+        test = party.test.take(at_every.to(party.test.user.device)[party.test.user.long()])
+        predicted = rating_model.predict(test).clamp(*table.scale)
+        rated = torch.from_numpy(table.item[at_every.numpy()[table.user]]).long().to(test.user.device)
+        outside = torch.ones(table.n_items, dtype=torch.bool, device=test.user.device)
+        outside[rated] = False
+        ranks = rank_each(
+            lambda users, model=list_model, outside=outside: model.score(users).masked_fill(
+                outside, -torch.inf
+            ),
+            table.n_users,
+            table.n_items,
+            [party.train, party.valid],
+            liked(test, table.scale),
+        )
+        found[party.party.name] = {
+            "ratings": len(test),
+            "squared_error": float((predicted - test.rating).square().sum()),
+            "rmse": float((predicted - test.rating).square().mean().sqrt()),
+            "users": len(ranks.users),
+            "ndcg@20": float(ranks.ndcg.mean()),
+        }
+    return found
 
 
 def read_case(case: str, seed: int) -> list[PartyData]:
@@ -144,7 +188,55 @@ def tables() -> str:
         ),
     ):
         parts.append(f"### {title}\n\n{table(records, half, kind)}")
+    parts.append(
+        f"### Newcomers of Ciao, by other parties that know them\n\n{table_by_other_parties(records)}"
+    )
+    parts.append(
+        f"### Ciao with `--users any` and `--users all`, on the same test ratings\n\n{table_of_users(records)}"
+    )
     return "\n\n".join(parts)
+
+
+def select_records(records: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
+    return [r for r in records if r["case"] == case and r["model"] == "gcn"]
+
+
+def table_by_other_parties(records: list[dict[str, Any]]) -> str:
+    lines = [
+        "| other parties | customers by seed | ratings: gain over item means | verdict by seed | lists: gain over popularity | verdict by seed |",
+        "|---|---|---|---|---|---|",
+    ]
+    found = [r["lift"] for r in select_records(records, "ciao-any")]
+    for number in range(1, len(CATEGORIES)):
+        cells = []
+        for halves in (found, [each["lists"] for each in found]):
+            rows = [
+                next(row for row in half["newcomers"]["by_other_parties"] if row["other_parties"] == number)
+                for half in halves
+            ]
+            cells.append(" ".join(str(row["users"]) for row in rows))
+            cells.append(f"{statistics.mean(row['gain']['percent'] for row in rows):+.1f} %")
+            cells.append(", ".join(row["pays"] for row in rows))
+        lines.append(f"| {number} | {' | '.join(cells[:3] + cells[4:])} |")
+    return "\n".join(lines)
+
+
+def table_of_users(records: list[dict[str, Any]]) -> str:
+    lines = [
+        "| party | RMSE, all | RMSE, any | NDCG@20, all | NDCG@20, any |",
+        "|---|---|---|---|---|",
+    ]
+    by_case = {
+        case: [r["shared"] for r in select_records(records, f"ciao-{case}")] for case in ("all", "any")
+    }
+    for name in by_case["all"][0]:
+        cells = [
+            statistics.mean(shared[name][metric] for shared in by_case[case])
+            for metric in ("rmse", "ndcg@20")
+            for case in ("all", "any")
+        ]
+        lines.append(f"| {name} | {' | '.join(f'{cell:.4f}' for cell in cells)} |")
+    return "\n".join(lines)
 
 
 def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
@@ -154,7 +246,7 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
-        cases = [r for r in records if r["case"] == case and r["model"] == "gcn" and "lift" in r]
+        cases = [r for r in select_records(records, case) if "lift" in r]
         if not cases:
             continue
         halves = [r["lift"] if metric == "rmse" else r["lift"]["lists"] for r in cases]

@@ -126,7 +126,7 @@ def test_lift_says_at_once_what_it_needs(command: Command, shops: list[str], tmp
 
 def test_two_parties_learn_what_they_cannot_hide(command: Command, shops: list[str]) -> None:
     words = ("train", *shops[:4], "--set", "gate=false", *SHORT)
-    code, out, err = command(*words, "--preset", "best")
+    code, out, err = command(*words)
     assert code == 0, err
     assert "noised: " in out
     assert (
@@ -134,7 +134,7 @@ def test_two_parties_learn_what_they_cannot_hide(command: Command, shops: list[s
         "the other's ternary gradients and noised neighbourhoods; masks hide these only from the coordinator. "
         "Ratings, item ids and item embeddings are never sent." in err
     )
-    code, _, err = command(*words)
+    code, _, err = command(*words, "--preset", "paper")
     assert (
         "two parties: either can subtract its own part from a sum and see the other's ternary gradients"
         in err
@@ -145,7 +145,7 @@ def test_two_parties_learn_what_they_cannot_hide(command: Command, shops: list[s
 
 
 def test_lists_that_lose_to_popularity_are_no_secret(command: Command) -> None:
-    code, _, err = command("train", "--data", "synthetic", "--by", "category", *QUICK)
+    code, _, err = command("train", "--data", "synthetic", "--by", "category", "--preset", "paper", *QUICK)
     assert code == 0, err
     assert "warning: Lists are worse than the most popular items (NDCG@20: " in err
     assert "train with --preset best or ranking to order them by a model of lists" in err
@@ -179,7 +179,8 @@ def test_the_next_commands_work(command: Command, shops: list[str], tmp_path: Pa
 def test_a_user_who_rated_everything_is_not_suggested(
     command: Command, ratings: Path, tmp_path: Path
 ) -> None:
-    code, _, err = command("train", "--data", ratings, "--parties", 3, "--out", tmp_path / "run", *QUICK)
+    words = ("--data", ratings, "--parties", 3, "--out", tmp_path / "run", "--preset", "paper", *QUICK)
+    code, _, err = command("train", *words)
     assert code == 0, err
     assert commands_after(err) == [["evaluate", str(tmp_path / "run")]]
 
@@ -257,7 +258,7 @@ BAD = {
     "empty": (bad_table(""), "empty"),
     "too many parties": (bad_table("user,item,rating\na,b,3\nc,d,4\n"), "--parties"),
     "unknown setting": (lambda _: ["--set", "dimm=3"], "did you mean"),
-    "unprotected": (lambda _: ["--set", "ratio=1"], "unprotected"),
+    "unprotected": (lambda _: ["--preset", "paper", "--set", "ratio=1"], "unprotected"),
     "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),
     "unknown preset": (lambda _: ["--preset", "worst"], "best, paper"),
     "unknown device": (lambda _: ["--device", "abacus"], "--device cpu"),
@@ -349,7 +350,7 @@ def test_titles_are_shown_as_they_are(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("user,item,rating,title\n" + "\n".join(rows) + "\n")
     run = tmp_path / "run"
-    assert command("train", "--data", f"[x]={path}", "--out", run, *QUICK)[0] == 0
+    assert command("train", "--data", f"[x]={path}", "--out", run, "--preset", "paper", *QUICK)[0] == 0
     code, out, _ = command("recommend", run, "--user", "u1", "--top", 2)
     assert code == 0
     assert "[red]" in out

@@ -21,7 +21,12 @@ def row(pays: str | None, **values: Any) -> dict[str, Any]:
     return {
         "cases": 12_345,
         "users": 1_234,
-        "gain": {"value": 0.01, "percent": PERCENT[pays], "margin_percent": 1.5},
+        "gain": {
+            "value": 0.01,
+            "percent": PERCENT[pays],
+            "low_percent": PERCENT[pays] - 1.6,
+            "high_percent": PERCENT[pays] + 1.4,
+        },
         "pays": pays,
         **values,
     }

@@ -216,10 +216,14 @@ def test_the_gate_in_words(lifted: vf.Run) -> None:
 
 
 def test_a_gain_of_few_users_is_not_shown() -> None:
-    row = {"users": 500, "gain": {"percent": 12.17, "margin_percent": 0.98}}
-    assert format_gain(row) == "+12.2 % ±1.0"
-    assert format_gain(row | {"gain": {"percent": -0.04, "margin_percent": 0.1}}) == "+0.0 % ±0.1"
-    assert format_gain(row | {"gain": {"percent": 0.008, "margin_percent": 0.006}}) == "+0.008 % ±0.006"
+    row = {"users": 500, "gain": {"percent": 12.17, "low_percent": 11.2, "high_percent": 13.26}}
+    assert format_gain(row) == "+12.2 % (+11.2 to +13.3)"
+    assert format_gain(row | {"gain": {"percent": -0.04, "low_percent": -0.14, "high_percent": 0.06}}) == (
+        "+0.0 % (-0.1 to +0.1)"
+    )
+    assert format_gain(row | {"gain": {"percent": 0.008, "low_percent": 0.002, "high_percent": 0.014}}) == (
+        "+0.008 % (+0.002 to +0.014)"
+    )
     assert format_gain(row | {"users": 19}) == "-"
     assert format_gain(row | {"gain": None}) == "-"
 

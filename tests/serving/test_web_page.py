@@ -161,7 +161,14 @@ def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) 
 
 
 def lift_row(reference: float, federated: float, pays: str, users: int) -> dict[str, Any]:
-    gain = {"value": 0.1, "low": 0.05, "high": 0.15, "percent": 10.0, "margin_percent": 5.0}
+    gain = {
+        "value": 0.1,
+        "low": 0.05,
+        "high": 0.15,
+        "percent": 10.0,
+        "low_percent": 5.0,
+        "high_percent": 15.5,
+    }
     ways = {"simple": reference, "alone": reference, "federated": federated, "pooled": federated}
     return {"cases": 2 * users, "users": users, **ways, "gain": gain if users else None, "pays": pays}
 
@@ -195,7 +202,7 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         rows = visit.texts("#worth tbody tr")
         assert ["Lists" in row for row in rows] == [False, False, True, True]
         assert ["customers new to you, known elsewhere" in row for row in rows] == [False, True, False, True]
-        for text in ("0.1111", "0.1555", "31 customers", "+10.0 % (±5.0)", "joining pays"):
+        for text in ("0.1111", "0.1555", "31 customers", "+10.0 % (+5.0 to +15.5)", "joining pays"):
             assert text in rows[3]
         assert visit.page.locator("#worth tbody tr").nth(3).locator("[data-label=popularity]").is_visible()
         assert "joining does not pay" in rows[0]

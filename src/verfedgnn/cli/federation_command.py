@@ -68,7 +68,7 @@ def init(
         overrides["seed"] = seed
     agreement, unmasked = roster.create_federation(
         folder,
-        preset=preset or "paper",
+        preset=preset or "best",
         model=parse_gnn(model),
         config_file=config,
         overrides=overrides,

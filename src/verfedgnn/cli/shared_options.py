@@ -82,7 +82,7 @@ Users = Annotated[
 Preset = Annotated[
     str | None,
     typer.Option(
-        help=f"Preset to start from: {', '.join(PRESETS)}, or a TOML file. Default: paper, or best for tune.",
+        help=f"Preset to start from: {', '.join(PRESETS)}, or a TOML file. Default: best.",
         rich_help_panel=TRAINING,
         autocompletion=among(PRESETS),
     ),

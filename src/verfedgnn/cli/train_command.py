@@ -139,7 +139,7 @@ def train(
         if users is not None:
             overrides["users"] = users
         chosen = build_config(
-            preset=preset or "paper", model=parse_gnn(model), file=config, overrides=overrides
+            preset=preset or "best", model=parse_gnn(model), file=config, overrides=overrides
         )
         if delta is not None and epsilon is None:
             raise ConfigError("--delta needs --epsilon; add --epsilon")

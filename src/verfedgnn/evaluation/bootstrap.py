@@ -48,6 +48,8 @@ class Gain:
             "low": self.low,
             "high": self.high,
             "percent": self.value * scale,
+            "low_percent": self.low * scale,
+            "high_percent": self.high * scale,
             "margin_percent": (self.high - self.low) / 2 * scale,
         }
 

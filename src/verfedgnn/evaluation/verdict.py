@@ -106,11 +106,13 @@ def _advice(tables: Sequence[dict[str, Any]]) -> str:
 
 
 def _percent(row: dict[str, Any]) -> str:
+    """Return the size of a gain or loss with its interval, such as `41.0 % (32.1 to 50.3)`."""
     found = row["gain"]
-    return f"{abs(found['percent']):.1f} % (±{found['margin_percent']:.1f})"
+    ends = sorted(abs(found[end]) for end in ("low_percent", "high_percent"))
+    return f"{abs(found['percent']):.1f} % ({ends[0]:.1f} to {ends[1]:.1f})"
 
 
 def _bare_percent(row: dict[str, Any]) -> str:
     """Return a signed gain for use inside brackets."""
     found = row["gain"]
-    return f"{found['percent']:+.1f} % ±{found['margin_percent']:.1f}"
+    return f"{found['percent']:+.1f} %, {found['low_percent']:+.1f} to {found['high_percent']:+.1f}"

@@ -20,7 +20,7 @@ _NOTES = {
 }
 _COLUMNS = (
     "federated: what the party serves. pooled: the model trained on all data in one place, unprotected. "
-    "gain: over alone, with half of its 95 % interval. "
+    "gain: over alone, with its 95 % interval. "
     f"cannot tell: the interval includes 0, or there are fewer than {FEWEST_USERS} users."
 )
 
@@ -92,13 +92,16 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
 
 
 def format_gain(row: Mapping[str, Any]) -> str:
-    """Format a gain in per cent with its margin, such as `+12.2 % ±1.0`; with too few users it becomes a dash."""
+    """Format a gain in per cent with its interval, such as `+12.2 % (+11.2 to +13.3)`; with too few users it becomes a dash."""
     found = row["gain"]
     if not found or row["users"] < FEWEST_USERS:
         return "-"
-    digits = 1 if found["margin_percent"] >= 0.05 else 3
-    percent = round(found["percent"], digits) + 0.0  # without a negative zero
-    return f"{percent:+.{digits}f} % ±{found['margin_percent']:.{digits}f}"
+    if found["low_percent"] == found["high_percent"] == 0:
+        return "0 %"
+    digits = 1 if found["high_percent"] - found["low_percent"] >= 0.1 else 3
+    ends = [found[name] for name in ("percent", "low_percent", "high_percent")]
+    gain, low, high = (f"{round(end, digits) + 0.0:+.{digits}f}" for end in ends)  # without a negative zero
+    return f"{gain} % ({low} to {high})"
 
 
 def format_weights(weights: Mapping[str, float]) -> str:

@@ -121,6 +121,6 @@ function drawRow(row, ways, gains) {
 
 function drawGain(row) {
   const words = { yes: "joining pays", no: "joining does not pay", "cannot tell": "cannot tell" }[row.pays];
-  const text = row.gain === null ? "–" : `${signed(row.gain.percent, 1)} % (±${row.gain.margin_percent.toFixed(1)})`;
+  const text = row.gain === null ? "–" : `${signed(row.gain.percent, 1)} % (${signed(row.gain.low_percent, 1)} to ${signed(row.gain.high_percent, 1)})`;
   return make("td", { class: `gain ${row.pays.replace(" ", "-")}`, "data-label": "gain" }, text, make("small", {}, row.gain === null ? "no test cases" : words));
 }
