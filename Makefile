@@ -1,6 +1,7 @@
 # make demo   train three organisations on synthetic data and show what joining gains, in a minute or two
 # make test   run the whole test suite
 # make coverage  run the test suite and show the coverage of each module, lowest first
+# make fuzz   send a million hostile messages to the members of a federation (about half an hour)
 # make lint   check style, types, the order of the rooms, spelling and prose
 # make docs   build the documentation site in site/
 # make setup  only set up the environment (.venv)
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage lint docs clean
+.PHONY: setup demo test coverage fuzz lint docs clean
 
 setup: .venv/installed
 
@@ -34,6 +35,9 @@ test: .venv/installed-dev
 
 coverage: .venv/installed-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report term
+
+fuzz: .venv/installed-dev
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/fuzzer.py --messages 1000000
 
 lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy

@@ -159,9 +159,9 @@ class Party:
             self.masks.take_keys(message, self.index, self.parties)
         progress = self.progress
         replica = self.replica
+        update_replica(replica, message)  # refuses updates that do not fit, before anything is kept
         progress.keep_best(message.best_round)
         progress.confirm_announced(message.round)
-        update_replica(replica, message)
         progress.start_trip(message.round, message.trip)
         pull = None
         if self.projection is not None:

@@ -1,0 +1,28 @@
+"""A short run of the fuzzer; `make fuzz` sends a million messages (results/federation.md)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_members_take_or_refuse_hostile_messages_in_every_state() -> None:
+    """In a process of its own, since the fuzzer forks and watches its memory."""
+    command = [sys.executable, str(ROOT / "tests" / "fuzzer.py"), "--messages", "2500", "--per-state", "25"]
+    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    for state in (
+        "coordinator GATHERING",
+        "coordinator TRIP",
+        "party QUEUED",
+        "party JOINED",
+        "alignment at a party",
+    ):
+        assert f"sent to {state}" in done.stdout, done.stdout
