@@ -155,7 +155,7 @@ def elsewhere(
     else:
         with tempfile.TemporaryDirectory() as made:
             source = Path(os.environ["VERFEDGNN_DATA"]) / "ciao" / "ratings.csv.gz"
-            parties = parties_from_files(cut_ciao(source, Path(made)))
+            parties = parties_from_files(cut_ciao(source, Path(made)), scale=(1, 5), catalogue=100_000)
     return attack_overlap(parties, config, seed=seed)
 
 

@@ -113,7 +113,7 @@ def test_conditions_of_the_guarantee_are_asked_for_by_name() -> None:
         Config.preset("paper", **{"gradients.clip": None})
 
 
-REST: dict[str, Any] = {"validations": 2, "randomness": ""}
+REST: dict[str, Any] = {"parties": [], "validations": 2, "randomness": ""}
 
 
 def test_report_composes() -> None:
@@ -136,6 +136,7 @@ def test_report_composes() -> None:
         protected=True,
         validations=2,
         randomness="",
+        parties=[],
     )
     assert noisy["gradients"]["composed"] == {"epsilon": 4.0, "delta": 0.0}
     bare = privacy_report(
@@ -147,6 +148,7 @@ def test_report_composes() -> None:
         protected=False,
         validations=2,
         randomness="",
+        parties=[],
     )
     assert bare["neighbourhoods"]["guarantee"].startswith("none")
 

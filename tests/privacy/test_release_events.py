@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ import verfedgnn as vf
 from verfedgnn.config.exchange_modes import NoisedExchange
 from verfedgnn.config.gradient_mechanisms import SkellamGradients
 from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.release_events import (
@@ -28,7 +30,9 @@ from verfedgnn.privacy.release_events import (
 )
 from verfedgnn.privacy.skellam_noise import noised_sum_event
 
-REST: dict[str, Any] = {"users": 9, "rows": 1, "protected": True, "randomness": ""}
+PAIRS = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2.0, 5.0]))
+PARTY = PartyInput("p", 9, 2, (1.0, 5.0), PAIRS, PAIRS)
+REST: dict[str, Any] = {"users": 9, "rows": 1, "protected": True, "randomness": "", "parties": [PARTY]}
 
 
 def normal_delta(mu: float, at: float) -> float:

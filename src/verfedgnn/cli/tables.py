@@ -157,6 +157,8 @@ def run_table(metrics: dict[str, Any]) -> Table:
         table.add_row("rounds of lists", _rounds(lists))
         table.add_row("bytes of lists", _traffic(lists["bytes"]))
     table.add_row("gradients", _guarantee(privacy["gradients"]))
+    if "persons" in privacy:
+        table.add_row("persons", privacy["persons"]["guarantee"])
     table.add_row("neighbourhoods", _guarantee(privacy["neighbourhoods"]))
     if lists is not None:
         for name in ("gradients", "neighbourhoods"):

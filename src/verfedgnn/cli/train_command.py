@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from verfedgnn.cli.completion import complete_run_folders
+from verfedgnn.cli.completion import among, complete_run_folders
 from verfedgnn.cli.output import Output, program
 from verfedgnn.cli.shared_options import (
     RUN,
@@ -65,6 +65,14 @@ def train(
         float | None,
         typer.Option(
             help="Delta of the privacy budget. Default: 1e-6.", rich_help_panel=TRAINING, hidden=True
+        ),
+    ] = None,
+    protect: Annotated[
+        str | None,
+        typer.Option(
+            help="What a privacy budget covers: rating, or user (all ratings of a user at a party). Needs --preset private.",
+            rich_help_panel=TRAINING,
+            autocompletion=among(("rating", "user")),
         ),
     ] = None,
     config: Annotated[
@@ -125,7 +133,7 @@ def train(
     words += ["--threads", str(threads)] if threads else []
     if resume is not None:
         of_data = [data, parties, by, users, reading or None]
-        of_training = [preset, model, seed, out, set_, epsilon, delta, config]
+        of_training = [preset, model, seed, out, set_, epsilon, delta, protect, config]
         if any(value is not None for value in of_data + of_training) or overwrite:
             raise ConfigError("--resume takes data and settings from the run; leave out all options for them")
     else:
@@ -138,6 +146,8 @@ def train(
             overrides["seed"] = seed
         if users is not None:
             overrides["users"] = users
+        if protect is not None:
+            overrides["gradients.protects"] = protect
         chosen = build_config(
             preset=preset or "best", model=parse_gnn(model), file=config, overrides=overrides
         )

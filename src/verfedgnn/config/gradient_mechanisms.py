@@ -69,6 +69,12 @@ class SkellamGradients(_AnyMechanism):
     noise_multiplier: float = Field(gt=0)
     """Standard deviation of the noise on a sum, as a multiple of the most that one rating can change it. `train --epsilon`
     chooses it."""
+    protects: Literal["rating", "user"] = "rating"
+    """Unit of the guarantee. rating: one rating of one user at one party; user: all ratings of one user at one party, by limiting
+    what each user contributes."""
+    user_ratings: int = Field(16, ge=1)
+    """Training ratings of a user that a party uses with gradients.protects = user. It limits a user's contribution to the root of
+    this number times that of one rating."""
     clip: ClassVar[None] = None
     rescale_users: ClassVar[float] = 1.0
     rescale_weights: ClassVar[float] = 1.0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from verfedgnn.core.list_metrics import Score, rank_each
@@ -55,6 +56,15 @@ def measure_errors(
 def squared_errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:
     """Return the squared error of h_u . h_v for each rated pair."""
     return _errors(users, items, pairs).square()
+
+
+def mean_by_user(values: Tensor, pairs: Pairs) -> Tensor:
+    """Return the mean value of each user among `pairs`."""
+    count = torch.bincount(pairs.user)
+    total = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add_(
+        0, pairs.user, values
+    )
+    return total[count > 0] / count[count > 0]
 
 
 def _errors(users: Tensor, items: Tensor, pairs: Pairs) -> Tensor:

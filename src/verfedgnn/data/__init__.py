@@ -13,7 +13,15 @@ from verfedgnn.data.parties import (
 )
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings, make_ratings
-from verfedgnn.data.splits import TEST, TRAIN, VALID, split_by_rating, split_by_time, split_newcomers
+from verfedgnn.data.splits import (
+    TEST,
+    TRAIN,
+    VALID,
+    cap_ratings,
+    split_by_rating,
+    split_by_time,
+    split_newcomers,
+)
 from verfedgnn.data.synthetic import synthetic_ratings
 
 __all__ = [
@@ -23,6 +31,7 @@ __all__ = [
     "PartyData",
     "Ratings",
     "align_users",
+    "cap_ratings",
     "check_parties",
     "find_pooled_items",
     "make_ratings",

@@ -31,6 +31,17 @@ def split_by_rating(
         raise DataError(
             f"fractions {tuple(fractions)} are not three shares that add up to 1; use for example 0.6,0.2,0.2"
         )
+    pairs = _hash_pairs(ratings, seed)
+    uniform = (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    part: NDArray[np.int8] = (uniform >= fractions[0]).astype(np.int8)
+    part[uniform >= fractions[0] + fractions[1]] = TEST
+    if fractions[2] == 0:
+        part[part == TEST] = VALID if fractions[1] else TRAIN
+    return part
+
+
+def _hash_pairs(ratings: Ratings, seed: int) -> NDArray[np.uint64]:
+    """Return a hash of the user id and the item id of each rating."""
     # A party may have ratings of only a few of the common users, so only those are hashed.
     present = np.zeros(ratings.n_users, bool)
     present[ratings.user] = True
@@ -38,13 +49,24 @@ def split_by_rating(
     users[present] = hash64(ratings.user_ids[present], seed)
     # A different seed keeps a user and an item with the same id from cancelling.
     items = hash64(ratings.item_ids, ~seed)
-    pairs = mix((users[ratings.user] ^ mix(items[ratings.item] + _GOLDEN)) + _GOLDEN)
-    uniform = (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    part: NDArray[np.int8] = (uniform >= fractions[0]).astype(np.int8)
-    part[uniform >= fractions[0] + fractions[1]] = TEST
-    if fractions[2] == 0:
-        part[part == TEST] = VALID if fractions[1] else TRAIN
-    return part
+    pairs: NDArray[np.uint64] = mix((users[ratings.user] ^ mix(items[ratings.item] + _GOLDEN)) + _GOLDEN)
+    return pairs
+
+
+def cap_ratings(
+    ratings: Ratings, chosen: NDArray[np.bool_], most: int, *, seed: int = 0
+) -> NDArray[np.bool_]:
+    """Return which `chosen` ratings remain if every user keeps at most `most` of them, drawn by a hash of the ids.
+
+    The draw of a user depends on no other user's ratings.
+    """
+    rows = np.flatnonzero(chosen)
+    user = ratings.user[rows]
+    order = np.lexsort((_hash_pairs(ratings, seed)[rows], user))
+    first = np.searchsorted(user[order], user[order])
+    kept = np.zeros(len(ratings), bool)
+    kept[rows[order[np.arange(len(rows)) - first < most]]] = True
+    return kept
 
 
 def split_by_time(ratings: Ratings) -> NDArray[np.int8]:

@@ -246,6 +246,7 @@ class PartyService:
             protected=projection.protected if projection is not None else True,
             validations=len(self.history),
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
+            parties=[party.data],
         )
 
     # -- checkpoints and status --------------------------------------------------------------------------

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
+from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.privacy import release_events as events
+from verfedgnn.privacy.disclosures import list_disclosures
+from verfedgnn.privacy.person_dp import person_report
 from verfedgnn.privacy.rating_dp import (
     noise_multiplier,
+    protects_users,
     rating_epsilon,
     training_releases,
     validation_releases,
@@ -36,6 +41,7 @@ def privacy_report(
     protected: bool,
     validations: int,
     randomness: str,
+    parties: Sequence[PartyInput],
 ) -> dict[str, Any]:
     """Build the `privacy` section of metrics.json.
 
@@ -48,19 +54,53 @@ def privacy_report(
         protected: Whether 2q <= N + 1 holds in every block.
         validations: Number of validation errors that each party reported.
         randomness: Source of the parties' noise, `SIMULATED` or `SECRET`.
+        parties: Data of the parties that the report is for, for the guarantee of their most active users.
     """
     sent = (
         _gradient_releases(config, releases),
         _sum_releases(config, exchanges),
         _validation_releases(config, validations),
     )
-    return {
+    report = {
         "gradients": _gradients(config, sent[0], releases, validations),
         "neighbourhoods": _neighbourhoods(config, sent[1], users, rows, protected, exchanges),
         "validation": _validation(config, validations),
         "masking": "the coordinator sees sums over the active parties only" if config.masking else "off",
         "randomness": randomness,
         "events": [release.to_dict() for part in sent for release in part],
+    }
+    if config.gradients.mechanism == "skellam":
+        report["persons"] = _persons(config, parties, releases, validations)
+        report["sent"] = list_disclosures(config)
+    return report
+
+
+def _persons(
+    config: Config, parties: Sequence[PartyInput], releases: int, validations: int
+) -> dict[str, Any]:
+    """Return what the run promises for all ratings of one user at one party."""
+    delta = config.gradients.delta
+    report: dict[str, Any] = {
+        "neighbouring": "two data sets that differ in all ratings of one user at one party",
+        "delta": delta,
+    }
+    if protects_users(config):
+        whole = rating_epsilon(config, rounds=releases, validations=validations, delta=delta)
+        return report | {
+            "epsilon": whole,
+            "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every user",
+        }
+    found = {
+        each.name: person_report(config, each, rounds=releases, validations=validations) for each in parties
+    }
+    texts = []
+    for which in ("median", "largest"):
+        worst = max((each[which] for each in found.values()), key=lambda person: person["epsilon"])
+        ratings = worst["training"] + worst["validation"]
+        texts.append(f"epsilon {worst['epsilon']:,.3g} for {ratings:,} ratings ({which})")
+    return report | {
+        "parties": found,
+        "guarantee": f"for all ratings of one user at a party, {' and '.join(texts)}, at delta {delta:g}",
     }
 
 
@@ -134,6 +174,7 @@ def _smaller(pure: float, composed: float, delta: float) -> dict[str, float]:
 
 def _single_ratings(config: Config, releases: int, validations: int) -> dict[str, Any]:
     delta = config.gradients.delta
+    unit, whom = ("user", "all ratings") if protects_users(config) else ("single rating", "one rating")
     one, whole = (
         rating_epsilon(config, rounds=r, validations=v, delta=delta)
         for r, v in ((1, 0), (releases, validations))
@@ -141,10 +182,10 @@ def _single_ratings(config: Config, releases: int, validations: int) -> dict[str
     return {
         "clip": config.training.error_clip,
         "noise": noise_multiplier(config),
-        "neighbouring": "two data sets that differ in one rating of one user at one party",
+        "neighbouring": f"two data sets of which one has {whom} of one user at one party more",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
-        "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every single rating, over all {releases:,} rounds, against "
+        "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every {unit}, over all {releases:,} rounds, against "
         "anyone who sees the sums and the trained model",
     }
 
@@ -153,7 +194,8 @@ def _validation(config: Config, validations: int) -> dict[str, Any]:
     if config.gradients.mechanism == "skellam":
         report = {"mechanism": "gaussian", "releases": validations}
         return report | {
-            "guarantee": "covered by the epsilon of gradients: a rating is in one of the two parts"
+            "guarantee": "covered by the epsilon of gradients"
+            + ("" if protects_users(config) else ": a rating is in one of the two parts")
         }
     guarantee = "none: each party's exact sum of squared errors and its count"
     return {"mechanism": "none", "releases": validations, "guarantee": guarantee}

@@ -39,10 +39,28 @@ LARGEST = 1e6
 
 
 def sensitivity(config: Config) -> float:
-    """Return Delta, the largest l2 change of a gradient row by one rating."""
+    """Return Delta, the largest l2 change of a gradient by what is protected: one rating, or all ratings of a user at a party.
+
+    A user has at most K training ratings at a party. They change K item rows, by sqrt(K) times as much as one rating in l2, and
+    the user's row is clipped to the same length.
+    """
     assert config.training.error_clip is not None
     assert config.model.bound is not None
-    return 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
+    one = 2 * config.training.error_clip * math.sqrt(config.model.bound**2 + config.model.biases)
+    return one * math.sqrt(ratings_cap(config) or 1)
+
+
+def ratings_cap(config: Config) -> int | None:
+    """Return K, the training ratings of a user that a party uses; None if single ratings are protected, not users."""
+    gradients = config.gradients
+    if isinstance(gradients, SkellamGradients) and gradients.protects == "user":
+        return gradients.user_ratings
+    return None
+
+
+def protects_users(config: Config) -> bool:
+    """Return whether the guarantee covers all ratings of a user at a party, and not only single ratings."""
+    return ratings_cap(config) is not None
 
 
 def noise_multiplier(config: Config) -> float:
@@ -120,8 +138,13 @@ def validation_releases(config: Config, validations: int) -> list[Release]:
 
 
 def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: float) -> float:
-    """Return the epsilon at `delta` of one rating over a training, the larger of those of the two parts."""
+    """Return the epsilon at `delta` of what is protected over a training.
+
+    One rating is in one of the two parts, so the larger epsilon counts. A user has ratings in both, so they compose.
+    """
     parts = training_releases(config, rounds), validation_releases(config, validations)
+    if protects_users(config):
+        return events.compose_epsilon([release for part in parts for release in part], delta)
     return max(events.compose_epsilon(part, delta) for part in parts)
 
 

@@ -10,7 +10,7 @@ from verfedgnn.reports.document import Document, Heading, Paragraph, Points, Tab
 
 def list_guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the mechanism, count and guarantee of each kind of release, in words."""
-    return [
+    found = [
         {
             "release": name,
             "mechanism": privacy[name]["mechanism"],
@@ -20,6 +20,18 @@ def list_guarantees(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
         }
         for name in ("gradients", "neighbourhoods", "validation")
     ]
+    persons = privacy.get("persons")
+    if persons:
+        found.append(
+            {
+                "release": "everything together",
+                "mechanism": "composed",
+                "times": "–",
+                "guarantee": persons["guarantee"],
+                "neighbouring": persons["neighbouring"],
+            }
+        )
+    return found
 
 
 def list_assumptions(privacy: Mapping[str, Any]) -> list[str]:
@@ -39,6 +51,12 @@ def add_guarantees(document: Document, privacy: Mapping[str, Any], title: str = 
         Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows),
         Points(list_assumptions(privacy)),
     )
+    sent = privacy.get("sent")
+    if sent:
+        document.add(
+            Paragraph("Every field of a message that leaves a party, and how it is protected."),
+            Table(["message", "field", "mechanism"], [list(row.values()) for row in sent]),
+        )
     events = privacy.get("events")
     if events:
         document.add(

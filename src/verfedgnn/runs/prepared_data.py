@@ -19,11 +19,13 @@ from verfedgnn.data import (
     VALID,
     PartyData,
     Ratings,
+    cap_ratings,
     split_by_rating,
     split_by_time,
     split_newcomers,
 )
 from verfedgnn.data.ratings import format_count
+from verfedgnn.privacy.rating_dp import ratings_cap
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def prepare(
         parts = [split_ratings(party, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
-    return [_prepare(party, part, device) for party, part in zip(parties, parts, strict=True)]
+    return [_prepare(party, part, config, device) for party, part in zip(parties, parts, strict=True)]
 
 
 def check_declared(ratings: Ratings, config: Config) -> None:
@@ -93,8 +95,12 @@ def split_ratings(party: PartyData, config: SplitConfig, seed: int) -> NDArray[n
     return split_by_rating(party.ratings, fractions=config.fractions, seed=seed)
 
 
-def _prepare(party: PartyData, parts: NDArray[np.int8], device: torch.device) -> Prepared:
-    train, valid, test = (_pairs(party.ratings, parts == part, device) for part in (TRAIN, VALID, TEST))
+def _prepare(party: PartyData, parts: NDArray[np.int8], config: Config, device: torch.device) -> Prepared:
+    chosen = {part: parts == part for part in (TRAIN, VALID, TEST)}
+    cap = ratings_cap(config)
+    if cap is not None:
+        chosen[TRAIN] = cap_ratings(party.ratings, chosen[TRAIN], cap, seed=config.seed)
+    train, valid, test = (_pairs(party.ratings, mask, device) for mask in chosen.values())
     for name, pairs in (("training", train), ("validation", valid)):
         if not len(pairs):
             raise DataError(

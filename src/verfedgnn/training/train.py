@@ -171,6 +171,7 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
             protected=first.projection.protected if first.projection is not None else True,
             validations=len(trained.history),
             randomness=SIMULATED,
+            parties=[each.data for each in loop.runtime.parties.values()],
         ),
         digest=parameters_digest(trained.public),
         gates=[each.weights for each in gated] if gated else None,

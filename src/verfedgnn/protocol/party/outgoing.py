@@ -17,7 +17,7 @@ from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.privacy.gradient_protection import Rescale, protect
-from verfedgnn.privacy.rating_dp import release_gradient
+from verfedgnn.privacy.rating_dp import release_gradient, sensitivity
 from verfedgnn.privacy.skellam_noise import draw_skellam
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.round.user_subset import UserSubset
@@ -87,6 +87,15 @@ def mean_scale(config: Config, parties: int) -> float:
     bits = config.exchange.bits
     largest = 2.0 ** (bits - 1 - FRACTION_BITS[bits])
     return max(1.0, 2 * LARGEST_MEAN * parties / largest)
+
+
+def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:
+    """Shorten each user's row of a flat public gradient to the contribution that the guarantee for users allows."""
+    views = setup.model.views(gradient)
+    rows = torch.cat([views[name].reshape(setup.model.users, -1) for name in setup.model.per_user], 1)
+    limit = sensitivity(setup.config)
+    factor = limit / rows.norm(dim=1, keepdim=True).clamp(min=limit)
+    return torch.cat([(views[name] * factor).flatten() for name in setup.model.per_user])
 
 
 def encode_noised_gradient(

@@ -19,13 +19,13 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.graph import Graph
-from verfedgnn.core.metrics import squared_errors
+from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import PartyStream
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
 from verfedgnn.privacy.projection import IdentityProjection, Projection
-from verfedgnn.privacy.rating_dp import add_item_noise, add_validation_noise
+from verfedgnn.privacy.rating_dp import add_item_noise, add_validation_noise, protects_users
 from verfedgnn.protocol.checkpoint_state import to_tensor
 from verfedgnn.protocol.party.batches import Batches
 from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods, UserGradient
@@ -36,6 +36,7 @@ from verfedgnn.protocol.party.incoming import (
     update_replica,
 )
 from verfedgnn.protocol.party.outgoing import (
+    clip_contributions,
     encode_gradient,
     encode_neighbourhoods,
     encode_noised_gradient,
@@ -237,6 +238,8 @@ class Party:
         self.progress.evaluated = (message.round, model)
         if self.setup.protects_ratings:
             squared = squared_errors(model["users"], model["items"], self.data.valid)
+            if protects_users(self.config):  # each user counts once
+                squared = mean_by_user(squared, self.data.valid)
             rng = noise_source(self.setup, PartyStream.VALIDATION_NOISE, message, [squared])
             error, count = add_validation_noise(squared, self.data.scale, self.config, rng)
         else:
@@ -277,6 +280,8 @@ class Party:
     def release_gradient(self, gradient: Tensor, message: RoundStart, subset: UserSubset) -> NDArray[Any]:
         """Return a public gradient of the subset's users as it leaves the party, for all users of the round."""
         if self.setup.protects_ratings:
+            if protects_users(self.config):
+                gradient = clip_contributions(gradient, self.setup)
             noised = encode_noised_gradient(gradient, message, self.setup, self.parties)
             return to_residues(self._mask(noised, message, GRADIENT), 32)
         released = encode_gradient(gradient, message, self.setup, subset, self.replica.rescale)

@@ -142,6 +142,10 @@ class Listener:
         if means is not None:
             self._means.add(means)
 
+    def mean_gradient(self, user: int) -> NDArray[np.float64]:
+        """Return the mean over rounds of the others' gradient of one user's public parameters."""
+        return self._gradients.mean[user].double().numpy()
+
     def scores(self) -> dict[str, Tensor]:
         """Return the score of every user (N,) by attack; higher means more likely at another party."""
         found = {}
