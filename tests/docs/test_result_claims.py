@@ -128,6 +128,11 @@ def scale_row(row: str, column: str, *nth: int) -> list[Source]:
     return cell("scale.md", row, column, *nth)
 
 
+def persons(column: str) -> list[Source]:
+    """Return sources for the RMSE on ML-1M at both budgets of results/persons.md."""
+    return cell("persons.md", "ML-1M | 4 | 0", column) + cell("persons.md", "ML-1M | 8 | 0", column)
+
+
 def best(row: str, column: str = "test RMSE", *nth: int) -> list[Source]:
     """Return sources for a cell of results/best.md."""
     return cell("best.md", row, column, *nth)
@@ -229,6 +234,22 @@ CLAIMS = [
         "docs/privacy.md",
         "| each party alone (model of preset `best`) | nothing | everything | {} |",
         lift("ml-1m", [0, 1, 2], ["alone"]),
+    ),
+    Claim("docs/privacy.md", "| single ratings: test RMSE | {} | {} |", persons("single ratings")),
+    Claim(
+        "docs/privacy.md",
+        "| single ratings: ε of the median user | {} | {} |",
+        cell("persons.md", "ML-1M | 4 | 25", "ε of the median user")
+        + cell("persons.md", "ML-1M | 8 | 56", "ε of the median user"),
+    ),
+    Claim("docs/privacy.md", "| `--protect user`: test RMSE | {} | {} |", persons("users, K = 16")),
+    *(
+        Claim(
+            "docs/privacy.md",
+            f'| {words}: AUC of "who is elsewhere" | {{}} | {{}} |',
+            cell("persons.md", f"{row}, ε = 4", "AUC") + cell("persons.md", f"{row}, ε = 8", "AUC"),
+        )
+        for words, row in (("single ratings", "single ratings"), ("`--protect user`", "users"))
     ),
     Claim(
         "docs/privacy.md",
