@@ -245,9 +245,13 @@ def test_rounds_about_some_users_with_kills(
 PRIVATE: dict[str, Any] = {"epochs": 9, "evaluate_every": 3, "unprotected": ["noise"]}
 
 
-def test_preset_private_equals_the_local_runtime(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+@pytest.mark.parametrize("protects", ["rating", "user"])
+def test_preset_private_equals_the_local_runtime(
+    tmp_path: Path, small_parties: list[vf.PartyData], protects: str
+) -> None:
     """Integer noise under masks that cancel gives the same sums."""
-    config = vf.Config.preset("private").with_values(PRIVATE)
+    capped = {"gradients.protects": protects, "gradients.user_ratings": 4}
+    config = vf.Config.preset("private").with_values(PRIVATE | capped)
     federated = trial(tmp_path, small_parties, config)
     federated.run()
     assert_same(federated, local(small_parties, config))

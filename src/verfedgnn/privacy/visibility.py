@@ -23,7 +23,7 @@ def who_sees_what(config: Config) -> list[tuple[str, str, str]]:
             "no, it is reported as 0" if private else "yes",
             "no" if private else "only the total of all parties",
         ),
-        ("number of items, rating scale", "yes", "number of items"),
+        ("number of items, rating scale", "yes, as declared" if private else "yes", "number of items"),
         (
             "which users there are",
             "under pseudonyms, while users are aligned",
