@@ -133,6 +133,9 @@ def persons(column: str) -> list[Source]:
     return cell("persons.md", "ML-1M | 4 | 0", column) + cell("persons.md", "ML-1M | 8 | 0", column)
 
 
+PLANTED = "training | all channels"
+
+
 def best(row: str, column: str = "test RMSE", *nth: int) -> list[Source]:
     """Return sources for a cell of results/best.md."""
     return cell("best.md", row, column, *nth)
@@ -236,6 +239,13 @@ CLAIMS = [
         lift("ml-1m", [0, 1, 2], ["alone"]),
     ),
     Claim("docs/privacy.md", "| single ratings: test RMSE | {} | {} |", persons("single ratings")),
+    Claim(
+        "docs/privacy.md",
+        "all channels together show at least {}. With an eighth of the noise they show {}, and {} if the noise",
+        cell("epsilon-audit.md", f"4 | 4.00 | 1,000 | {PLANTED}", "ε at least")
+        + cell("epsilon-audit.md", f"4, noise / 8 | 4.00 (false) | 400 | {PLANTED}", "ε at least")
+        + cell("epsilon-audit.md", f"4, noise / 8 | 4.00 (false) | 400 | {PLANTED}", "ε if Gaussian"),
+    ),
     Claim(
         "docs/privacy.md",
         "| single ratings: ε of the median user | {} | {} |",
