@@ -96,19 +96,19 @@ def check_key(agreement: Agreement, purpose: str, party: int, key: str, signatur
     if not party < len(agreement.parties):
         raise ProtocolError("a key of a party that is not in the roster")
     member = agreement.parties[party]
-    if not is_signed(agreement, member, purpose, key, signature):
+    if not is_signed(agreement.digest(), member, purpose, key, signature):
         raise ProtocolError(
             f"the coordinator presents a key as {member.name}'s, but {member.name} did not sign it for this federation and alignment"
         )
 
 
-def is_signed(agreement: Agreement, member: Member, purpose: str, text: str, signature: str) -> bool:
-    """Return whether a member signed `text` for one purpose in this federation."""
+def is_signed(agreement: str, member: Member, purpose: str, text: str, signature: str) -> bool:
+    """Return whether a member signed `text` for one purpose, under the agreement with that SHA-256."""
     try:
         return verify(
             member.certificate,
             bytes.fromhex(signature),
-            _statement(agreement.digest(), purpose, member.name, text),
+            _statement(agreement, purpose, member.name, text),
         )
     except ValueError:
         return False

@@ -65,14 +65,15 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
         member = agreement.member(str(first.values.get("member", "")))
     except ConfigError as error:
         raise RunError(f"{file}: {error}") from None
-    if first.values.get("agreement") != agreement.digest():
+    digest = agreement.digest()
+    if first.values.get("agreement") != digest:
         raise RunError(
             f"{file} belongs to another agreement than the given federation.toml; pass the file that the run used"
         )
     found = CheckedTranscript(file, member)
     head = NOTHING
     for number, (line, entry) in enumerate(lines, 1):
-        found.problem = _line_problem(agreement, member, number, len(lines), entry, head)
+        found.problem = _line_problem(digest, member, number, len(lines), entry, head)
         if found.problem is not None or entry is None:
             break
         found.entries.append(entry)
@@ -83,7 +84,7 @@ def check_transcript(path: Path, agreement: Agreement) -> CheckedTranscript:
 
 
 def _line_problem(
-    agreement: Agreement, member: Member, number: int, lines: int, entry: TranscriptEntry | None, head: str
+    agreement: str, member: Member, number: int, lines: int, entry: TranscriptEntry | None, head: str
 ) -> str | None:
     """Return what is wrong with a line that should follow the entry with the hash `head`; None if nothing is."""
     if entry is None:  # an incomplete last line is what a killed process leaves behind
