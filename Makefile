@@ -1,7 +1,7 @@
 # make demo   train three organisations on synthetic data and show what joining gains, in a minute or two
 # make test   run the whole test suite
 # make coverage  run the test suite and show the coverage of each module, lowest first
-# make fuzz   send a million hostile messages to the members of a federation (about half an hour)
+# make fuzz   send a million hostile messages to the members of a federation (about ten minutes)
 # make lint   check style, types, the order of the rooms, spelling and prose
 # make docs   build the documentation site in site/
 # make setup  only set up the environment (.venv)
