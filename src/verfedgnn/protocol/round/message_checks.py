@@ -66,11 +66,11 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
     groups = (*message.update_parties, message.neighbourhood_parties or [0])
     if any(not group or not set(group) <= everybody for group in groups):
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
-    total = message.neighbourhoods
-    if total is not None:
+    shared = message.neighbourhoods
+    if shared is not None:
         expected = neighbourhood_shape(config, blocks.in_round(number))
-        if total.shape != expected or total.dtype.kind != "i":
-            raise ProtocolError(f"received neighbourhoods of shape {total.shape} instead of {expected}")
+        if shared.shape != expected or shared.dtype.kind != "i":
+            raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
     if message.updates is None:
         return
     if not len(message.update_parties) or message.updates_from < 1:
