@@ -67,6 +67,8 @@ def main() -> None:
             started.append(subprocess.Popen([*COMMAND, *map(str, words)], stdout=subprocess.DEVNULL))
         codes = [process.wait() for process in started]
         seconds = time.monotonic() - began
+        time.sleep(5)  # the status is written every few seconds
+        status = json.loads((home / "run" / "status.json").read_text())
         server.terminate()
         server.wait()
         events = [
@@ -84,6 +86,11 @@ def main() -> None:
         "cores": os.cpu_count(),
         "seconds_with_starting_and_reading": round(seconds, 1),
         "seconds_once_all_were_ready": round(stamp(aligned["time"]) - stamp(max(ready)), 1),
+        "megabytes_up_and_down": {
+            name: [round(row[way] / 1e6, 1) for way in ("up", "down")]
+            for name, row in status["parties"].items()
+        },
+        "load": os.getloadavg()[0],
     }
     print(json.dumps(figures, indent=1))
 

@@ -3,6 +3,7 @@ Writes results/overlap/.
 
     .venv/bin/python benchmarks/overlap_numbers.py lift     # 12 trainings with lift; finished ones are kept
     .venv/bin/python benchmarks/overlap_numbers.py cost     # rounds of four large parties; finished ones are kept
+    .venv/bin/python benchmarks/overlap_numbers.py million  # the same with a million users, also without masks
     .venv/bin/python benchmarks/overlap_numbers.py page     # fill in the tables of results/overlap.md, draw the picture
 
 A party has the same number of users, items and ratings at every overlap; only who else knows its users changes.
@@ -60,6 +61,8 @@ EPOCHS = 200
 
 UNION = 200_000
 """Users in the union of the four parties whose rounds are measured, at 10 % overlap."""
+MILLION = 1_000_000
+"""The larger union."""
 LARGE_PARTIES = 4
 COST_OVERLAPS = (10, 100)
 ITEMS = 2_000
@@ -81,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("lift", "cost", "page"))
+    parser.add_argument("step", choices=("lift", "cost", "million", "page"))
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
     parser.add_argument("--overlap", nargs="*", type=int, help="in percent")
     options = parser.parse_args()
@@ -95,6 +98,11 @@ def main() -> None:
         for overlap in options.overlap or COST_OVERLAPS:
             for blocks in USER_BLOCKS:
                 keep(f"cost-{overlap}-{blocks}", lambda: measure_cost(overlap, blocks))  # noqa: B023
+    elif options.step == "million":
+        for masked in (True, False):
+            for blocks in USER_BLOCKS:
+                name = f"million-{blocks}-{'masked' if masked else 'plain'}"
+                keep(name, lambda: measure_cost(10, blocks, MILLION, masked=masked))  # noqa: B023
     else:
         write_page()
 
@@ -139,9 +147,9 @@ def measure_lift(overlap: int, seed: int) -> dict[str, Any]:
     }
 
 
-def users_per_party() -> int:
-    """Return the users of each large party, so that the union at 10 % overlap has `UNION` users."""
-    return round(UNION / (0.1 + 0.9 * LARGE_PARTIES))
+def users_per_party(union: int) -> int:
+    """Return the users of each large party, so that there are `union` users in all at 10 % overlap."""
+    return round(union / (0.1 + 0.9 * LARGE_PARTIES))
 
 
 def exchange_cycle(config: Config) -> int:
@@ -149,17 +157,24 @@ def exchange_cycle(config: Config) -> int:
     return config.exchange.every * config.training.user_blocks
 
 
-def measure_cost(overlap: int, user_blocks: int) -> dict[str, Any]:
-    """Return bytes, seconds and memory of rounds; the first party is a process of its own, with masks drawn."""
+def measure_cost(
+    overlap: int, user_blocks: int, union: int = UNION, *, masked: bool = True
+) -> dict[str, Any]:
+    """Return bytes, seconds and memory of rounds; the first party is a process of its own, with masks drawn.
+
+    Without masks, the same neighbourhoods travel as plain integers.
+    """
     config = Config.preset(
         "best", epochs=10**6, evaluate_every=10**6, patience=0, user_blocks=user_blocks, lists=False
     )
-    users = users_per_party()
+    if not masked:
+        config = config.with_values({"masking": False, "exchange.mode": "exact"})
+    users = users_per_party(union)
     tables = synthetic_tables(
         LARGE_PARTIES, overlap / 100, users=users, items=ITEMS, ratings=RATINGS_PER_USER * users
     )
     parties = parties_from_tables(tables)
-    union = parties[0].ratings.n_users
+    all_users = parties[0].ratings.n_users
     inputs = [each.input for each in prepare(parties, config, torch.device("cpu"))]
     ratings = [len(each.train) for each in inputs]
     context = get_context("spawn")
@@ -181,7 +196,8 @@ def measure_cost(overlap: int, user_blocks: int) -> dict[str, Any]:
         "user_blocks": user_blocks,
         "parties": LARGE_PARTIES,
         "users_per_party": users,
-        "union": union,
+        "union": all_users,
+        "masked": masked,
         "items_per_party": ITEMS,
         "training_ratings_per_party": ratings,
         "rounds": rounds,

@@ -141,6 +141,8 @@ class Trial:
         self.services: dict[str, Any] = {}
         self.align_options: dict[str, dict[str, Any]] = {}
         """Options of the alignment, by party."""
+        self.start_from: Path | None = None
+        """Earlier run of the coordinator."""
         self.runs: dict[str, vf.Run] = {}
         self.threads: list[threading.Thread] = []
         self.stopping = False
@@ -196,7 +198,9 @@ class Trial:
         folder = self.folder / f"run-{name}"
         identity = self.identities[name]
         if name == SERVER:
-            service = CoordinatorService(identity, wire, folder, StatusPublisher(folder))
+            service = CoordinatorService(
+                identity, wire, folder, StatusPublisher(folder), start_from=self.start_from
+            )
             self.services[name] = service
             service.run(lambda: self.stopping)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -584,6 +586,61 @@ def test_a_second_training_with_more_users_keeps_the_rows(
     }
     padding = 70 - second.parties["party-0"].ratings.n_users
     assert second.runs["party-0"].metrics["users"] == len(real | old) + padding
+
+
+def continued(folder: Path, parties: list[vf.PartyData], config: vf.Config) -> tuple[Trial, Trial]:
+    """Run a federation, and prepare a second one that starts from it with other tables."""
+    first = trial(folder / "first", spelled(parties, 0.3), config, alignment="keyed")
+    first.run()
+    assert not first.errors
+    second = trial(folder / "second", spelled(parties, 0.5), config, alignment="keyed")
+    second.start_from = folder / "first" / f"run-{SERVER}"
+    for name in second.parties:
+        second.align_options[name] = {"start_from": folder / "first" / f"run-{name}"}
+    return first, second
+
+
+def test_a_training_continued_with_more_users_equals_one_machine(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Ratings and lists, bit for bit, also with kills; every member records the run that it starts from."""
+    config = vf.Config.preset("best", **REPEATABLE)
+    first, second = continued(tmp_path, small_parties, config)
+    second.run({"party-1": killed_at(9), SERVER: killed_at(30)})
+    assert not second.errors
+    on_one_machine(first, stack=False, out=tmp_path / "local")
+    run = on_one_machine(second, stack=False, start_from=tmp_path / "local")
+    assert_same(second, run)
+    fresh = on_one_machine(second, stack=False)
+    assert not torch.equal(run.public, fresh.public)
+    ancestor = {"public": first.runs["party-0"].metrics["public"], "rounds": 6}
+    records = [second.runs[name].metrics["from"] for name in second.parties]
+    served = json.loads((tmp_path / "second" / f"run-{SERVER}" / "metrics.json").read_text())
+    assert [*records, served["from"], run.metrics["from"]] == [ancestor] * 5
+
+
+def test_members_that_do_not_start_from_the_same_training_are_refused(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    config = vf.Config.preset("best", **REPEATABLE, gate=False, lists=False)
+    _, second = continued(tmp_path, small_parties, config)
+    second.start_from = None  # the coordinator starts from nothing, the parties do not
+    assert "does not start from the run that this party starts from" in first_error(second)
+    third = trial(tmp_path / "third", spelled(small_parties, 0.5), config, alignment="keyed")
+    third.start_from = tmp_path / "first" / f"run-{SERVER}"  # the parties start from nothing
+    assert "the parties keep 0 rows; give every party --from" in first_error(third)
+
+
+def first_error(federated: Trial) -> str:
+    """Start all members, stop them after the first error of a party, and return that error."""
+    for name in (SERVER, *federated.parties):
+        federated.start(name)
+    deadline = time.monotonic() + 30
+    while not federated.errors and time.monotonic() < deadline:
+        time.sleep(0.02)
+    federated.stopping = True
+    federated.join()
+    return str(next(iter(federated.errors.values()))[0])
 
 
 @pytest.mark.parametrize("send", [1, 2, 3])

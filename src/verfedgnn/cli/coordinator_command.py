@@ -34,6 +34,12 @@ def coordinator(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write TensorBoard event files to this folder.")
     ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Continue from this finished run folder of yours; the parties do the same."
+        ),
+    ] = None,
     checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
@@ -59,7 +65,13 @@ def coordinator(
     with Halt(quiet=True) as halt, lock_folder(run), connected(identity, address) as transport:
         publisher = make_publisher(run, status, tensorboard)
         service = CoordinatorService(
-            identity, transport, run, publisher, checkpoint_every=checkpoint_every, device=device
+            identity,
+            transport,
+            run,
+            publisher,
+            checkpoint_every=checkpoint_every,
+            device=device,
+            start_from=from_,
         )
         log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(halt.asked)

@@ -65,6 +65,14 @@ RowsFrom = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+StartFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Continue from this finished run folder of yours: users keep their rows, users and items their parameters.",
+        rich_help_panel=RUN,
+    ),
+]
 
 
 @reads_ratings
@@ -82,6 +90,7 @@ def party(
     processes: Processes = 0,
     pad_users: PadUsers = 0,
     rows_from: RowsFrom = None,
+    from_: StartFrom = None,
     log: LogFormat = "text",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -128,6 +137,7 @@ def party(
             pad_to=pad_users,
             checkpoint_every=checkpoint_every,
             device=device,
+            start_from=from_,
         )
         publisher.close()
     _show(run, store.folder, output)

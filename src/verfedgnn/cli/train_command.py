@@ -95,6 +95,15 @@ def train(
             autocompletion=complete_run_folders,
         ),
     ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Continue from this finished run. Users and items that are still there keep their parameters.",
+            rich_help_panel=RUN,
+            autocompletion=complete_run_folders,
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Overwrite the run folder if it exists.", rich_help_panel=RUN)
     ] = False,
@@ -115,12 +124,14 @@ def train(
 ) -> None:
     """Train a federation on one machine and print its accuracy, the bytes sent and what is protected.
 
-    After Ctrl-C, `--resume` continues to the same result. `--json` prints the content of metrics.json. `verfedgnn settings` explains
+    After Ctrl-C, `--resume` continues to the same result. `--from` continues a finished run with the data of today, and with its
+    settings unless you give a preset, a model or a file. `--json` prints the content of metrics.json. `verfedgnn settings` explains
     every setting, and `verfedgnn data check --help` lists more options for unusual files.
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
     from verfedgnn.privacy.rating_dp import fit_budget
+    from verfedgnn.runs.run import read_run_config
     from verfedgnn.training.train import holds_run
     from verfedgnn.training.train import resume as resume_run
     from verfedgnn.training.train import train as train_run
@@ -133,7 +144,7 @@ def train(
     words += ["--threads", str(threads)] if threads else []
     if resume is not None:
         of_data = [data, parties, by, users, reading or None]
-        of_training = [preset, model, seed, out, set_, epsilon, delta, protect, config]
+        of_training = [preset, model, seed, out, set_, epsilon, delta, protect, config, from_]
         if any(value is not None for value in of_data + of_training) or overwrite:
             raise ConfigError("--resume takes data and settings from the run; leave out all options for them")
     else:
@@ -148,9 +159,12 @@ def train(
             overrides["users"] = users
         if protect is not None:
             overrides["gradients.protects"] = protect
-        chosen = build_config(
-            preset=preset or "best", model=parse_gnn(model), file=config, overrides=overrides
-        )
+        if from_ is not None and preset is model is config is None:
+            chosen = read_run_config(from_).with_values(overrides)
+        else:
+            chosen = build_config(
+                preset=preset or "best", model=parse_gnn(model), file=config, overrides=overrides
+            )
         if delta is not None and epsilon is None:
             raise ConfigError("--delta needs --epsilon; add --epsilon")
         if epsilon is not None:
@@ -183,7 +197,7 @@ def train(
         if resume is not None:
             run = resume_run(resume, **watch)
         else:
-            run = train_run(read, chosen, out=out, overwrite=overwrite, **watch)
+            run = train_run(read, chosen, out=out, overwrite=overwrite, start_from=from_, **watch)
         if lift and "lift" not in run.metrics:
             _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
     _report(run, folder, [] if data is None else data, output)

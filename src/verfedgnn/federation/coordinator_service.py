@@ -40,6 +40,7 @@ from verfedgnn.protocol.wire.messages import (
     decode,
     encode,
 )
+from verfedgnn.runs.start_from import claim_ancestor, read_public_start
 
 MOST_OFFENCES = 20
 """Number of refused messages after which a party is ignored until the coordinator restarts."""
@@ -50,7 +51,10 @@ _ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
 
 
 class CoordinatorService:
-    """All trainings of a federation, one after the other; it resumes from the checkpoints in `folder`."""
+    """All trainings of a federation, one after the other; it resumes from the checkpoints in `folder`.
+
+    `start_from` is the folder of an earlier run of the coordinator to continue from.
+    """
 
     def __init__(
         self,
@@ -61,8 +65,14 @@ class CoordinatorService:
         *,
         checkpoint_every: int = 1,
         device: str = "cpu",
+        start_from: Path | None = None,
     ) -> None:
         agreement = identity.agreement
+        stages = list_stages(agreement)
+        claim_ancestor(folder, start_from, agreement.training_config)
+        starts = [
+            None if start_from is None else read_public_start(stage.folder(start_from)) for stage in stages
+        ]
         self.agreement = agreement
         self.transcript = Transcript(folder, identity)
         self.transport = transport
@@ -74,6 +84,7 @@ class CoordinatorService:
                 agreement.digest(),
                 agreement.config.users,
                 most_users=agreement.max_users,
+                before=0 if starts[0] is None else starts[0].users,
             )
             if agreement.alignment != "none"
             else None
@@ -83,8 +94,10 @@ class CoordinatorService:
         self._hello_times: dict[str, list[float]] = {}
         self._last_sign_of_life = time.monotonic()
         self.stages = [
-            CoordinatorStage(stage, self, folder, checkpoint_every=checkpoint_every, device=device)
-            for stage in list_stages(agreement)
+            CoordinatorStage(
+                stage, self, folder, checkpoint_every=checkpoint_every, device=device, start=start
+            )
+            for stage, start in zip(stages, starts, strict=True)
         ]
         self.stage = self.stages[0]
         """The present training: the first one whose result some party lacks."""

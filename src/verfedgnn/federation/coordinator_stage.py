@@ -22,6 +22,7 @@ from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.wire.messages import Finished, Hello, Message, Waiting, encode
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
@@ -48,7 +49,14 @@ class CoordinatorStage:
     """One training, from the first Hello to the last Finished; it resumes from the checkpoint in its folder."""
 
     def __init__(
-        self, stage: Stage, office: Office, run: Path, *, checkpoint_every: int = 1, device: str = "cpu"
+        self,
+        stage: Stage,
+        office: Office,
+        run: Path,
+        *,
+        checkpoint_every: int = 1,
+        device: str = "cpu",
+        start: PublicStart | None = None,
     ) -> None:
         agreement = office.agreement
         self.stage = stage
@@ -62,6 +70,7 @@ class CoordinatorStage:
             quorum=agreement.quorum,
             agreement=agreement.digest(),
             training=secrets.token_hex(8),
+            start=start,
         )
         self.greeted: set[str] = set()
         """Parties that said hello to this training on their present connection."""

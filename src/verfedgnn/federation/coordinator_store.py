@@ -16,6 +16,7 @@ from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.run import read_history, write_history, write_json, write_public
+from verfedgnn.runs.start_from import recorded_ancestor
 
 
 @dataclass
@@ -100,6 +101,9 @@ class CoordinatorStore:
             "config": config.fingerprint(),
             "seed": config.seed,
         }
+        ancestor = recorded_ancestor(self.folder)
+        if ancestor is not None:
+            metrics["from"] = ancestor
         with writing(self.folder):
             write_public(self.folder, best.parameters)
             write_json(self.folder / "ledger.json", record.ledger.to_dict())

@@ -14,6 +14,7 @@ from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run, read_history
+from verfedgnn.runs.start_from import recorded_ancestor
 from verfedgnn.training.party_gate import gate_parties
 
 
@@ -33,6 +34,9 @@ def complete_run(store: PartyStore, device: str = "cpu") -> Run:
         else:
             run.add_lists(made)
     assert run is not None
+    ancestor = recorded_ancestor(store.folder)
+    if ancestor is not None:
+        run.metrics["from"] = ancestor
     run.complete_folder(store.folder)
     store.remove_results()
     return run

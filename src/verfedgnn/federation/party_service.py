@@ -6,6 +6,7 @@ The protocol itself is in `protocol.party`. This module connects it to the link,
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import read_history, write_history
+from verfedgnn.runs.start_from import read_party_start
 from verfedgnn.training.simple_models import liked
 
 
@@ -49,7 +51,10 @@ class Realign(Exception):
 
 
 class PartyService:
-    """One training of a party, from Hello to its stored result."""
+    """One training of a party, from Hello to its stored result.
+
+    `start_from` is the folder of an earlier run of the party to continue from.
+    """
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class PartyService:
         *,
         checkpoint_every: int = 1,
         device: str = "cpu",
+        start_from: Path | None = None,
     ) -> None:
         self.store = store
         self.stage = stage
@@ -76,7 +82,19 @@ class PartyService:
         """Whether the party has ratings to train on; lists need liked items."""
         config = self.config if self.takes_part else store.stages[0].config
         policy = self._make_policy(alignment)
-        self.candidate = Candidate(data, config, store.read_secret(stage), self.device, policy)
+        start = (
+            None
+            if start_from is None
+            else read_party_start(start_from, self.prepared.party, lists=not stage.first)
+        )
+        self.candidate = Candidate(
+            data,
+            config,
+            store.read_secret(stage),
+            self.device,
+            policy,
+            start=start if self.takes_part else None,
+        )
         self.progress = self.candidate.progress
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run
+from verfedgnn.runs.start_from import claim_ancestor
 
 
 def align_party(
@@ -56,22 +58,33 @@ def run_party(
     pad_to: int = 0,
     checkpoint_every: int = 1,
     device: str = "cpu",
+    start_from: Path | None = None,
     on_start: Callable[[PartyService], None] = lambda service: None,
 ) -> Run:
     """Align unless `store` holds aligned users, train to the end, and return the finished run.
 
     `read_ratings` is called only when users are aligned; `known` and `pad_to` are those of `align_party`. `on_start` receives
-    the service of each training that is started.
+    the service of each training that is started. `start_from` is the folder of an earlier run of this party: users keep their
+    rows, and users and items their parameters.
     """
     if store.is_trained:
         return load_finished(store, device)
+    claim_ancestor(store.folder, start_from, store.identity.agreement.training_config)
+    if start_from is not None:
+        known = PartyStore.read_rows(start_from)
     while (stage := store.next_stage) is not None:
         if not store.is_aligned:
             align_party(store, link, read_ratings(), each, known=known, pad_to=pad_to)
         if stage.first:
             _log_limits(store.identity.agreement)
         service = PartyService(
-            store, stage, link, publisher, checkpoint_every=checkpoint_every, device=device
+            store,
+            stage,
+            link,
+            publisher,
+            checkpoint_every=checkpoint_every,
+            device=device,
+            start_from=start_from,
         )
         on_start(service)
         try:

@@ -271,7 +271,7 @@ class Run:
             models = _read_models(folder / "model", parties)
             own = folder / "model" / "alone"
             alone = _read_models(own, parties) if own.is_dir() else None
-            public = safetensors.numpy.load((folder / "model" / "_public.safetensors").read_bytes())["public"]
+            public = read_public(folder)
             metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
@@ -376,6 +376,14 @@ def write_public(folder: Path, public: Tensor) -> None:
     write_bytes(
         folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()})
     )
+
+
+def read_public(folder: Path) -> NDArray[np.float32]:
+    """Read the flat public parameters of the best model."""
+    found: NDArray[np.float32] = safetensors.numpy.load(
+        (folder / "model" / "_public.safetensors").read_bytes()
+    )["public"]
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -39,6 +39,7 @@ from verfedgnn.protocol.wire.messages import (
     encode,
 )
 from verfedgnn.runs.ledger import Direction, Ledger
+from verfedgnn.runs.start_from import StartState
 
 STACK_VALUES = 1 << 24
 """Largest stack, in values of all parties' user embeddings (64 MiB; a round holds about twenty such arrays). Larger products are
@@ -163,11 +164,16 @@ def local_federation(
     stack: bool = True,
     party: type[Party] = Party,
     policy: Policy = LOCAL,
+    start: StartState | None = None,
 ) -> LocalRuntime:
     """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed."""
-    coordinator = Coordinator(config, [data.name for data in inputs], device)
+    public = None if start is None else start.public
+    private = {} if start is None else start.private
+    coordinator = Coordinator(config, [data.name for data in inputs], device, start=public)
     candidates = [
-        Candidate(data, config, party_secret(config.seed, index), device, policy, party)
+        Candidate(
+            data, config, party_secret(config.seed, index), device, policy, party, private.get(data.name)
+        )
         for index, data in enumerate(inputs)
     ]
     return LocalRuntime(coordinator, candidates, stack=stack)

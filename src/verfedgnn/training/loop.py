@@ -24,6 +24,7 @@ from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import read_history, write_history
+from verfedgnn.runs.start_from import StartState
 from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.progress import Progress, Stop, Watcher, never
 
@@ -62,12 +63,13 @@ class TrainingLoop:
         folder: Path | None = None,
         stack: bool = True,
         party: type[Party] = Party,
+        start: StartState | None = None,
     ) -> None:
         self.prepared = prepared
         self.config = config
         self.folder = folder
         self.runtime = local_federation(
-            [p.input for p in prepared], config, device_of(prepared), stack=stack, party=party
+            [p.input for p in prepared], config, device_of(prepared), stack=stack, party=party, start=start
         )
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
@@ -99,7 +101,7 @@ class TrainingLoop:
             if self.folder is not None and (
                 stopping or done or closed.round % self.config.training.checkpoint_every == 0
             ):
-                self._write_checkpoint()
+                self.write_checkpoint()
             if stopping:
                 raise Interrupted(
                     f"stopped after round {closed.round} of {coordinator.rounds}", resume_hint(self.folder)
@@ -140,7 +142,8 @@ class TrainingLoop:
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
-    def _write_checkpoint(self) -> None:
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint of the last finished round."""
         assert self.folder is not None
         states = {"_coordinator": self.coordinator.checkpoint()}
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
@@ -153,12 +156,12 @@ class TrainingLoop:
         }
         write_checkpoint(self.folder / "checkpoint", self.coordinator.round, states, values)
 
-    def restore(self) -> None:
-        """Restore the last checkpoint; if there is none, start with round 1."""
+    def restore(self) -> bool:
+        """Restore the last checkpoint and return True; without one, return False and start with round 1."""
         assert self.folder is not None
         found = read_checkpoint(self.folder / "checkpoint")
         if found is None:
-            return
+            return False
         states, values = found
         self.coordinator.restore(states["_coordinator"])
         replica = self.coordinator.replica
@@ -169,6 +172,7 @@ class TrainingLoop:
         self.seconds = values["seconds"]
         self.releases = {name: ReleaseCounts(**counts) for name, counts in values["releases"].items()}
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= replica.round]
+        return True
 
     def _files(self) -> list[str]:
         return safe_names([p.party for p in self.prepared])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
 from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.start_from import read_ancestor, read_start, recorded_ancestor, write_ancestor
 from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
 from verfedgnn.training.party_gate import gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -36,6 +38,7 @@ def train(
     device: str | torch.device = "cpu",
     stack: bool = True,
     overwrite: bool = False,
+    start_from: str | Path | None = None,
     parts: Sequence[NDArray[np.int8]] | None = None,
     party: type[Party] = Party,
     watch: Watcher | None = None,
@@ -46,6 +49,9 @@ def train(
     `watch` is called after every round. When `stop()` turns true, the round is finished, a checkpoint is written and
     `Interrupted` is raised. `stack=False` computes the parties one by one, bit for bit as separate processes would;
     parties that are too large to be stacked are always computed one by one.
+
+    `start_from` is the folder of a finished run to continue from: users and items that are still there keep their parameters, new
+    ones start as in any training.
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
@@ -59,14 +65,21 @@ def train(
     if folder is not None and party is not Party:
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
+    earlier = Path(start_from) if start_from is not None else None
+    ancestor = read_ancestor(earlier, config) if earlier is not None else None
     prepared = prepare(parties, config, usable_device(device), parts)
-    loops = _make_loops(prepared, config, folder, stack=stack, party=party)
+    loops = _make_loops(prepared, config, folder, stack=stack, party=party, earlier=earlier)
     if folder is not None:
         if replaced:
             shutil.rmtree(folder)
+        if ancestor is not None:
+            write_ancestor(folder, ancestor)
         begin_folder(folder, config, parties, [each.parts for each in prepared])
     _begin_folders(loops)
-    return _run_to_end(loops, watch, stop)
+    if folder is not None and ancestor is not None:
+        for loop in loops:
+            loop.write_checkpoint()  # resuming does not need the earlier run
+    return _run_to_end(loops, watch, stop, ancestor)
 
 
 def resume(
@@ -93,9 +106,13 @@ def resume(
     prepared = prepare(parties, config, usable_device(device), parts)
     loops = _make_loops(prepared, config, folder, stack=stack)
     _begin_folders(loops)
-    for loop in loops:
-        loop.restore()
-    return _run_to_end(loops, watch, stop)
+    ancestor = recorded_ancestor(folder)
+    restored = [loop.restore() for loop in loops]
+    if ancestor is not None and not all(restored):
+        raise RunError(
+            f"{folder} was stopped before it had its start; train again with --from and --overwrite"
+        )
+    return _run_to_end(loops, watch, stop, ancestor)
 
 
 def _make_loops(
@@ -105,15 +122,21 @@ def _make_loops(
     *,
     stack: bool,
     party: type[Party] = Party,
+    earlier: Path | None = None,
 ) -> list[TrainingLoop]:
     """Return the training loops of a run: the configured one and, if the configuration asks for it, one for lists.
 
-    Lists are not trained if a party has no liked rating to learn from.
+    Lists are not trained if a party has no liked rating to learn from. `earlier` is the folder of a run to start from.
     """
-    loops = [TrainingLoop(prepared, config, folder=folder, stack=stack, party=party)]
+    parties = [each.party for each in prepared]
+    start = None if earlier is None else read_start(earlier, parties)
+    loops = [TrainingLoop(prepared, config, folder=folder, stack=stack, party=party, start=start)]
     if config.trains_lists and all(len(liked(p.train, p.party.ratings.scale)) for p in prepared):
         own = None if folder is None else folder / LISTS
-        loops.append(TrainingLoop(prepared, config.for_lists(), folder=own, stack=stack, party=party))
+        start = None if earlier is None else read_start(earlier, parties, lists=True)
+        loops.append(
+            TrainingLoop(prepared, config.for_lists(), folder=own, stack=stack, party=party, start=start)
+        )
     return loops
 
 
@@ -125,7 +148,9 @@ def _begin_folders(loops: Sequence[TrainingLoop]) -> None:
             write_history(loop.folder, [])
 
 
-def _run_to_end(loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop) -> Run:
+def _run_to_end(
+    loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop, ancestor: dict[str, Any] | None
+) -> Run:
     """Run all training loops, let every party choose its mixtures, and return the run with its metrics."""
     folder = loops[0].folder
     trained = [loop.run(watch, stop) for loop in loops]
@@ -136,6 +161,8 @@ def _run_to_end(loops: Sequence[TrainingLoop], watch: Watcher | None, stop: Stop
             "the federation is trained, but the parties have not chosen their gates yet", resume_hint(folder)
         ) from None
     run = runs[0]
+    if ancestor is not None:
+        run.metrics["from"] = ancestor
     if len(runs) > 1:
         run.add_lists(runs[1])
     if folder is not None:

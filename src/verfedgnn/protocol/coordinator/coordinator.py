@@ -42,6 +42,7 @@ from verfedgnn.protocol.round.aggregation import (
 from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip
 from verfedgnn.protocol.round.message_checks import reply_problem
 from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.round.user_blocks import UserBlock
 from verfedgnn.protocol.wire.messages import Finish, Hello, RoundReply, RoundStart, Welcome
 
@@ -70,7 +71,8 @@ class Coordinator:
     """Runs the rounds of one training.
 
     `names` are the parties, in the order that fixes every sum. `quorum` parties must be present for a round; by default all. The
-    names `agreement` (of the federation file) and `training` guard against mixing up federations.
+    names `agreement` (of the federation file) and `training` guard against mixing up federations. With a `start`, the training
+    continues from the public parameters of an earlier one.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class Coordinator:
         quorum: int | None = None,
         agreement: str | None = None,
         training: str = "local",
+        start: PublicStart | None = None,
     ) -> None:
         self.config = config
         self.names = list(names)
         self.device = torch.device(device)
         self.agreement = agreement
         self.training = training
+        self.start = start
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
         self.best = BestValidation(config.training)
@@ -149,6 +153,8 @@ class Coordinator:
         self.replica = Replica.initial(
             self.config, self.model, self.items, self.ratings, typical, self.device
         )
+        if self.start is not None:
+            self.start.load_into(self.replica)
         self.best.parameters = self.replica.parameters.clone()
         self.rounds = self.replica.rounds
         self.evaluate_every = self.config.training.evaluate_every or self.replica.rounds_per_epoch

@@ -16,6 +16,7 @@ from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.party_progress import PartyProgress
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL, Policy, check_welcome
+from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
@@ -27,7 +28,7 @@ class Candidate:
     """One organisation that is not joined yet, or joins again after a lost connection.
 
     `secret` seeds the party's noise, batches and initial items; no message carries it. `party` is the class to create on joining.
-    Progress is shared with the joined party, so a candidate that joins again continues where it was.
+    With a `start`, its private parameters continue from an earlier training. Progress is shared with the joined party, so a candidate that joins again continues where it was.
     """
 
     def __init__(
@@ -38,9 +39,13 @@ class Candidate:
         device: torch.device | str = "cpu",
         policy: Policy = LOCAL,
         party: type[Party] = Party,
+        start: PrivateStart | None = None,
     ) -> None:
         self.setup = PartySetup.of(data, config, secret, device, policy)
         self.progress = PartyProgress.initial(self.setup)
+        self.start = start
+        if start is not None:
+            start.load_into(self.progress.private)
         self.party_class = party
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
@@ -104,13 +109,20 @@ class Candidate:
             training=self.progress.training,
             policy=setup.policy,
         )
+        own = replica or self._read_replica(message)
+        expected = self.start.public if self.start is not None and not message.round else None
+        if expected is not None and not expected.matches(own):
+            raise ProtocolError(
+                f"{self.name}: the coordinator does not start from the run that this party starts from; "
+                "give both --from with runs of the same training"
+            )
         if self._masks is not None:
             self._masks.take_keys(message, message.index, len(message.items))
         joined = self.party_class(
             setup,
             self.progress,
             index=message.index,
-            replica=replica or self._read_replica(message),
+            replica=own,
             graph=setup.make_graph(sum(message.items)),
             projection=projection or self._projection,
             masks=self._masks,

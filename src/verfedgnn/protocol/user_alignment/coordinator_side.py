@@ -35,12 +35,15 @@ class CoordinatorAlignment:
         rule: UserRule = "any",
         *,
         most_users: int = 0,
+        before: int = 0,
     ) -> None:
         self.names = list(names)
         self.method = method
         self.agreement = agreement
         self.fewest = fewest_parties(rule, len(names)) if names else 1
         self.most_users = most_users
+        self.before = before
+        """Number of rows that the parties have to keep from an earlier alignment; 0 if they may start over."""
         self.hellos: dict[str, AlignHello] = {}
         self.session: str | None = None
         self.sets: dict[str, Pseudonyms] = {}
@@ -118,12 +121,18 @@ class CoordinatorAlignment:
             return []
         sets = [self.sets[name] for name in self.names]
         self.sets = {}
+        before = max(one.before for one in sets)
+        if self.before and before != self.before:
+            raise ProtocolError(
+                f"{name}: the training starts from a run with {self.before:,} users, and the parties keep {before:,} rows; "
+                "give every party --from with its run of that training"
+            )
         values: list[NDArray[Any]] = [one.values for one in sets]
         rows, users = match_users(
             values,
             self.fewest,
             [_known_rows(one) for one in sets],
-            max(one.before for one in sets),
+            before,
             probes=PROBES,
         )
         return [

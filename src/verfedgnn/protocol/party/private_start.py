@@ -1,0 +1,35 @@
+"""A party's private parameters from an earlier training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.party.private_parameters import PrivateParameters
+from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, take_rows
+
+
+@dataclass(frozen=True)
+class PrivateStart:
+    """The private parameters after the last round of an earlier training, as its checkpoint holds them."""
+
+    state: CheckpointState
+    users: EarlierRows
+    items: EarlierRows
+    public: PublicStart | None = None
+    """The public parameters that the party kept, with which the coordinator has to start; None on one machine."""
+
+    def load_into(self, private: PrivateParameters) -> None:
+        """Overwrite the parameters of known items and users in parameters that have taken no step yet."""
+        arrays = self.state.arrays
+        for name, parameters in private.parameters.items():
+            rows = self.users if name in private.model.private_per_user else self.items
+            last = arrays.get(f"private.{name}.average", arrays[f"private.{name}"])
+            take_rows(parameters, torch.from_numpy(last), rows)
+            take_rows(
+                private.accumulators[name], torch.from_numpy(arrays[f"private.{name}.accumulator"]), rows
+            )
+            if private.averaged:
+                private.averages[name].copy_(parameters)

@@ -1,0 +1,64 @@
+"""A training that starts from an earlier one: users and items that are still there keep their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.replica import Replica
+
+EarlierRows = NDArray[np.int64]
+"""For each row now, its row in the earlier training; -1 for a new user or item."""
+
+
+def take_rows(new: Tensor, old: Tensor, rows: EarlierRows) -> None:
+    """Copy old[rows[i]] to new[i] for every row i that the earlier training has; leave new rows alone."""
+    known = torch.from_numpy(np.flatnonzero(rows >= 0)).to(new.device)
+    new[known] = old.to(new.device)[torch.from_numpy(rows[rows >= 0]).to(new.device)]
+
+
+def kept_rows(now: int, before: int) -> EarlierRows:
+    """Return the earlier row of each of `now` users if the first `before` of them kept theirs and new ones follow."""
+    rows = np.arange(now)
+    return np.where(rows < before, rows, -1)
+
+
+@dataclass(frozen=True)
+class PublicStart:
+    """The public parameters of an earlier training and the state of their optimiser."""
+
+    parameters: Tensor
+    """Parameters of its best validation, flat."""
+    accumulator: Tensor
+    """Sums of squared gradients after its last round, flat."""
+    users: int
+    """Number of its users."""
+    rows: EarlierRows | None = None
+    """Row of each present user in it; None if users kept their rows and new ones follow."""
+
+    def load_into(self, replica: Replica) -> None:
+        """Overwrite the parameters of known users and the shared weights in a replica that has taken no step yet."""
+        self._map(replica.model, self.parameters, replica.parameters)
+        self._map(replica.model, self.accumulator, replica.accumulator)
+        if replica.average is not None:
+            replica.average.copy_(replica.parameters)
+
+    def matches(self, replica: Replica) -> bool:
+        """Return whether a replica has the parameters of known users and the shared weights of this start."""
+        expected = replica.parameters.clone()
+        self._map(replica.model, self.parameters, expected)
+        return torch.equal(expected, replica.parameters)
+
+    def _map(self, model: Model, old: Tensor, new: Tensor) -> None:
+        rows = kept_rows(model.users, self.users) if self.rows is None else self.rows
+        places = model.views(new)
+        for name, values in Model(model.config, self.users).views(old).items():
+            if name in model.per_user:
+                take_rows(places[name], values, rows)
+            else:
+                places[name].copy_(values)

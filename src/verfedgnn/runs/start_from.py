@@ -1,0 +1,153 @@
+"""A finished run as the start of a new training: its parameters, mapped onto the users and items of today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.files import writing
+from verfedgnn.data import PartyData
+from verfedgnn.data.ids import StrArray, find_positions
+from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.party.private_start import PrivateStart
+from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, kept_rows
+from verfedgnn.runs.checkpoint import read_checkpoint
+from verfedgnn.runs.party_tables import read_party_tables, safe_names
+from verfedgnn.runs.run import read_public, read_run_config, write_json
+from verfedgnn.runs.run_layout import LISTS
+
+_RECORD = "from.json"
+"""File in a run folder that names the run it starts from."""
+
+
+@dataclass(frozen=True)
+class StartState:
+    """The parameters of an earlier training of all parties on one machine."""
+
+    public: PublicStart
+    private: Mapping[str, PrivateStart]
+    """By party; a party that is new has none."""
+
+
+def read_start(run: Path, parties: Sequence[PartyData], *, lists: bool = False) -> StartState | None:
+    """Return the parameters of a run, mapped onto the users and items of `parties`.
+
+    With `lists`, they are those of its second training; None if it has none.
+    """
+    if lists and not (run / LISTS).is_dir():
+        return None
+    states = read_last_states(run / LISTS if lists else run)
+    before, _ = read_party_tables(run / "parties")
+    users = find_rows(parties[0].ratings.user_ids, before[0].ratings.user_ids)
+    public = _public_start(states["_coordinator"], users)
+    now = {party.name: party.ratings.item_ids for party in parties}
+    private = {
+        party.name: PrivateStart(states[file], users, find_rows(now[party.name], party.ratings.item_ids))
+        for file, party in zip(safe_names(before), before, strict=True)
+        if party.name in now
+    }
+    return StartState(public, private)
+
+
+def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
+    """Return what a run records of the run in `folder`, from which it starts; raise if it cannot start from that run."""
+    before = read_run_config(folder)
+    if not (folder / "metrics.json").is_file():
+        raise RunError(f"{folder} is not finished; finish it with `verfedgnn train --resume {folder}`")
+    if before.model != config.model:
+        raise ConfigError(
+            f"{folder} was trained with other settings of the model; use the same --preset, --model and [model]"
+        )
+    if "skellam" in (before.gradients.mechanism, config.gradients.mechanism):
+        raise ConfigError(
+            "preset private cannot start from an earlier run: the budget that its ratings have spent there "
+            "would not be counted; train without --from"
+        )
+    metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
+    return {"public": metrics["public"], "rounds": metrics["rounds"]}
+
+
+def write_ancestor(folder: Path, ancestor: dict[str, Any]) -> None:
+    """Record in a new run folder which run it starts from."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / _RECORD, ancestor)
+
+
+def recorded_ancestor(folder: Path) -> dict[str, Any] | None:
+    """Return what `write_ancestor` recorded; None for a run that started from nothing."""
+    file = folder / _RECORD
+    return json.loads(file.read_text("utf-8")) if file.is_file() else None
+
+
+def claim_ancestor(folder: Path, start_from: Path | None, config: Config) -> None:
+    """Record the run that a member of a federation starts from; raise if its training was begun with another start."""
+    given = None if start_from is None else read_ancestor(start_from, config)
+    if (folder / "checkpoint").is_dir():
+        if given != recorded_ancestor(folder):
+            raise RunError(
+                f"{folder} was begun with another --from, or without; give the same command as before"
+            )
+    elif given is not None:
+        write_ancestor(folder, given)
+    else:
+        (folder / _RECORD).unlink(missing_ok=True)
+
+
+def read_last_states(folder: Path, member: str = "") -> dict[str, CheckpointState]:
+    """Return the states after the last round of a training; `member` is the subfolder of a party's checkpoints."""
+    found = read_checkpoint(folder / "checkpoint" / member)
+    if found is None:
+        raise RunError(f"{folder} has no checkpoint to start from; give a folder that a training wrote")
+    return found[0]
+
+
+def read_public_start(folder: Path) -> PublicStart | None:
+    """Return the start of a federation's coordinator from its earlier training; None if that did not take place.
+
+    Users have kept their rows, and new users follow.
+    """
+    if read_checkpoint(folder / "checkpoint") is None:
+        return None
+    return _public_start(read_last_states(folder)["_coordinator"])
+
+
+def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> PrivateStart | None:
+    """Return the start of one party of a federation from its own earlier run; users have kept their rows.
+
+    With `lists`, it is that of the second training; None if there was none.
+    """
+    if lists and not (run / LISTS).is_dir():
+        return None
+    folder = run / LISTS if lists else run
+    state = read_last_states(folder, "party")["party"]
+    (before,), _ = read_party_tables(run / "parties")
+    users = before.ratings.n_users
+    kept = torch.from_numpy(read_public(folder))
+    return PrivateStart(
+        state,
+        kept_rows(party.ratings.n_users, users),
+        find_rows(party.ratings.item_ids, before.ratings.item_ids),
+        PublicStart(kept, kept, users),
+    )
+
+
+def _public_start(state: CheckpointState, rows: EarlierRows | None = None) -> PublicStart:
+    users = json.loads(state.values["hellos"][0])["users"]
+    parameters, accumulator = (torch.from_numpy(state.arrays[name]) for name in ("best", "accumulator"))
+    return PublicStart(parameters, accumulator, users, rows)
+
+
+def find_rows(now: StrArray, before: StrArray) -> EarlierRows:
+    """Return the earlier row of each id, -1 for new ones and for users of other parties, whose id is empty."""
+    rows = find_positions(now, before)
+    rows[now == ""] = -1
+    return np.asarray(rows, np.int64)
