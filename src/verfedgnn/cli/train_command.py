@@ -159,7 +159,7 @@ def train(
             overrides["users"] = users
         if protect is not None:
             overrides["gradients.protects"] = protect
-        if from_ is not None and preset is model is config is None:
+        if from_ is not None and preset is None and model is None and config is None:
             chosen = read_run_config(from_).with_values(overrides)
         else:
             chosen = build_config(
