@@ -643,6 +643,25 @@ def first_error(federated: Trial) -> str:
     return str(next(iter(federated.errors.values()))[0])
 
 
+def test_a_federation_without_overlap_ends_at_every_party(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Every party gets the reason and stops; none waits for the others."""
+    strangers = [
+        vf.PartyData(p.name, replace(p.ratings, user_ids=np.strings.add(p.name, p.ratings.user_ids)))
+        for p in small_parties
+    ]
+    federated = trial(tmp_path, strangers, alignment="keyed")
+    parties = [federated.start(name) for name in (SERVER, *federated.parties)][1:]
+    for thread in parties:
+        thread.join(20)
+    federated.stopping = True
+    federated.join()
+    assert set(federated.errors) == set(federated.parties)
+    for errors in federated.errors.values():
+        assert "no user is at two parties" in str(errors[0])
+
+
 @pytest.mark.parametrize("send", [1, 2, 3])
 @pytest.mark.parametrize("who", [SERVER, "party-0", "party-1"])
 def test_killed_while_aligning(

@@ -1,0 +1,114 @@
+"""`verfedgnn align` as its users run it: padding, rows of an earlier run, and tables that cannot be aligned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shells import NAMES, Shells, free_port
+from verfedgnn.federation.party_store import PartyStore
+
+pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+
+
+def prepare(shells: Shells, port: int, *, max_users: int = 0) -> None:
+    """Make a federation of two parties."""
+    shells.now("federation", "init", "home", "--address", f"127.0.0.1:{port}")
+    for name in NAMES[:2]:
+        shells.now("federation", "join-request", name)
+        shells.now("federation", "approve", "home", f"{name}/{name}.csr", "--yes")
+    agreement = shells.folder / "home" / "federation.toml"
+    text = re.sub(r"(?m)^max_users = \d+$", f"max_users = {max_users}", agreement.read_text())
+    agreement.write_text(text)
+    assert f"max_users = {max_users}" in text
+    for name in NAMES[:2]:
+        (shells.folder / name / "federation.toml").write_text(text)
+
+
+def write_users(path: Path, users: list[str]) -> None:
+    """Write a table in which every user rates four items."""
+    rows = [f"{user},{path.stem}-{item},{1 + item}" for user in users for item in range(4)]
+    path.write_text("\n".join(["user,item,rating", *rows]) + "\n")
+
+
+def test_padding_and_users_who_come_later(shells: Shells, tmp_path: Path) -> None:
+    """Padding adds empty rows; users keep their rows in a second alignment, however ids are spelled there."""
+    port = free_port()
+    prepare(shells, port)
+    shells.start("coordinator", "home", "--listen", f"127.0.0.1:{port}")
+    film = [f"user{n}@example.org" for n in range(20)]
+    book = [f"user{n}@example.org" for n in range(15, 40)]
+    tables = {
+        "run": {"film": film, "book": [user.upper() for user in book]},
+        "later": {"film": ["new@example.org", *film[3:]], "book": ["new@example.org", *book]},
+    }
+    for out, users in tables.items():
+        commands = {}
+        for name in NAMES[:2]:
+            write_users(tmp_path / f"{name}.csv", users[name])
+            words = ["align", "--federation", name, "--ratings", f"{name}.csv", "--out", f"{name}/{out}"]
+            words += ["--pad-users", "30"] if out == "run" and name == "film" else []
+            words += ["--rows-from", f"{name}/run"] if out == "later" else []
+            commands[name] = [*words, "--processes", "1"]
+        other = shells.start(*commands["book"])
+        assert re.search(r"\d+ users in the federation", shells.now(*commands["film"]))
+        assert other.wait(timeout=60) == 0, shells.logs()
+    first, second = (
+        {name: PartyStore.read_rows(tmp_path / name / out) for name in NAMES[:2]} for out in ("run", "later")
+    )
+    assert {len(rows) for rows in first.values()} == {40 + 10}, "ten random users take a row each"
+    assert {len(rows) for rows in second.values()} == {50 + 1}
+    for name in NAMES[:2]:
+        known = np.isin(np.strings.lower(first[name]), second[name]) & (first[name] != "")
+        assert known.sum() == (17 if name == "film" else 25)
+        assert (np.strings.lower(first[name][known]) == second[name][:50][known]).all()
+        assert second[name][50] == "new@example.org"
+
+
+@pytest.mark.parametrize(
+    ("users", "words", "reason"),
+    [
+        (["Ann", "ann", "ANN "], [], "has no user whose id is unambiguous"),
+        ([], [], "has a header but no ratings"),
+        (["ann", "ben", "cleo", "dora"], [], "brings 4 users, but the agreement allows 3"),
+        (["ann"], ["--pad-users", "4"], "brings 4 users, but the agreement allows 3"),
+        (["ann"], ["--rows-from", "home"], "cannot be read"),
+    ],
+    ids=[
+        "one id in three spellings",
+        "empty",
+        "every possible id",
+        "too much padding",
+        "rows from elsewhere",
+    ],
+)
+def test_a_table_that_cannot_be_aligned_is_one_line_before_anything_is_sent(
+    command: Callable[..., tuple[int, str, str]],
+    shells: Shells,
+    tmp_path: Path,
+    users: list[str],
+    words: list[str],
+    reason: str,
+) -> None:
+    """There is no coordinator to send to."""
+    prepare(shells, 1, max_users=3)
+    write_users(tmp_path / "film.csv", users)
+    words = [str(tmp_path / word) if word == "home" else word for word in words]
+    code, _, err = command(
+        "align",
+        "--federation",
+        tmp_path / "film",
+        "--ratings",
+        tmp_path / "film.csv",
+        *words,
+        "--processes",
+        1,
+    )
+    assert code == 2, err
+    assert re.search(reason, err), err
+    assert "Traceback" not in err
+    assert "ann" not in err.replace("cannot", "").lower(), "an error shows no id"
