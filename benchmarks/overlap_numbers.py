@@ -101,8 +101,10 @@ def main() -> None:
     elif options.step == "million":
         for masked in (True, False):
             for blocks in USER_BLOCKS:
-                name = f"million-{blocks}-{'masked' if masked else 'plain'}"
-                keep(name, lambda: measure_cost(10, blocks, MILLION, masked=masked))  # noqa: B023
+                keep(
+                    million_file(blocks, masked).stem,
+                    lambda: measure_cost(10, blocks, MILLION, masked=masked),
+                )  # noqa: B023
     else:
         write_page()
 
@@ -345,6 +347,7 @@ def write_page() -> None:
         "presence": markdown(PRESENCE_HEADER, list(presence_rows(lifts))),
         "worse": markdown(["", *(f"{overlap} %" for overlap in lifts)], list(worse_rows(lifts))),
         "cost": markdown(COST_HEADER, list(cost_rows())),
+        "million": markdown(MILLION_HEADER, list(million_rows())),
     }
     text = PAGE.read_text()
     for name, part in parts.items():
@@ -382,6 +385,18 @@ COST_HEADER = [
     "bytes per row of the union",
     "party, CPU s a round",
     "its memory, MB",
+]
+
+
+MILLION_HEADER = [
+    "masks",
+    "user blocks",
+    "MB up",
+    "MB down",
+    "MB a party and round",
+    "party, CPU s a round",
+    "its memory, MB",
+    "coordinator, CPU s a round",
 ]
 
 
@@ -453,6 +468,27 @@ def cost_rows() -> Iterator[list[str]]:
                     f"{found['party']['cpu_mean']:.2f}",
                     f"{found['party']['memory'] / 1e6:,.0f}",
                 ]
+
+
+def million_rows() -> Iterator[list[str]]:
+    """Yield one row for each measurement with a million users."""
+    for masked in (True, False):
+        for blocks in USER_BLOCKS:
+            found = json.loads(million_file(blocks, masked).read_text())
+            sent = found["bytes"]
+            yield [
+                "yes" if masked else "no",
+                str(blocks),
+                *(f"{size / 1e6:.2f}" for size in (sent["up"], sent["down"], sum(sent.values()))),
+                f"{found['party']['cpu_mean']:.2f}",
+                f"{found['party']['memory'] / 1e6:,.0f}",
+                f"{found['coordinator']['cpu']:.2f}",
+            ]
+
+
+def million_file(blocks: int, masked: bool) -> Path:
+    """Return the file of a measurement with a million users."""
+    return FOLDER / f"million-{blocks}-{'masked' if masked else 'plain'}.json"
 
 
 def draw(lifts: dict[int, list[dict[str, Any]]], path: Path) -> None:
