@@ -16,6 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -101,10 +102,8 @@ def main() -> None:
     elif options.step == "million":
         for masked in (True, False):
             for blocks in USER_BLOCKS:
-                keep(
-                    million_file(blocks, masked).stem,
-                    lambda: measure_cost(10, blocks, MILLION, masked=masked),
-                )  # noqa: B023
+                measure = partial(measure_cost, 10, blocks, MILLION, masked=masked)
+                keep(million_file(blocks, masked).stem, measure)
     else:
         write_page()
 

@@ -22,9 +22,11 @@ def prepare(shells: Shells, port: int, *, max_users: int = 0) -> None:
         shells.now("federation", "join-request", name)
         shells.now("federation", "approve", "home", f"{name}/{name}.csr", "--yes")
     agreement = shells.folder / "home" / "federation.toml"
-    text = re.sub(r"(?m)^max_users = \d+$", f"max_users = {max_users}", agreement.read_text())
+    text = agreement.read_text()
+    for name, value in (("max_users", max_users), ("min_users", 1)):
+        text, found = re.subn(rf"(?m)^{name} = \d+$", f"{name} = {value}", text)
+        assert found == 1
     agreement.write_text(text)
-    assert f"max_users = {max_users}" in text
     for name in NAMES[:2]:
         (shells.folder / name / "federation.toml").write_text(text)
 
