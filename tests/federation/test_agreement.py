@@ -261,7 +261,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.fixture
 def founded(command: Command) -> Command:
     """Return `command` after creating the folder `fed` and the requests of film and book."""
-    command("init", "fed", "--address", "localhost:7443")
+    command("init", "fed", "--address", "localhost:7443", "--preset", "paper")
     command("join-request", "film")
     command("join-request", "book")
     return command
@@ -351,13 +351,14 @@ def test_the_files_are_enough_for_mutual_tls(founded: Command) -> None:
 def test_masking_is_on_by_default(command: Command) -> None:
     start = ("--address", "localhost:1")
     Path("mine.toml").write_text("masking = false\n[model]\ndim = 5\n")
-    command("init", "a", *start, "--set", "masking=false")
-    command("init", "b", *start, "--config", "mine.toml", "--model", "ggnn")
-    lines = command("init", "c", *start, "--set", "mechanism=laplace")
+    paper = (*start, "--preset", "paper")
+    command("init", "a", *paper, "--set", "masking=false")
+    command("init", "b", *paper, "--config", "mine.toml", "--model", "ggnn")
+    lines = command("init", "c", *paper, "--set", "mechanism=laplace")
     assert "masking is off: it needs ternary or Skellam gradients, and these are laplace" in lines[0]
     assert not any(load_agreement(Path(name)).config.masking for name in "abc")
     assert load_agreement(Path("b")).config.model.gnn == "ggnn"
-    command("init", "d", *start, "--preset", "best", "--alignment", "none", "--min-parties", "3")
+    command("init", "d", *start, "--alignment", "none", "--min-parties", "3")
     agreement = load_agreement(Path("d"))
     assert (agreement.config.masking, agreement.alignment, agreement.min_parties) == (True, "none", 3)
 
