@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import make_folder, writing
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.protocol.wire.messages import Message
@@ -84,7 +84,7 @@ class Transcript:
         self._is_signed = True
         self._flushed = 0.0
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(folder)
             self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             cut = self._continue()
         self.note(STARTED, member=identity.name, agreement=identity.agreement.digest())

@@ -13,7 +13,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import writing
+from verfedgnn.core.files import make_folder, writing
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.protocol.checkpoint_state import CheckpointState
@@ -78,7 +78,7 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
 def write_ancestor(folder: Path, ancestor: dict[str, Any]) -> None:
     """Record in a new run folder which run it starts from."""
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(folder / _RECORD, ancestor)
 
 
