@@ -60,7 +60,7 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No script, no address but those of SVG's own names; every attacker and every variant is in it."""
-    audit(run, 11, 30, True, 1, True)
+    audit(run, 11, 30, True, False, 1, True)
     page = (run / "audit" / "audit.html").read_text()
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "<script" not in page
@@ -93,6 +93,24 @@ def test_an_audit_goes_on_where_it_was(run: Path, tmp_path: Path, monkeypatch: p
     assert not other.known(first)
     saved = json.loads((run / "audit" / "findings.json").read_text())
     assert set(saved["found"]) == {THIS}
+
+
+def test_a_large_run_is_audited_by_a_stated_sample(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "USERS", 50)
+    monkeypatch.setattr(auditing, "ITEMS", 10)  # leaves users without ratings, who are not in the sample
+    work = Audit(run, rounds=7, victims=20, compare=False)
+    assert [party.ratings.n_items for party in work.parties] == [10, 10, 10]
+    assert work.parties[0].ratings.n_users == 50
+    assert work.is_sampled
+    for step in work.steps:
+        work.take(step)
+    page = audit_document(work).html()
+    assert f"a sample: 50 users, at most 10 items of each party, {work.settings['ratings']:,} of" in page
+    assert "--thorough" in page
+    everything = Audit(run, rounds=7, victims=20, compare=False, thorough=True)
+    assert not everything.is_sampled
+    assert not any(everything.known(step) for step in everything.steps)
+    assert everything.parties == everything.run.parties
 
 
 def test_an_audit_of_a_single_round(run: Path) -> None:
@@ -144,7 +162,7 @@ def test_a_run_of_one_party_cannot_be_audited(tmp_path: Path) -> None:
     parties = vf.split_items(vf.data.synthetic_ratings(users=40, items=20, ratings=400, seed=2), parties=1)
     vf.train(parties, vf.Config.preset("paper", epochs=1, mode="off"), out=tmp_path / "run")
     with pytest.raises(vf.ConfigError, match="needs the parties of a whole federation"):
-        audit(tmp_path / "run", 5, 5, True, 1, True)
+        audit(tmp_path / "run", 5, 5, True, False, 1, True)
 
 
 def test_a_report_holds_the_runs_figures(

@@ -16,7 +16,8 @@ from verfedgnn.privacy.rating_dp import fit_budget
 from verfedgnn.research.attacks import overlap_attack
 from verfedgnn.research.attacks.audit import THIS, Audit
 from verfedgnn.research.attacks.audit_report import audit_document, strongest
-from verfedgnn.research.attacks.overlap_attack import Listener, attack_overlap, sample_users
+from verfedgnn.research.attacks.federation_sample import PARTY_USERS, sample_users
+from verfedgnn.research.attacks.overlap_attack import Listener, attack_overlap
 from verfedgnn.research.attacks.recording import record_federation
 from verfedgnn.runs.prepared_data import split_ratings
 
@@ -99,7 +100,7 @@ def test_sampled_users_keep_their_ratings_and_parts(
     monkeypatch.setattr(overlap_attack, "USERS", 70)
     config = vf.Config.preset("paper")
     parts = [split_ratings(party, config.split, 0) for party in few]
-    sampled, kept = sample_users(few, parts, np.random.default_rng(0))
+    sampled, kept = sample_users(few, parts, 70, np.random.default_rng(0))
     for before, part, after, left in zip(few, parts, sampled, kept, strict=True):
         old, new = before.ratings, after.ratings
         assert new.n_users == 70
@@ -110,14 +111,13 @@ def test_sampled_users_keep_their_ratings_and_parts(
     assert attack_overlap(few, config, rounds=3)["users"] == 70
 
 
-def test_a_party_with_few_users_is_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap_attack, "USERS", 100)
+def test_a_party_with_few_users_is_in_the_sample() -> None:
     tables = [synthetic_tables(2, 0.5, users=n, items=20, ratings=9 * n)[p] for p, n in enumerate((900, 30))]
     parties = parties_from_tables(tables)
     sampled, _ = sample_users(
-        parties, [np.zeros(len(p.ratings), np.int8) for p in parties], np.random.default_rng(0)
+        parties, [np.zeros(len(p.ratings), np.int8) for p in parties], 100, np.random.default_rng(0)
     )
-    assert len(np.unique(sampled[1].ratings.user)) >= overlap_attack.PARTY_USERS
+    assert len(np.unique(sampled[1].ratings.user)) >= PARTY_USERS
 
 
 def audited(folder: Path, rounds: int) -> Audit:

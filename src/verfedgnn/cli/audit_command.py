@@ -18,6 +18,13 @@ def audit(
     compare: Annotated[
         bool, typer.Option(help="Also train and attack safer variants, to measure their cost.")
     ] = True,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Attack all users and items instead of a sample of at most 1,000 users and 500 items a party.",
+        ),
+    ] = False,
     threads: Threads = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -25,7 +32,7 @@ def audit(
     """Attack a run as every participant could, and report who sees what, what is guaranteed, what leaks
     and what helps.
 
-    The training is repeated and recorded for every attack and variant. Findings are saved at once; run the
+    Large data are sampled, and the report says so. The training is repeated and recorded for every attack and variant. Findings are saved at once; run the
     same command again to resume an interrupted audit.
     """
     from rich.text import Text
@@ -36,18 +43,29 @@ def audit(
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
-    work = Audit(run, rounds=rounds, victims=victims, compare=compare)
+    work = Audit(run, rounds=rounds, victims=victims, compare=compare, thorough=thorough)
     check_writable(run / "audit")
-    with RoundProgress(hidden=quiet, unit="steps") as progress:
-        for done, step in enumerate(work.steps):
+    if work.is_sampled:
+        output.remark(work.describe_sample())
+    efforts = [work.effort(step) for step in work.steps]
+    total = sum(efforts)
+    done = 0.0
+    with RoundProgress(hidden=quiet, unit="%") as progress:
+        for step, effort in zip(work.steps, efforts, strict=True):
 
-            def show(share: float, done: int = done, note: str = f"{step.variant}: {step.part}") -> None:
-                progress.step("audit", done + share, len(work.steps), note)
+            def show(
+                share: float,
+                done: float = done,
+                effort: float = effort,
+                note: str = f"{step.variant}: {step.part}",
+            ) -> None:
+                progress.step("audit", 100 * (done + share * effort) / total, 100, note)
 
             show(0)
             if not work.known(step):
                 work.take(step, show)
-        progress.step("audit", len(work.steps), len(work.steps))
+            done += effort
+        progress.step("audit", 100, 100)
     page, text = audit_document(work).write(run / "audit", "audit")
     reached = strongest(work.found[THIS])
     lines = []

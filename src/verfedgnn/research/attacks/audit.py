@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import make_folder, writing
 from verfedgnn.research.attacks.coordinator_attack import attack_gradients
+from verfedgnn.research.attacks.federation_sample import sample_items, sample_users
 from verfedgnn.research.attacks.membership_inference import membership
 from verfedgnn.research.attacks.overlap_attack import attack_overlap
 from verfedgnn.research.attacks.sum_attacks import attack_sums
@@ -25,6 +27,14 @@ from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
 THIS = "this run"
+USERS = 1_000
+"""Largest number of users that an audit attacks, unless it is thorough."""
+ITEMS = 500
+"""Largest number of items of each party in such an audit."""
+TRAINING_EFFORT = 3.0
+"""Duration of a training, with its lists and gates, per round of ratings, as a multiple of a recorded round."""
+SUMS_EFFORT = 4.0
+"""Duration of recording sums and of attacking them, in the same unit."""
 PARTS = ("model", "gradients", "sums", "overlap")
 """Kinds of findings about a variant."""
 
@@ -71,16 +81,25 @@ class Step:
 class Audit:
     """The findings about a run so far, and the attacks that produce the missing ones."""
 
-    def __init__(self, folder: Path, *, rounds: int, victims: int, compare: bool) -> None:
+    def __init__(
+        self, folder: Path, *, rounds: int, victims: int, compare: bool, thorough: bool = False
+    ) -> None:
         self.run = Run.load(folder)
         if len(self.run.parties) < 2:
             raise ConfigError(
                 "an audit needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"
             )
+        self.parties = self.run.parties
+        self.parts = self.run.parts
+        if not thorough:
+            rng = np.random.default_rng([self.run.config.seed, 12])
+            self.parties, self.parts = sample_items(self.parties, self.parts, ITEMS)
+            self.parties, self.parts = sample_users(self.parties, self.parts, USERS, rng)
         self.path = folder / "audit" / "findings.json"
         self.settings: dict[str, Any] = {
             "rounds": rounds,
             "victims": victims,
+            "ratings": sum(len(party.ratings) for party in self.parties),
             "config": self.run.config.fingerprint(),
         }
         self.variants = {THIS: self.run.config, **(safer(self.run.config) if compare else {})}
@@ -92,6 +111,31 @@ class Audit:
         except (OSError, ValueError):
             return None
         return saved["found"] if isinstance(saved, dict) and saved.get("settings") == self.settings else None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the attacks use a part of the run's ratings only."""
+        return bool(self.settings["ratings"] < sum(len(party.ratings) for party in self.run.parties))
+
+    def describe_sample(self) -> str:
+        """Say which part of the data the attacks use."""
+        whole = sum(len(party.ratings) for party in self.run.parties)
+        return (
+            f"The attacks and the trainings of variants use a sample: {self.parties[0].ratings.n_users:,} users, at most "
+            f"{ITEMS:,} items of each party, {self.settings['ratings']:,} of {whole:,} ratings. "
+            "`--thorough` uses all of them."
+        )
+
+    def effort(self, step: Step) -> float:
+        """Return how long a step takes, as a multiple of one recorded round."""
+        config = self.variants[step.variant]
+        recorded = min(self.settings["rounds"], config.training.epochs)
+        if step.part == "model":
+            trains = step.variant != THIS or self.is_sampled
+            return TRAINING_EFFORT * self.run.metrics["rounds"] if trains else 1.0
+        if step.part == "sums":
+            return SUMS_EFFORT * recorded if config.exchange.mode != "off" else 1.0
+        return float(recorded)
 
     @property
     def steps(self) -> list[Step]:
@@ -114,7 +158,7 @@ class Audit:
         if step.part == "model":
             finding = self._model(step.variant, config, count)
         elif step.part == "gradients":
-            finding = attack_gradients(self.run.parties, config, rounds=rounds, seed=config.seed, watch=count)
+            finding = attack_gradients(self.parties, config, rounds=rounds, seed=config.seed, watch=count)
         elif step.part == "overlap":
             finding = attack_overlap(
                 self.run.parties,
@@ -128,7 +172,7 @@ class Audit:
             finding = {}
         else:
             finding = attack_sums(
-                self.run.parties, config, rounds=rounds, victims=victims, seed=config.seed, watch=count
+                self.parties, config, rounds=rounds, victims=victims, seed=config.seed, watch=count
             )
         self.found.setdefault(step.variant, {})[step.part] = finding
         with writing(self.path.parent):
@@ -139,12 +183,14 @@ class Audit:
         def watch(event: Progress) -> None:
             count(event.round, event.rounds)
 
-        run = (
-            self.run
-            if variant == THIS
-            else train(self.run.parties, config, parts=self.run.parts, watch=watch)
-        )
-        about = {"rmse": run.metrics["test"]["rmse"], "privacy": run.metrics["privacy"], "membership": None}
+        trains = variant != THIS or self.is_sampled
+        trained = train(self.parties, config, parts=self.parts, watch=watch) if trains else self.run
+        run = self.run if variant == THIS else trained
+        about = {
+            "rmse": trained.metrics["test"]["rmse"],
+            "privacy": run.metrics["privacy"],
+            "membership": None,
+        }
         if config.training.ranks:  # such a model predicts no ratings to compare
             return about
         models = [(m.users, m.items) for m in run.models]

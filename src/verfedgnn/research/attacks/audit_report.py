@@ -105,7 +105,7 @@ def audit_document(audit: Audit) -> Document:
     users = run.parties[0].ratings.n_users
     document.add(
         Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} users, trained for "
-                  f"{run.metrics['rounds']:,} rounds with a test RMSE of {_rmse(found)}. This report says what each participant could learn."),
+                  f"{run.metrics['rounds']:,} rounds with a test RMSE of {_format_rmse(run.metrics['test']['rmse'])}. This report says what each participant could learn."),
     )  # fmt: skip
     _in_short(document, found)
     document.add(Heading("Who sees what"), Table(HEADER, who_sees_what(run.config)))
@@ -148,6 +148,8 @@ def _attacks(document: Document, audit: Audit) -> None:
         Heading("Attacks"),
         Paragraph(f"The attacks use this configuration and data. They record {settings['rounds']:,} rounds and target up to "
                   f"{settings['victims']:,} users."),
+        Paragraph(f"{audit.describe_sample()} Fewer items are easier to tell apart, so attacks reach rather more here than on all data.")
+        if audit.is_sampled else None,
         Table(["attacker", "needs", "tries to learn"], [[a.title, a.needs, a.learns] for a in ATTACKERS.values()]),
     )  # fmt: skip
     if found["sums"]:
@@ -258,7 +260,9 @@ def _changes(document: Document, audit: Audit) -> None:
         epsilon = f"{composed['composed']['epsilon']:.3g}" if composed["mechanism"] == "skellam" else "none"
         rmse = found["model"]["rmse"]
         change = None if rmse is None or base is None else rmse - base
-        rows.append([name, _rmse(found), "–" if change is None else f"{change:+.4f}", *figures, epsilon])
+        rows.append(
+            [name, _format_rmse(rmse), "–" if change is None else f"{change:+.4f}", *figures, epsilon]
+        )
         if change is not None:
             names.append(name)
             learnt.append(max((r.found - r.guess for r in reached.values()), default=0.0))
@@ -318,6 +322,5 @@ def _limits(document: Document, audit: Audit) -> None:
     )  # fmt: skip
 
 
-def _rmse(found: Mapping[str, Any]) -> str:
-    value = found["model"]["rmse"]
+def _format_rmse(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"

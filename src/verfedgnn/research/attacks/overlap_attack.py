@@ -23,10 +23,10 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
-from verfedgnn.data.parties import place_users
 from verfedgnn.protocol.party.incoming import split_updates
 from verfedgnn.protocol.wire.fixed_point import sum_bits, wrap_signed
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
+from verfedgnn.research.attacks.federation_sample import sample_users
 from verfedgnn.research.attacks.many_releases import ReleaseAverage
 from verfedgnn.research.attacks.recording import ObservableParty, record_federation
 from verfedgnn.research.attacks.separation import auc
@@ -36,8 +36,6 @@ USERS = 2_000
 """Largest number of users in the recorded federation; more are sampled."""
 ROUNDS = 60
 """Largest number of rounds to record."""
-PARTY_USERS = 20
-"""Users of each party that are always in the sample, if it has so many."""
 FEWEST = 10
 """Users with and without ratings elsewhere that a party needs for its AUC."""
 
@@ -64,7 +62,7 @@ def attack_overlap(
     """
     if parts is None:
         parts = [split_ratings(party, config.split, config.seed) for party in parties]
-    parties, parts = sample_users(parties, parts, np.random.default_rng([seed, 11]))
+    parties, parts = sample_users(parties, parts, USERS, np.random.default_rng([seed, 11]))
     counts = torch.stack([_ratings_per_user(party) for party in parties])
     judged = {p: truth for p, truth in enumerate(_elsewhere(counts)) if truth is not None}
     found: dict[str, Any] = {"users": counts.shape[1], "rounds": 0, "guess": None, "attacks": {}}
@@ -158,24 +156,6 @@ class Listener:
         if self._means.releases:
             found["weights of users' means"] = self._means.mean[:, 1]
         return found
-
-
-def sample_users(
-    parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]], rng: np.random.Generator
-) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
-    """Return the parties and parts of a random sample of `USERS` users, or of all users if there are no more."""
-    user_ids = parties[0].ratings.user_ids
-    if len(user_ids) <= USERS:
-        return list(parties), list(parts)
-    order = rng.permutation(len(user_ids))
-    first = [order[np.isin(order, party.ratings.user)][:PARTY_USERS] for party in parties]
-    wanted = dict.fromkeys(np.concatenate([*first, order]).tolist())
-    chosen = np.sort(np.array(list(wanted)[:USERS]))
-    rows = np.full(len(user_ids), -1)
-    rows[chosen] = np.arange(len(chosen))
-    sampled = [PartyData(party.name, place_users(party.ratings, rows, user_ids[chosen])) for party in parties]
-    kept = [part[rows[party.ratings.user] >= 0] for party, part in zip(parties, parts, strict=True)]
-    return sampled, kept
 
 
 def _ratings_per_user(party: PartyData) -> Tensor:

@@ -28,7 +28,7 @@ from verfedgnn.research.attacks.sum_view import SumView, Who
 from verfedgnn.runs.prepared_data import split_ratings
 
 Watch = Callable[[int, int], None]
-"""Callback that receives the number of recorded rounds and the number of all rounds."""
+"""Callback that receives the work done and all work. Recording is half of it, the attacks are the other half."""
 
 NOISE_EXPECTED: tuple[tuple[Who, Literal["insider", "fakes"]], ...] = (
     ("colluders", "insider"),
@@ -69,7 +69,7 @@ def attack_sums(
     exchanges: list[Exchange] = []
     while federation.coordinator.round < rounds:
         exchanges.append(federation.exchange())
-        watch(federation.coordinator.round, rounds)
+        watch(federation.coordinator.round, 2 * rounds)
     truth = federation.parties[target].neighbours[: planted.honest]
     chosen = torch.from_numpy(choose_victims(truth, victims, rng))
     view = SumView(
@@ -84,11 +84,11 @@ def attack_sums(
     )
     popularity = truth.sum(0)
     attacks = insider_attacks(view) | fake_account_attacks(view)
-    found = {
-        name: judge_claims(attack(), truth[chosen], popularity)
-        for name, attack in attacks.items()
-        if method in name
-    }
+    found = {}
+    for done, (name, attack) in enumerate(attacks.items()):
+        if method in name:
+            found[name] = judge_claims(attack(), truth[chosen], popularity)
+        watch(rounds + rounds * (done + 1) // len(attacks), 2 * rounds)
     if config.exchange.mode == "noised":
         held = _held_out_items(federation, target)[chosen]
         for who, how in NOISE_EXPECTED:
