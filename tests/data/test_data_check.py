@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
+from verfedgnn.data.forecast import foresee_training
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
 
@@ -465,3 +466,16 @@ def test_the_page_shows_what_is_printed(
     monkeypatch.setenv("COLUMNS", "110")
     _, out, _ = command("data", "check", "film.csv")
     assert [line.rstrip() for line in out.strip().splitlines()] == printed.strip().splitlines()
+
+
+def test_a_training_is_foreseen(tmp_path: Path) -> None:
+    for name, users, scale in (("film", range(40), 1), ("book", range(30, 100), 20)):
+        rows = [
+            f"u{user},{name}{item},{scale * (1 + (user + item) % 5)}" for user in users for item in range(4)
+        ]
+        (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
+    found = [check_source(name, tmp_path / f"{name}.csv") for name in ("film", "book")]
+    two, scales, shared = foresee_training(found, measure_overlap(found))
+    assert two.startswith("there are two parties")
+    assert scales.startswith("film rates from 1 to 5, book rates from 20 to 100")
+    assert "90 of 100 users are at one party only" in shared

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
+from verfedgnn.data.forecast import foresee_training
 from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count
@@ -76,6 +77,8 @@ def show_overlap(console: Console, overlap: UserOverlap, found: list[CheckedSour
             " item, remove it at one party"
         )
         console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
+    for text in foresee_training(found, overlap):
+        console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
 
 
 def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -> Table:
@@ -135,6 +138,7 @@ def build_json(found: list[CheckedSource], overlap: UserOverlap | None) -> dict[
         "usable": usable,
         "sources": sources,
         "overlap": None if overlap is None else _overlap_json(overlap),
+        "warnings": [] if overlap is None else foresee_training(found, overlap),
     }
 
 

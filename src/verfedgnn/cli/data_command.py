@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verfedgnn.cli.completion import SHAPES, among
-from verfedgnn.cli.output import Output, SafeConsole
+from verfedgnn.cli.output import Output, SafeConsole, program
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.core.errors import DataError
@@ -48,6 +49,7 @@ def check(
     from verfedgnn.cli.check_view import build_json, show_checked, show_overlap
     from verfedgnn.data.data_check import check_source, measure_overlap
     from verfedgnn.data.parties import sources_of
+    from verfedgnn.data.source_address import redact
 
     output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
@@ -65,6 +67,10 @@ def check(
             show_overlap(console, overlap, found)
     if not all(each.usable for each in found) or (overlap is not None and not overlap.usable):
         raise typer.Exit(2)
+    words = [word for source in data for word in ("--data", redact(source))]
+    lift = ["--lift"] if len(found) > 1 else []
+    command = shlex.join(["train", *words, *reading.to_arguments(), *lift, "--out", "runs/first"])
+    output.remark(f"next: {program()} {command}")
 
 
 @app.command()

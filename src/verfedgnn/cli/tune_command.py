@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.output import Output
+from verfedgnn.cli.output import Output, program
 from verfedgnn.cli.shared_options import (
     TRAINING,
     AsJson,
@@ -70,6 +71,7 @@ def tune(
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
+    from verfedgnn.data.source_address import redact
     from verfedgnn.evaluation.lift_plots import draw_study
     from verfedgnn.research import require_packages
     from verfedgnn.training.tuning import parse_space
@@ -123,4 +125,7 @@ def tune(
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     picture = f", {out.with_suffix('.png')}" if drawn else ""
     output.result(found, tuned.provenance, f"written: {out}{picture}; the study is {database}")
-    output.remark(f"next: verfedgnn train --preset {out}")
+    words = [word for source in data or [] for word in ("--data", redact(source))] + reading.to_arguments()
+    words += ["--parties", str(parties)] if parties is not None else []
+    words += ["--by", by] if by is not None else []
+    output.remark(f"next: {program()} {shlex.join(['train', *words, '--preset', str(out), '--lift'])}")
