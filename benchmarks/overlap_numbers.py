@@ -33,6 +33,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.process_memory import keep_freed_memory
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import read_parties
 from verfedgnn.data.parties import parties_from_tables
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
@@ -48,7 +49,6 @@ from verfedgnn.research.experiments.result_tables import markdown
 from verfedgnn.research.experiments.training_cell import commit
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import prepare
-from verfedgnn.training.local_runtime import party_secret
 from verfedgnn.training.train import train
 
 FOLDER = Path(__file__).resolve().parent.parent / "results" / "overlap"
@@ -213,7 +213,7 @@ def coordinate(link: Connection, inputs: list[PartyInput], config: Config) -> tu
     names = [data.name for data in inputs]
     coordinator = Coordinator(config, names)
     candidates = {
-        data.name: Candidate(data, config, party_secret(config.seed, index), policy=Policy())
+        data.name: Candidate(data, config, simulated_secret(config.seed, index), policy=Policy())
         for index, data in enumerate(inputs)
         if index
     }
@@ -261,7 +261,7 @@ def answer_rounds(link: Connection) -> None:
     torch.set_num_threads(1)
     file, config = link.recv()
     base = peak_memory()
-    candidate = Candidate(restore(file), config, party_secret(config.seed, 0), policy=Policy())
+    candidate = Candidate(restore(file), config, simulated_secret(config.seed, 0), policy=Policy())
     link.send(encode(candidate.hello()))
     welcome = decode(link.recv())
     assert isinstance(welcome, Welcome)

@@ -17,6 +17,7 @@ from scipy.stats import chi2
 
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.agreement import Timeouts
 from verfedgnn.protocol.wire.messages import (
     Hello,
@@ -29,7 +30,6 @@ from verfedgnn.protocol.wire.messages import (
     encode,
 )
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training.local_runtime import party_secret
 
 Fault = Callable[[bytes], bytes | None]
 HASTY = Timeouts(reply=30, hello=0.3, idle=30, finish=0.1)
@@ -137,7 +137,7 @@ def test_noise_is_a_partys_own_unless_agreed_otherwise(
     federated.run()
     assert not federated.errors
     first = federated.services[small_parties[0].name]
-    assert first.candidate.setup.randomness.secret != party_secret(0, 0)
+    assert first.candidate.setup.randomness.secret != simulated_secret(0, 0)
     assert not torch.equal(federated.public(small_parties[0].name), local(small_parties).public)
     assert "never leaves the party" in federated.runs[small_parties[0].name].metrics["privacy"]["randomness"]
 

@@ -19,6 +19,7 @@ import verfedgnn as vf
 from helpers import config
 from hub import SERVER, Wire
 from message_samples import ALL
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.federation.coordinator_service import CoordinatorService
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transport.interface import TransportEvent
@@ -92,7 +93,9 @@ def federation_at_work(
         setting.identities[SERVER], Wire(setting.hub, SERVER), folder / "run", StatusPublisher(folder / "run")
     )
     prepared = prepare(parties, setting.agreement.config, parties_device())
-    members = [Candidate(p.input, setting.agreement.config, i) for i, p in enumerate(prepared)]
+    members = [
+        Candidate(p.input, setting.agreement.config, simulated_secret(0, i)) for i, p in enumerate(prepared)
+    ]
     return service, members
 
 
@@ -152,7 +155,7 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
     """Every message is handled or raises an error; the private parameters stay finite."""
     chosen = config(masking=True, epochs=400)
     prepared = prepare(small_parties, chosen, parties_device())
-    members = [Candidate(p.input, chosen, i) for i, p in enumerate(prepared)]
+    members = [Candidate(p.input, chosen, simulated_secret(0, i)) for i, p in enumerate(prepared)]
     coordinator = Coordinator(chosen, [p.name for p in members])
     for party in members:
         coordinator.hello(party.hello())

@@ -82,6 +82,7 @@ def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties
     lists = tmp_path / "run-party-0" / "lists"
     assert {path.name for path in lists.iterdir()} == {
         "checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model",
+        "releases.jsonl", "last-release.safetensors",
     }  # fmt: skip
     assert (tmp_path / "run-server" / "lists" / "model" / "_public.safetensors").is_file()
 
@@ -276,9 +277,9 @@ def test_a_partys_secret_differs_between_trainings(tmp_path: Path, small_parties
     folder.mkdir()
     _, identities = agree(folder, ["party-0", "party-1", "party-2"], best(unprotected=[]))
     store = PartyStore(tmp_path, identities["party-0"])
-    (tmp_path / "secret").write_bytes(bytes(range(16)))
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
     ratings, lists = (store.read_secret(stage) for stage in store.stages)
-    assert ratings == int.from_bytes(bytes(range(16)))
+    assert ratings == bytes(range(32))
     assert lists != ratings
 
 

@@ -13,6 +13,7 @@ from verfedgnn import Config, ConfigError
 from verfedgnn.config.model_forms import PropagationModel
 from verfedgnn.core.graph import build_graph
 from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
@@ -72,7 +73,9 @@ def open_config(gnn: str, **values: object) -> Config:
 
 
 def federation(config: Config) -> tuple[LocalRuntime, list[Party]]:
-    candidates = [Candidate(data, config, secret=i) for i, data in enumerate(parts(config))]
+    candidates = [
+        Candidate(data, config, secret=simulated_secret(0, i)) for i, data in enumerate(parts(config))
+    ]
     rng = np.random.default_rng(1)
     for candidate in candidates:
         candidate.progress.private.parameters["messages"].copy_(

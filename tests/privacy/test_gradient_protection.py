@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +14,8 @@ from hypothesis import strategies as st
 
 from verfedgnn import Config, ConfigError
 from verfedgnn.config.gradient_mechanisms import GradientConfig
+from verfedgnn.core.key_stream import KeyStream, NoiseKey
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.gradient_protection import (
     Rescale,
@@ -32,13 +33,28 @@ SIGMAS = 5.0
 """Statistical tests fail beyond five standard errors: less than once in a million by chance; see test_projection.py."""
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def key(seed: int = 0) -> NoiseKey:
+    return NoiseKey(simulated_secret(seed, 0))
+
+
+def stream(seed: int = 0) -> KeyStream:
+    return KeyStream(simulated_secret(seed, 0))
+
+
+class Grid(KeyStream):
+    """All of 2,000 evenly spaced words in place of random ones."""
+
+    def __init__(self) -> None:
+        pass
+
+    def words(self, shape: tuple[int, ...], kind: str = "<u8") -> Any:
+        assert (shape, kind) == ((2000,), "<i4")
+        return (((np.arange(2000) + 0.5) / 2000 - 0.5) * 2.0**32).astype(kind)
 
 
 def test_ternary_follows_its_distribution_and_is_unbiased() -> None:
     x = torch.tensor([0.5, -0.5, 0.1, 0.0, -0.3, 3.0])
-    draws = quantize_ternary(x.expand(200_000, 6), 3.0, generator()).double()
+    draws = quantize_ternary(x.expand(200_000, 6), 3.0, stream()).double()
     assert set(draws.unique().tolist()) == {-1.0, 0.0, 1.0}
     assert (draws * x.sign() >= 0).all(), "a sign is never reversed"
     p = x.abs().double() / 3
@@ -48,9 +64,7 @@ def test_ternary_follows_its_distribution_and_is_unbiased() -> None:
 
 def released(x: float, r: float) -> dict[int, float]:
     """The distribution of one coordinate's release, read off the mechanism itself over an even grid of uniform draws."""
-    grid = (torch.arange(2000) + 0.5) / 2000
-    with mock.patch.object(torch, "rand", return_value=grid):
-        draws = quantize_ternary(torch.full((2000,), x), r, generator())
+    draws = quantize_ternary(torch.full((2000,), x), r, Grid())
     return {sign: float((draws == sign).double().mean()) for sign in (-1, 0, 1)}
 
 
@@ -72,7 +86,7 @@ def test_total_variation_of_a_release(x: list[float], y: list[float], r: float) 
 
 
 def test_laplace_noise_has_its_scale() -> None:
-    noise = add_laplace(torch.zeros(200_000), 0.5, generator()).double()
+    noise = add_laplace(torch.zeros(200_000), 0.5, stream()).double()
     assert abs(noise.mean()) < SIGMAS * noise.std() / math.sqrt(len(noise))
     magnitude = noise.abs()
     assert abs(magnitude.mean() - 2.0) < SIGMAS * magnitude.std() / math.sqrt(len(noise))
@@ -89,7 +103,7 @@ def test_rescaling_is_public_and_undone(s: float, values: list[float]) -> None:
     """Without noise, what a protected gradient is worth is the gradient clipped at clip/s: the guarantee does not depend on s."""
     config, factors = Config.preset("paper", mechanism="none").gradients, Rescale(s, 2 * s)
     gradient = torch.tensor(values)
-    out = recovered(protect(gradient, config, factors, 2, generator()), config, factors)
+    out = recovered(protect(gradient, config, factors, 2, key()), config, factors)
     expected = torch.cat([clip(gradient[:2], 0.5 / s), clip(gradient[2:], 0.25 / s)])
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
@@ -97,7 +111,7 @@ def test_rescaling_is_public_and_undone(s: float, values: list[float]) -> None:
 def test_protected_ternary_recovers_the_mean() -> None:
     config, factors = Config.preset("paper").gradients, Rescale(0.1, 0.5)
     gradient = torch.tensor([1.0, -4.0, 0.3, 0.8])
-    draws = torch.stack([protect(gradient, config, factors, 2, generator(i)) for i in range(20_000)])
+    draws = torch.stack([protect(gradient, config, factors, 2, key(i)) for i in range(20_000)])
     mean = recovered(draws.sum(0, dtype=torch.int32), config, factors) / len(draws)
     error = draws.double().std(0) / math.sqrt(len(draws)) * 3 / torch.tensor([0.1, 0.1, 0.5, 0.5])
     assert ((mean - gradient).abs() < SIGMAS * error).all()
@@ -199,7 +213,7 @@ def test_a_step_in_pieces_is_a_step(
     shape: tuple[int, ...], optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit: replicas on machines of any size must agree."""
-    start = [torch.randn(shape, generator=generator(seed)) for seed in range(4)]
+    start = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     found = []
     for piece in (1 << 10, 1 << 18, 1 << 30):
         monkeypatch.setattr("verfedgnn.protocol.round.optimizer.PIECE", piece)

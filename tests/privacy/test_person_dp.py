@@ -112,14 +112,14 @@ def gradients(parties: list[vf.PartyData], config: vf.Config) -> tuple[torch.Ten
         seen.append({name: value.clone() for name, value in found.items()})
         step(message, found)
 
-    release = party.release_gradient
+    release = party.protect_gradient
 
     def released(gradient: torch.Tensor, *rest: Any) -> Any:
         seen.append(gradient.clone())
         return release(gradient, *rest)
 
     party._step_private = record  # type: ignore[method-assign]
-    party.release_gradient = released  # type: ignore[method-assign]
+    party.protect_gradient = released  # type: ignore[method-assign]
     runtime.round()
     return clip_contributions(seen[1], party.setup), seen[0]
 

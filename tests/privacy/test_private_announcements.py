@@ -78,13 +78,13 @@ def first_gradient(folder: Path, rows: list[tuple[int, int, float]], **options: 
     runtime = federation(parties, PRIVATE)
     party = runtime.parties["a"]
     released: list[torch.Tensor] = []
-    release = party.release_gradient
+    release = party.protect_gradient
 
     def record(gradient: torch.Tensor, *rest: object) -> object:
         released.append(gradient.clone())
         return release(gradient, *rest)  # type: ignore[arg-type]
 
-    party.release_gradient = record  # type: ignore[assignment,method-assign]
+    party.protect_gradient = record  # type: ignore[assignment,method-assign]
     runtime.round()
     return released[0]
 

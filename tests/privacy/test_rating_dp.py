@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import federation, same
 from verfedgnn.core.graph import build_graph
+from verfedgnn.core.key_stream import NoiseKey, derive_key
 from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.rating_dp import (
     add_item_noise,
     add_validation_noise,
@@ -26,7 +28,7 @@ from verfedgnn.privacy.rating_dp import (
     sensitivity,
     unit,
 )
-from verfedgnn.privacy.release_events import Release, compose_epsilon, gaussian
+from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL
 from verfedgnn.protocol.round.forward_backward import PassInputs, compute
@@ -34,6 +36,10 @@ from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.wire.messages import Hello, RoundReply
 
 USERS, ITEMS = 6, 5
+
+
+def key(seed: int) -> NoiseKey:
+    return NoiseKey(simulated_secret(seed, 0))
 
 
 def private(**values: Any) -> vf.Config:
@@ -44,7 +50,7 @@ def gradients(pairs: Pairs, config: vf.Config, seed: int) -> tuple[torch.Tensor,
     """Public and private gradient of one party at a state that a training could be in: embeddings within their bound."""
     assert config.model.bound is not None
     data = PartyInput("p", USERS, ITEMS, (1.0, 5.0), pairs, pairs)
-    setup = PartySetup.of(data, config, 1, "cpu", LOCAL)
+    setup = PartySetup.of(data, config, simulated_secret(1, 0), "cpu", LOCAL)
     state = torch.Generator().manual_seed(seed)
     public = torch.randn(setup.model.size, generator=state)
     users = setup.model.views(public)["users"]
@@ -91,14 +97,13 @@ def test_a_rating_moves_a_gradient_by_at_most_delta(
 def test_noise_is_shared_out_so_that_the_others_have_all_of_it() -> None:
     """40,000 values of one of five parties: four of them have the variance asked for, within five standard errors."""
     config = private()
-    rng = np.random.default_rng(0)
-    values = release_gradient(torch.zeros(40_000), config, parties=5, active=5, rng=rng).astype(float) / unit(
-        config
-    )
+    values = release_gradient(torch.zeros(40_000), config, parties=5, sharing=5, key=key(0)).astype(
+        float
+    ) / unit(config)
     wanted = (config.gradients.noise_multiplier * sensitivity(config)) ** 2 / 4
     assert abs(values.var() / wanted - 1) < 5 * math.sqrt(2 / 40_000)
     assert abs(values.mean()) < 5 * math.sqrt(wanted / 40_000)
-    noisy = add_item_noise({"items": torch.zeros(40_000, 1)}, config, rng)["items"]
+    noisy = add_item_noise({"items": torch.zeros(40_000, 1)}, config, key(1))["items"]
     assert abs(float(noisy.var()) / (4 * wanted) - 1) < 5 * math.sqrt(2 / 40_000)
 
 
@@ -106,10 +111,7 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
     config, gradient = private(), torch.tensor([0.0, 1.5, -20.25])
     step = 1 / unit(config)
     assert step < config.gradients.noise_multiplier * sensitivity(config) / 256
-    draws = [
-        release_gradient(gradient, config, parties=3, active=3, rng=np.random.default_rng(seed))
-        for seed in range(300)
-    ]
+    draws = [release_gradient(gradient, config, parties=3, sharing=3, key=key(seed)) for seed in range(300)]
     error = np.mean(draws, 0) * step - gradient.numpy()
     assert (
         np.abs(error) < 5 * config.gradients.noise_multiplier * sensitivity(config) / math.sqrt(600)
@@ -123,7 +125,8 @@ def test_integers_are_gradients_to_a_fraction_of_the_noise() -> None:
 def test_epsilon_is_that_of_gaussian_noise_to_rounding() -> None:
     """Fine integers: the Skellam bound comes near alpha / (2 z^2), and users and items make twice that."""
     config = private(noise_multiplier=10.0)
-    normal = compose_epsilon([Release("gradients", 80, gaussian(10.0))], 1e-6)
+    event = ReleaseEvent("GaussianDpEvent", (("noise_multiplier", 10.0),))
+    normal = compose_epsilon([Release("gradients", 80, event)], 1e-6)
     assert normal <= rating_epsilon(config, rounds=40, validations=0, delta=1e-6) <= 1.02 * normal
 
 
@@ -184,13 +187,13 @@ def attacked(noise: float, trials: int) -> float:
         gradients(pairs_of(each), config, 5) for each in ([*others, (14, 1.0)], others)
     )
     direction = (with_it - without).numpy() / float((with_it - without).norm())
-    rng = np.random.default_rng(7)
 
-    def seen(gradient: torch.Tensor) -> np.ndarray:
-        draws = [release_gradient(gradient, config, parties=2, active=2, rng=rng) for _ in range(trials)]
+    def seen(gradient: torch.Tensor, seed: int) -> np.ndarray:
+        keys = [NoiseKey(derive_key(simulated_secret(seed, 0), trial)) for trial in range(trials)]
+        draws = [release_gradient(gradient, config, parties=2, sharing=2, key=each) for each in keys]
         return np.stack(draws) @ direction / unit(config)
 
-    there, not_there = seen(with_it), seen(without)
+    there, not_there = seen(with_it, 7), seen(without, 8)
     half = trials // 2
     best = -math.inf
     for threshold in np.quantile(not_there[:half], [0.5, 0.8, 0.9, 0.95, 0.99]):
@@ -257,10 +260,10 @@ def test_a_private_run_repeats_resumes_and_reports(small_parties: list[vf.PartyD
         config, rounds=6, validations=3, delta=1e-6
     )
     assert "every single rating" in privacy["gradients"]["guarantee"]
-    assert privacy["validation"]["mechanism"] == "gaussian"
+    assert privacy["validation"]["mechanism"] == "skellam"
 
 
 def test_noised_validation_is_bounded_by_the_scale() -> None:
-    config, rng = private(noise_multiplier=1e-9), np.random.default_rng(0)
-    error, count = add_validation_noise(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, rng)
+    config = private(noise_multiplier=1e-9)
+    error, count = add_validation_noise(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, key(0))
     assert (error, count) == (pytest.approx(21.0), 3)

@@ -21,9 +21,9 @@ from verfedgnn.privacy.accounting import privacy_report
 from verfedgnn.privacy.release_events import (
     ORDERS,
     Release,
+    ReleaseEvent,
     compose_epsilon,
     compose_total_variation,
-    gaussian,
     laplace,
     skellam,
     ternary,
@@ -33,6 +33,11 @@ from verfedgnn.privacy.skellam_noise import noised_sum_event
 PAIRS = Pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2.0, 5.0]))
 PARTY = PartyInput("p", 9, 2, (1.0, 5.0), PAIRS, PAIRS)
 REST: dict[str, Any] = {"users": 9, "rows": 1, "protected": True, "randomness": "", "parties": [PARTY]}
+
+
+def gaussian(noise: float) -> ReleaseEvent:
+    """The event of Gaussian noise of `noise` times the l2 sensitivity, whose exact curve is known."""
+    return ReleaseEvent("GaussianDpEvent", (("noise_multiplier", noise),))
 
 
 def normal_delta(mu: float, at: float) -> float:

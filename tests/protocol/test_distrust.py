@@ -12,8 +12,10 @@ import torch
 import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.core.metrics import squared_errors
+from verfedgnn.privacy.rating_dp import rating_epsilon
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import LOCAL
+from verfedgnn.protocol.party.release_ledger import GRADIENT, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.wire.messages import Finish, RoundReply, RoundStart, Welcome
 from verfedgnn.training.local_runtime import LocalRuntime
@@ -33,7 +35,9 @@ class Attacked:
         self.runtime: LocalRuntime = federation(parties, chosen, stack=False, policy=FRESH)
         self.name = parties[0].name
         self.candidate = self.runtime.candidates[self.name]
-        self.party: Party = self.runtime.parties[self.name]
+        self.ledger = self.candidate.ledger = ReleaseLedger(chosen)
+        self.party: Party
+        self.join()
 
     @property
     def size(self) -> int:
@@ -172,3 +176,84 @@ def test_item_noise_is_not_reused_for_other_parameters(small_parties: list[vf.Pa
         attacked.ask(1, parameters=None, accumulator=None, evaluate=False)
         steps.append(attacked.party.progress.private.parameters["item_bias"] - before)
     assert float((steps[0] - steps[1]).abs().mean()) > 1, "only the noise is that large"
+
+
+# -- the budget ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_that_is_repeated_is_released_once(small_parties: list[vf.PartyData]) -> None:
+    """4,000 repetitions with fresh noise would average it away. All of them get the one release, also with other parameters."""
+    attacked = Attacked(small_parties, private())
+    rng = np.random.default_rng(0)
+    gradients = set()
+    errors = set()
+    for attempt in range(40):  # 40 stays stand for 4,000: each is a whole round
+        parameters = rng.uniform(-0.1, 0.1, attacked.size).astype(np.float32)
+        attacked.join(parameters=parameters, round=1)
+        reply = attacked.ask(2, attempt=attempt % 3, parameters=None, accumulator=None)
+        assert reply.gradient is not None
+        gradients.add(reply.gradient.tobytes())
+        errors.add((reply.error, reply.count))
+    assert len(gradients) == len(errors) == 1
+    assert (attacked.ledger.count(GRADIENT), attacked.ledger.count(VALIDATION)) == (1, 1)
+
+
+def test_4000_requests_for_one_release_get_one_release(small_parties: list[vf.PartyData]) -> None:
+    """The ledger alone, 4,000 times: the mean of the answers is as noisy as one of them."""
+    chosen = private()
+    ledger = ReleaseLedger(chosen)
+    ledger.check_training("t", 8)
+    rng = np.random.default_rng(1)
+    answers = [
+        ledger.release(3, 0, [0, 1, 2], {GRADIENT: rng.normal(0, 16.3, 50)})[GRADIENT] for _ in range(4000)
+    ]
+    assert np.mean(answers, 0).std() > 10
+    assert len(ledger.entries) == 1
+    assert ledger.epsilon == rating_epsilon(chosen, rounds=1, validations=0, delta=1e-6)
+
+
+def test_rounds_and_validations_beyond_the_agreement_are_refused(small_parties: list[vf.PartyData]) -> None:
+    attacked = Attacked(small_parties, private(epochs=40))
+    with pytest.raises(
+        vf.ProtocolError, match="starts round 5000, but 40 rounds were agreed on; start a new"
+    ):
+        attacked.ask(5000)
+    with pytest.raises(vf.ProtocolError, match="round 3 asks for a validation that was not agreed on"):
+        attacked.ask(3, evaluate=True)
+    with pytest.raises(vf.ProtocolError, match="a trip that was not agreed on"):
+        attacked.ask(3, trip=1, train=False, exchange=True, evaluate=False)
+    assert not attacked.ledger.entries
+
+
+def test_an_earlier_round_is_refused(small_parties: list[vf.PartyData]) -> None:
+    """Also in a new stay, where the party has forgotten the rounds of the last one."""
+    attacked = Attacked(small_parties, private())
+    attacked.ask(5)
+    attacked.join()
+    with pytest.raises(vf.ProtocolError, match="asks again for round 3, but this party has released round 5"):
+        attacked.ask(3)
+    attacked.ask(6)
+    assert attacked.ledger.count(GRADIENT) == 2
+
+
+def test_another_number_of_rounds_is_refused(small_parties: list[vf.PartyData]) -> None:
+    """Rounds follow from the number of ratings that the coordinator announces; it cannot change them during a training."""
+    attacked = Attacked(small_parties, config())
+    attacked.ask(1, parameters=None, accumulator=None, evaluate=False)
+    with pytest.raises(vf.ProtocolError, match="changes the number of rounds"):
+        attacked.join(ratings=10**9)
+    with pytest.raises(vf.ProtocolError, match="has released values in training"):
+        attacked.ledger.check_training("another", attacked.party.replica.rounds)
+
+
+def test_noise_of_other_active_parties_is_its_own(small_parties: list[vf.PartyData]) -> None:
+    """Two parties share out more noise each than three. Every set of parties has one release."""
+    attacked = Attacked(small_parties, private())
+    seen = []
+    for active in ([0, 1, 2], [0, 1], [0, 1, 2], [0, 1]):
+        attacked.join()
+        reply = attacked.ask(1, active=active, parameters=None, accumulator=None)
+        assert reply.gradient is not None
+        seen.append(reply.gradient.tobytes())
+    assert seen[0] == seen[2] != seen[1] == seen[3]
+    assert attacked.ledger.count(GRADIENT) == 1

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 import verfedgnn as vf
 from helpers import federation, same
 from verfedgnn import split_items
+from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.data import pool_parties
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.release_events import Release, compose_epsilon
-from verfedgnn.privacy.skellam_noise import draw_skellam, noised_sum_event
+from verfedgnn.privacy.skellam_noise import SkellamNoise, noised_sum_event
 from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods
 from verfedgnn.protocol.party.incoming import read_neighbourhoods
 from verfedgnn.protocol.party.policy import Policy
@@ -153,8 +155,9 @@ def test_sixteen_bits_round_and_cut_off(values: list[float], parties: int) -> No
 
 
 def test_skellam_noise_has_its_variance_and_adds_up() -> None:
-    rng = np.random.default_rng(0)
-    shares = sum(draw_skellam((200_000,), 25.0, rng) for _ in range(4))
+    shares = sum(
+        SkellamNoise(25.0, NoiseKey(simulated_secret(0, party))).draw((200_000,)) for party in range(4)
+    )
     assert isinstance(shares, np.ndarray)
     assert abs(shares.mean()) < SIGMAS * 10 / math.sqrt(len(shares))
     spread = shares.astype(float).var()

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import verfedgnn as vf
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
@@ -57,7 +58,7 @@ def federation(users: int, parties: int = 3, **values: Any) -> LocalRuntime:
     """Parties of one size, whatever their number."""
     config = scale_config(dim=8, participation=1.0, block=BLOCK, **values)
     data = [made_party(f"party-{p:02}", users, users // 32, 2 * users, 1, seed=p) for p in range(parties)]
-    members = [Candidate(each, config, secret=p) for p, each in enumerate(data)]
+    members = [Candidate(each, config, secret=simulated_secret(0, p)) for p, each in enumerate(data)]
     return LocalRuntime(Coordinator(config, [each.name for each in data]), members)
 
 
@@ -112,7 +113,9 @@ def test_nothing_in_a_round_has_a_row_and_a_column_per_user(gnn: str) -> None:
         config = vf.Config.preset(
             "paper", model=gnn, dim=8, block=BLOCK, batch=0, epochs=100, evaluate_every=100
         )  # type: ignore[arg-type]
-        party = Candidate(made_party("party-0", users, 60, 2 * users, 1), config, secret=1)
+        party = Candidate(
+            made_party("party-0", users, 60, 2 * users, 1), config, secret=simulated_secret(0, 1)
+        )
         runtime = LocalRuntime(Coordinator(config, ["party-0"]), [party])
         with Largest() as seen:
             runtime.round()
@@ -138,7 +141,7 @@ def test_a_party_touches_and_sends_no_more_than_in_proportion(grows: str) -> Non
             made_party(f"party-{p}", size["users"], size["items"], size["ratings"], 1, seed=p)
             for p in range(3)
         ]
-        members = [Candidate(each, config, secret=p) for p, each in enumerate(data)]
+        members = [Candidate(each, config, secret=simulated_secret(0, p)) for p, each in enumerate(data)]
         runtime = LocalRuntime(Coordinator(config, [each.name for each in data]), members)
         sent(runtime, rounds=0)
         with Touched() as seen:

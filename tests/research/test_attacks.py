@@ -18,6 +18,8 @@ from torch import Tensor
 import verfedgnn as vf
 from helpers import config
 from verfedgnn.core.errors import ConfigError, DataError
+from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import TRAIN, check_parties
 from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.research.attacks import attack_cell as cells
@@ -300,11 +302,11 @@ def test_gradients_are_the_parties_own_and_protected_as_configured(attacked: tup
     assert not elsewhere[fakes.honest :].any()  # adversaries have no rating there
     gradient = inside.user_gradient(1)
     assert inside.of_users(gradient)[fakes.honest :].any(1).all()
-    released = inside.released(gradient, torch.Generator().manual_seed(0))
+    released = inside.released(gradient, NoiseKey(simulated_secret(0, 0)))
     assert set(released.unique().tolist()) <= {-1.0, 0.0, 1.0}
     many = (
         torch.stack(
-            [inside.released(gradient, torch.Generator().manual_seed(seed)) for seed in range(400)]
+            [inside.released(gradient, NoiseKey(simulated_secret(seed, 0))) for seed in range(400)]
         ).mean(0)
         * 3
     )

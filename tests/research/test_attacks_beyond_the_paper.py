@@ -31,7 +31,9 @@ from torch import Tensor
 import verfedgnn as vf
 from helpers import config, federation
 from verfedgnn.core.errors import ConfigError, DataError, ProtocolError
+from verfedgnn.core.key_stream import KeyStream
 from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.gradient_protection import quantize_ternary
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.research.attacks import noisy_sums as noisy
@@ -250,7 +252,7 @@ def test_the_mean_of_ternary_releases_has_an_error_of_one_over_the_root_of_their
     x = (torch.rand(2000, generator=generator()) - 0.5).view(500, 4)
     average = ReleaseAverage()
     for seed in range(releases):
-        average.add(3 * quantize_ternary(x, 3.0, generator(seed)).float())
+        average.add(3 * quantize_ternary(x, 3.0, KeyStream(simulated_secret(seed, 0))).float())
     squared = float((average.mean - x.double()).square().sum())
     assert squared == pytest.approx(release_error(x, 3.0, releases), rel=0.2)
     assert average.activity.mean().item() == pytest.approx(x.abs().sum(1).mean().item(), rel=0.1)
@@ -261,7 +263,7 @@ def test_zero_stays_zero_so_a_release_that_is_not_is_proof() -> None:
     x[1] = 0.5
     average = ReleaseAverage()
     for seed in range(60):
-        average.add(quantize_ternary(x, 3.0, generator(seed)).float())
+        average.add(quantize_ternary(x, 3.0, KeyStream(simulated_secret(seed, 0))).float())
     assert average.proven.tolist() == [False, True, False, False]  # (5/6)^180 for none
 
 

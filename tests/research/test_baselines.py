@@ -11,6 +11,8 @@ import torch
 import verfedgnn as vf
 from helpers import federation, means_errors
 from verfedgnn.core.graph import build_graph
+from verfedgnn.core.key_stream import KeyStream
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.protocol.wire.messages import RoundReply
@@ -194,7 +196,7 @@ def test_pseudo_rows_have_the_mean_and_covariance_of_true_ones() -> None:
     rows = torch.randn(300, 3) @ torch.tensor(
         [[1.0, 0.5, 0.0], [0.0, 1.0, -0.7], [0.0, 0.0, 0.3]]
     ) + torch.tensor([1.0, 0.0, -2.0])
-    drawn = like(rows, 20_000, torch.Generator().manual_seed(1))
+    drawn = like(rows, 20_000, KeyStream(simulated_secret(1, 0)))
     deviation = rows.std(0)
     assert ((drawn.mean(0) - rows.mean(0)).abs() < 5 * deviation / 20_000**0.5).all()
     bound = 5 * deviation[:, None] * deviation[None, :] * (2 / 20_000) ** 0.5
@@ -215,11 +217,11 @@ def test_pseudo_interactions_change_rows_of_others_only(
         seen.append(gradient)
         return gradient.numpy() + 100
 
-    monkeypatch.setattr("verfedgnn.protocol.party.party.Party.release_gradient", noisy)
+    monkeypatch.setattr("verfedgnn.protocol.party.party.Party.protect_gradient", noisy)
     gradient = torch.randn(party.model.size)
     size = party.model.user_size
     before = gradient.clone()
-    released = party.release_gradient(
+    released = party.protect_gradient(
         gradient, starts[party.name], party.subset(party.replica.blocks.all_users, True)
     )
     assert torch.equal(gradient, before)

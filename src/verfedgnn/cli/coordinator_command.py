@@ -10,7 +10,6 @@ import typer
 
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import (
-    Every,
     LogFormat,
     ServiceThreads,
     Status,
@@ -40,7 +39,6 @@ def coordinator(
             "--from", help="Continue from this finished run folder of yours; the parties do the same."
         ),
     ] = None,
-    checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
     log: LogFormat = "text",
@@ -69,7 +67,6 @@ def coordinator(
             transport,
             run,
             publisher,
-            checkpoint_every=checkpoint_every,
             device=device,
             start_from=from_,
         )

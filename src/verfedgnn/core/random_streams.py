@@ -1,7 +1,10 @@
 """Named streams of random numbers.
 
-Every draw comes from a generator seeded with [seed, stream, ...], so that no draw depends on what was drawn before it. The numbers
-of the streams are part of the result: another number gives another training.
+Every draw comes from a stream at a position, such as a round, so that no draw depends on what was drawn before it. The numbers of the
+streams are part of the result: another number gives another training.
+
+What protects a release comes from ChaCha20 (`NoiseStream`, `core.key_stream`). The order of ratings and the initial values protect
+nothing and come from NumPy (`PartyStream`), seeded with keys that do not reveal the party's secret.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum, unique
 
 import numpy as np
+
+from verfedgnn.core.key_stream import KEY_BYTES, Fact, NoiseKey, derive_key
 
 
 @unique
@@ -26,16 +31,22 @@ class SharedStream(IntEnum):
 
 @unique
 class PartyStream(IntEnum):
-    """Streams of a party's secret, which nobody else knows."""
+    """Streams of a party's secret that protect nothing."""
 
     ITEM_EMBEDDINGS = 0
     SHUFFLE = 1
-    GRADIENT_PROTECTION = 2
     RANKING_CANDIDATES = 4
-    NEIGHBOURHOOD_NOISE = 5
+
+
+@unique
+class NoiseStream(IntEnum):
+    """Streams of a party's secret that protect what leaves it."""
+
+    GRADIENT = 2
+    NEIGHBOURHOODS = 5
     PSEUDO_INTERACTIONS = 6
-    PRIVATE_GRADIENT_NOISE = 7
-    VALIDATION_NOISE = 8
+    ITEM_ROWS = 7
+    VALIDATION = 8
 
 
 def shared_generator(seed: int, stream: SharedStream, *position: int) -> np.random.Generator:
@@ -43,12 +54,22 @@ def shared_generator(seed: int, stream: SharedStream, *position: int) -> np.rand
     return np.random.default_rng([seed, int(stream), *position])
 
 
+def simulated_secret(seed: int, index: int) -> bytes:
+    """Return the secret of a party on one machine; in a federation every party draws its own."""
+    return shared_generator(seed, SharedStream.PARTY_SECRETS, index).bytes(KEY_BYTES)
+
+
 @dataclass(frozen=True)
 class PartyRandomness:
     """A party's own source of random numbers."""
 
-    secret: int
+    secret: bytes
+    """256 random bits."""
 
     def generator(self, stream: PartyStream, *position: int) -> np.random.Generator:
-        """Return the generator of a stream at a position, for example a round and a trip."""
-        return np.random.default_rng([self.secret, int(stream), *position])
+        """Return the generator of a stream at a position, for example an epoch."""
+        return np.random.default_rng(int.from_bytes(derive_key(self.secret, int(stream), *position)))
+
+    def noise_key(self, stream: NoiseStream, *position: Fact) -> NoiseKey:
+        """Return the key of the noise of a stream at a position, for example a round and a trip."""
+        return NoiseKey(derive_key(self.secret, int(stream), *position))

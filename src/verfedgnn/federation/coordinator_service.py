@@ -63,7 +63,6 @@ class CoordinatorService:
         folder: Path,
         publisher: StatusPublisher,
         *,
-        checkpoint_every: int = 1,
         device: str = "cpu",
         start_from: Path | None = None,
     ) -> None:
@@ -94,9 +93,7 @@ class CoordinatorService:
         self._hello_times: dict[str, list[float]] = {}
         self._last_sign_of_life = time.monotonic()
         self.stages = [
-            CoordinatorStage(
-                stage, self, folder, checkpoint_every=checkpoint_every, device=device, start=start
-            )
+            CoordinatorStage(stage, self, folder, device=device, start=start)
             for stage, start in zip(stages, starts, strict=True)
         ]
         self.stage = self.stages[0]

@@ -54,14 +54,12 @@ class CoordinatorStage:
         office: Office,
         run: Path,
         *,
-        checkpoint_every: int = 1,
         device: str = "cpu",
         start: PublicStart | None = None,
     ) -> None:
         agreement = office.agreement
         self.stage = stage
         self.office = office
-        self.checkpoint_every = checkpoint_every
         self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
         self.coordinator = Coordinator(
             stage.config,
@@ -270,8 +268,7 @@ class CoordinatorStage:
                 best=coordinator.best.error,
             )
         self.office.publisher.close_round(closed, self.office.status)
-        if closed.round % self.checkpoint_every == 0 or closed.valid_error is not None or coordinator.done:
-            self._write_checkpoint()
+        self._write_checkpoint()  # parties repeat the open round only
 
     # -- the end -----------------------------------------------------------------------------------------
 

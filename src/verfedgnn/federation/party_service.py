@@ -16,6 +16,7 @@ from verfedgnn.core.files import writing
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.party_store import PartyStore, StageResult
+from verfedgnn.federation.release_file import open_ledger
 from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
@@ -25,6 +26,7 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
 from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
@@ -40,7 +42,6 @@ from verfedgnn.protocol.wire.messages import (
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
-from verfedgnn.runs.release_counts import ReleaseCounts
 from verfedgnn.runs.run import read_history, write_history
 from verfedgnn.runs.start_from import read_party_start
 from verfedgnn.training.simple_models import liked
@@ -82,6 +83,8 @@ class PartyService:
         """Whether the party has ratings to train on; lists need liked items."""
         config = self.config if self.takes_part else store.stages[0].config
         policy = self._make_policy(alignment)
+        self.ledger = open_ledger(self.folder, config)
+        """What this party has released in this training."""
         start = (
             None
             if start_from is None
@@ -94,6 +97,7 @@ class PartyService:
             self.device,
             policy,
             start=start if self.takes_part else None,
+            ledger=self.ledger,
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None
@@ -110,7 +114,6 @@ class PartyService:
         self.seconds = 0.0
         self.round = 0
         self.repeats = 0
-        self.releases = ReleaseCounts()
         self._rounds: int | None = None
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
@@ -138,6 +141,7 @@ class PartyService:
             round=self.round,
             users=self.prepared.input.users,
             items=self.prepared.input.items,
+            epsilon_spent=self.ledger.epsilon,
         )
         self.link.greet()
         while self.state is not PartyState.FINISHED:
@@ -198,7 +202,6 @@ class PartyService:
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
         self.round = message.round
-        self.releases.count(reply)
         if message.round % self.checkpoint_every == 0:
             self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.link.send(reply)
@@ -215,7 +218,13 @@ class PartyService:
         self.history = [*(e for e in self.history if e["round"] < reply.round), entry]
         with writing(self.folder):
             write_history(self.folder, self.history)
-        log_event("validated", stage=self.stage.name, round=reply.round, own_valid_error=error)
+        log_event(
+            "validated",
+            stage=self.stage.name,
+            round=reply.round,
+            own_valid_error=error,
+            epsilon_spent=self.ledger.epsilon,
+        )
         return error
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -255,17 +264,18 @@ class PartyService:
 
     def _report_privacy(self, party: Party) -> dict[str, Any]:
         projection = party.projection
-        return privacy_report(
+        report = privacy_report(
             self.config,
-            releases=self.releases.gradients,
-            exchanges=self.releases.neighbourhoods,
+            releases=self.ledger.count(GRADIENT),
+            exchanges=self.ledger.count(NEIGHBOURHOODS),
             users=party.data.users,
             rows=projection.rows if projection is not None else 0,
             protected=projection.protected if projection is not None else True,
-            validations=len(self.history),
+            validations=self.ledger.count(VALIDATION),
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
             parties=[party.data],
         )
+        return report | {"spent": self.ledger.summary()}
 
     # -- checkpoints and status --------------------------------------------------------------------------
 
@@ -273,7 +283,6 @@ class PartyService:
         values = {
             "ledger": self.link.ledger.to_dict(),
             "seconds": self.seconds,
-            "releases": self.releases.to_dict(),
         }
         folder = self.folder / "checkpoint"
         newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
@@ -295,7 +304,6 @@ class PartyService:
         self._saved_models = models[1]["round"]
         self.link.ledger = Ledger.from_dict(values["ledger"])
         self.seconds = values["seconds"]
-        self.releases = ReleaseCounts(**values["releases"])
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.round]
 
     def status(self) -> dict[str, Any]:
@@ -317,6 +325,7 @@ class PartyService:
             "best_error": min(errors, default=None),
             "seconds": round_seconds(self.seconds),
             "repeats": self.repeats,
+            "epsilon_spent": self.ledger.epsilon,
             "bytes": sizes,
             "parties": {name: {"here": joined, **sizes}},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from torch import Tensor
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.core.key_stream import KEY_BYTES, derive_key
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data.ids import StrArray
 from verfedgnn.federation.certificates import write_secret
 from verfedgnn.federation.identity import MemberIdentity
@@ -25,7 +26,6 @@ from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, write_history
 from verfedgnn.runs.run_layout import LISTS
-from verfedgnn.training.local_runtime import party_secret
 
 _MARK = "federation.txt"
 """File that names the agreement and the alignment of the folder; written last."""
@@ -86,7 +86,7 @@ class PartyStore:
             make_folder(self.folder)
             self.folder.chmod(0o700)  # where somebody else created it
         begin_folder(self.folder, agreement.training_config, [prepared.party], [prepared.parts])
-        write_secret(self.folder / "secret", secrets.token_bytes(16))
+        write_secret(self.folder / "secret", secrets.token_bytes(KEY_BYTES))
         with writing(self.folder):
             write_bytes(self.folder / _MARK, f"{agreement.digest()}\n{alignment}\n".encode())
 
@@ -119,14 +119,14 @@ class PartyStore:
         (prepared,) = prepare(parties, self.identity.agreement.training_config, device, parts)
         return prepared, alignment
 
-    def read_secret(self, stage: Stage) -> int:
-        """Return the seed of this party's randomness in a training; with unprotected noise it derives from the agreed seed."""
+    def read_secret(self, stage: Stage) -> bytes:
+        """Return the secret of this party's randomness in a training; with unprotected noise it derives from the agreed seed."""
         if "noise" in stage.config.unprotected:
-            return party_secret(stage.config.seed, self.identity.index)
+            return simulated_secret(stage.config.seed, self.identity.index)
         secret = (self.folder / "secret").read_bytes()
         if not stage.first:  # no two trainings share their noise
-            secret = hashlib.sha256(stage.name.encode() + secret).digest()[:16]
-        return int.from_bytes(secret)
+            secret = derive_key(secret, stage.name)
+        return secret
 
     def begin_stage(self, stage: Stage) -> Path:
         """Create the folder of a training and return it."""

@@ -200,6 +200,7 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
                 "best_error": "RMSE, or 1 - NDCG@20, of the best validation.",
                 "seconds_per_round": "Median duration of the last rounds.",
                 "seconds_left": "Estimated seconds until the last round of the present training.",
+                "epsilon_spent": "Epsilon of single ratings that this party has spent.",
             }
             for name, text in gauges.items():
                 if status.get(name) is not None:

@@ -14,6 +14,7 @@ FACTS = (
     ("seconds per round", "seconds_per_round"),
     ("seconds left", "seconds_left"),
     ("restarted trips", "repeats"),
+    ("epsilon spent", "epsilon_spent"),
 )
 """Labels and keys of the status, in the order in which they are shown."""
 

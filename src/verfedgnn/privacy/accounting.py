@@ -17,11 +17,12 @@ from verfedgnn.privacy.rating_dp import (
     noise_multiplier,
     protects_users,
     rating_epsilon,
+    sampling_delta,
     training_releases,
     validation_releases,
 )
 from verfedgnn.privacy.release_events import Release
-from verfedgnn.privacy.skellam_noise import noised_sum_event
+from verfedgnn.privacy.skellam_noise import dropped_bits, noised_sum_event
 
 SIMULATED = (
     "simulated: on one machine the noise derives from the run's seed; anyone who knows the seed can remove it"
@@ -127,6 +128,7 @@ def _sum_releases(config: Config, count: int) -> list[Release]:
         columns += USER_MEAN_COLUMNS
         clip = math.hypot(clip, LARGEST_MEAN, 1.0)
     unit = 1 << FRACTION_BITS[exchange.bits]
+    unit >>= dropped_bits(exchange.noise, unit)
     event = noised_sum_event(noise=exchange.noise, clip=clip, columns=columns, unit=unit)
     return [Release("neighbourhoods", config.model.layers * count, event)]  # a row for every layer
 
@@ -184,7 +186,13 @@ def _single_ratings(config: Config, releases: int, validations: int) -> dict[str
         "noise": noise_multiplier(config),
         "neighbouring": f"two data sets of which one has {whom} of one user at one party more",
         "per_round": {"epsilon": one, "delta": delta},
-        "composed": {"epsilon": whole, "delta": delta},
+        "composed": {
+            "epsilon": whole,
+            "delta": min(
+                1.0,
+                delta + sampling_delta(config, rounds=releases, validations=validations, epsilon=whole),
+            ),
+        },
         "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every {unit}, over all {releases:,} rounds, against "
         "anyone who sees the sums and the trained model",
     }
@@ -192,7 +200,7 @@ def _single_ratings(config: Config, releases: int, validations: int) -> dict[str
 
 def _validation(config: Config, validations: int) -> dict[str, Any]:
     if config.gradients.mechanism == "skellam":
-        report = {"mechanism": "gaussian", "releases": validations}
+        report = {"mechanism": "skellam", "releases": validations}
         return report | {
             "guarantee": "covered by the epsilon of gradients"
             + ("" if protects_users(config) else ": a rating is in one of the two parts")

@@ -64,9 +64,5 @@ def _scaled(release: Release, factor: float) -> Release:
     if not factor:
         return Release(release.what, 0)
     assert release.event is not None
-    parameters = dict(release.event.parameters)
-    if release.event.name == "GaussianDpEvent":
-        changed = {"noise_multiplier": parameters["noise_multiplier"] / factor}
-    else:
-        changed = {name: value * factor**2 for name, value in parameters.items()}
+    changed = {name: value * factor**2 for name, value in release.event.parameters}
     return Release(release.what, release.count, ReleaseEvent(release.event.name, tuple(changed.items())))

@@ -8,9 +8,9 @@ by at most
     \Delta = 2 c \sqrt{B^2 + 1}, \qquad
     g_u = \sum_v 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_v, 1), \quad g_v = \sum_u 2 [\hat r_{uv} - r_{uv}]_{-c}^{c} (e_u, 1),
 
-where the 1 belongs to the bias. Both rows get noise of standard deviation z Delta in every round. The users'
-rows leave the party with Skellam noise, to which all parties contribute under masked sums. The items' rows
-stay and get Gaussian noise. The next round starts from noisy sums only, even inside a party. Rounds therefore
+where the 1 belongs to the bias. Both rows get Skellam noise of standard deviation z Delta in every round. The
+users' rows leave the party, and all parties contribute to their noise under masked sums. The items' rows stay.
+All noise is added to integers, never to floating-point numbers (Mironov 2012). The next round starts from noisy sums only, even inside a party. Rounds therefore
 compose, and later messages reveal no more about a rating.
 
 A rating is either in the training or in the validation part, so the epsilons of the two parts are not added.
@@ -28,12 +28,19 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.gradient_mechanisms import SkellamGradients
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.release_events import Release
-from verfedgnn.privacy.skellam_noise import draw_skellam
+from verfedgnn.privacy.skellam_noise import SkellamNoise, total_variation
 
 STEPS = 512.0
 """Approximate number of integers per standard deviation of the noise. Finer steps would only cost bytes."""
+ITEM_STEPS = 32768.0
+"""The same for item rows, which cost no bytes."""
+VALIDATION_STEPS = 8192.0
+"""The same for validations."""
+MOST_PARTIES = 1 << 20
+"""Largest number of parties for which the error of their noise is bounded."""
 LARGEST = 1e6
 """Largest noise multiplier that is tried for a budget."""
 
@@ -71,66 +78,94 @@ def noise_multiplier(config: Config) -> float:
 
 def unit(config: Config) -> float:
     """Return the integer that represents 1, a power of two: gradients are sent as multiples of 1/unit."""
-    return 2.0 ** round(math.log2(STEPS / (noise_multiplier(config) * sensitivity(config))))
+    return _power_of_two(STEPS, noise_multiplier(config) * sensitivity(config))
+
+
+def item_unit(config: Config) -> float:
+    """Return the integer that represents 1 in item rows."""
+    return _power_of_two(ITEM_STEPS, noise_multiplier(config) * sensitivity(config))
+
+
+def validation_unit(config: Config) -> float:
+    """Return the integer that represents the largest squared error, and one rating in a count."""
+    return _power_of_two(VALIDATION_STEPS, noise_multiplier(config))
+
+
+def _power_of_two(steps: float, deviation: float) -> float:
+    """Return the power of two that gives noise of this deviation about that many steps."""
+    return float(2.0 ** round(math.log2(steps / deviation)))
 
 
 def release_gradient(
-    gradient: Tensor, config: Config, *, parties: int, active: int, rng: np.random.Generator
+    gradient: Tensor, config: Config, *, parties: int, sharing: int, key: NoiseKey
 ) -> NDArray[np.int32]:
     """Convert a party's flat public gradient to integers and add its share of the noise.
 
-    A recipient can subtract its own noise. The other active parties' noise alone therefore has the full
-    variance.
+    A recipient can subtract its own noise. The other parties' noise alone therefore has the full variance if `sharing` parties
+    contribute to the sum.
     """
     scale = unit(config)
     limit = (2**31 - 1) // max(1, parties) - 1
     values = np.clip(np.rint(gradient.cpu().numpy().astype(np.float64) * scale), -limit // 2, limit // 2)
-    variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2 / max(1, active - 1)
-    return (values + draw_skellam(values.shape, variance, rng)).astype(np.int32)
+    variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2 / max(1, sharing - 1)
+    return (values + SkellamNoise(variance, key).draw(values.shape)).astype(np.int32)
 
 
-def add_item_noise(
-    gradients: dict[str, Tensor], config: Config, rng: np.random.Generator
-) -> dict[str, Tensor]:
-    """Add Gaussian noise to a party's private gradients.
+def add_item_noise(gradients: dict[str, Tensor], config: Config, key: NoiseKey) -> dict[str, Tensor]:
+    """Round a party's private gradients to integers of a fine unit, and add noise.
 
     They never leave the party, but later messages are computed from them.
     """
-    deviation = noise_multiplier(config) * sensitivity(config)
-    return {
-        name: value
-        + torch.from_numpy(rng.normal(0.0, deviation, value.shape).astype(np.float32)).to(value.device)
-        for name, value in gradients.items()
-    }
+    scale = item_unit(config)
+    noise = SkellamNoise((noise_multiplier(config) * sensitivity(config) * scale) ** 2, key)
+
+    def noised(value: Tensor) -> Tensor:
+        whole = np.rint(value.cpu().numpy().astype(np.float64) * scale) + noise.draw(tuple(value.shape))
+        return torch.from_numpy((whole / scale).astype(np.float32)).to(value.device)
+
+    return {name: noised(value) for name, value in gradients.items()}
 
 
 def add_validation_noise(
-    squared: Tensor, scale: tuple[float, float], config: Config, rng: np.random.Generator
+    squared: Tensor, scale: tuple[float, float], config: Config, key: NoiseKey
 ) -> tuple[float, int]:
-    """Return the sum of squared errors and their number, both with Gaussian noise.
+    """Return the sum of squared errors and their number, both as noised integers of a fine unit.
 
-    Each squared error is clipped at the square of the scale's width.
+    Each squared error is clipped at the square of the scale's width and rounded.
     """
     widest = (scale[1] - scale[0]) ** 2
-    noise = noise_multiplier(config) * rng.normal(0.0, 1.0, 2)
-    total = float(squared.clamp(max=widest).sum()) + widest * noise[0]
-    count = max(1, round(len(squared) + noise[1]))
-    return max(0.0, total), count
+    steps = validation_unit(config)
+    noise = SkellamNoise((noise_multiplier(config) * steps) ** 2, key).draw((2,)).tolist()
+    total = int(squared.double().clamp(max=widest).mul(steps / widest).round_().sum()) + noise[0]
+    count = round(len(squared) * steps) + noise[1]
+    return max(0.0, total * widest / steps), max(1, round(count / steps))
 
 
 def training_releases(config: Config, rounds: int) -> list[Release]:
     """Return the releases that a training rating affects."""
-    z = noise_multiplier(config)
-    columns = config.model.dim + config.model.biases
-    scale = unit(config)
+    return [
+        Release("user gradients", rounds, _rows_event(config, unit(config), 1)),
+        Release("item gradients", rounds, _rows_event(config, item_unit(config), ratings_cap(config) or 1)),
+    ]
+
+
+def _rows_event(config: Config, scale: float, rows: int) -> events.ReleaseEvent:
+    """Return the event of the noised rows that what is protected affects, in integers of 1/`scale`."""
+    columns = rows * _columns(config)
     l2 = sensitivity(config) * scale + math.sqrt(columns)  # rounding may move every coordinate by one more
-    users = events.skellam((z * sensitivity(config) * scale) ** 2, l2, math.sqrt(columns) * l2)
-    return [Release("user gradients", rounds, users), Release("item gradients", rounds, events.gaussian(z))]
+    variance = (noise_multiplier(config) * sensitivity(config) * scale) ** 2
+    return events.skellam(variance, l2, math.sqrt(columns) * l2)
+
+
+def _columns(config: Config) -> int:
+    return config.model.dim + config.model.biases
 
 
 def validation_releases(config: Config, validations: int) -> list[Release]:
     """Return the releases that a validation rating affects."""
-    event = events.gaussian(noise_multiplier(config))
+    steps = validation_unit(config)
+    moved = max(1.0, steps)  # one rating moves both integers by at most this
+    event = events.skellam((noise_multiplier(config) * steps) ** 2, moved, moved)
     return [
         Release("validation errors", validations, event),
         Release("validation counts", validations, event),
@@ -146,6 +181,23 @@ def rating_epsilon(config: Config, *, rounds: int, validations: int, delta: floa
     if protects_users(config):
         return events.compose_epsilon([release for part in parts for release in part], delta)
     return max(events.compose_epsilon(part, delta) for part in parts)
+
+
+def sampling_delta(config: Config, *, rounds: int, validations: int, epsilon: float) -> float:
+    """Return what the tables of the noise add to delta: (1 + e^epsilon) times their total variation.
+
+    It counts the draws on the rows that what is protected affects, at every party that contributes to the noise.
+    """
+    z = noise_multiplier(config)
+    draws = _columns(config) * rounds
+    users = MOST_PARTIES * draws * total_variation((z * sensitivity(config) * unit(config)) ** 2)
+    items = (
+        (ratings_cap(config) or 1)
+        * draws
+        * total_variation((z * sensitivity(config) * item_unit(config)) ** 2)
+    )
+    valid = 2 * validations * total_variation((z * validation_unit(config)) ** 2)
+    return (1 + math.exp(min(epsilon, 700.0))) * (users + items + valid)
 
 
 def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:

@@ -53,11 +53,6 @@ class Release:
         }
 
 
-def gaussian(noise: float) -> ReleaseEvent:
-    """Return the event of Gaussian noise of `noise` times the l2 sensitivity."""
-    return ReleaseEvent("GaussianDpEvent", (("noise_multiplier", noise),))
-
-
 def laplace(epsilon: float) -> ReleaseEvent:
     """Return the event of Laplace noise of 1/epsilon times the l1 sensitivity."""
     return ReleaseEvent("LaplaceDpEvent", (("noise_multiplier", 1 / epsilon),))

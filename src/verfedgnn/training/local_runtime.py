@@ -18,7 +18,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.graph import stack_graphs
 from verfedgnn.core.pairs import PartyInput
-from verfedgnn.core.random_streams import SharedStream, shared_generator
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
@@ -172,16 +172,11 @@ def local_federation(
     coordinator = Coordinator(config, [data.name for data in inputs], device, start=public)
     candidates = [
         Candidate(
-            data, config, party_secret(config.seed, index), device, policy, party, private.get(data.name)
+            data, config, simulated_secret(config.seed, index), device, policy, party, private.get(data.name)
         )
         for index, data in enumerate(inputs)
     ]
     return LocalRuntime(coordinator, candidates, stack=stack)
-
-
-def party_secret(seed: int, index: int) -> int:
-    """Return the secret of a party on one machine; in a federation every party draws its own."""
-    return int(shared_generator(seed, SharedStream.PARTY_SECRETS, index).integers(2**62))
 
 
 def _carry(message: Message) -> CarriedMessage:

@@ -157,7 +157,6 @@ class Coordinator:
             self.start.load_into(self.replica)
         self.best.parameters = self.replica.parameters.clone()
         self.rounds = self.replica.rounds
-        self.evaluate_every = self.config.training.evaluate_every or self.replica.rounds_per_epoch
 
     def welcome(self, name: str) -> Welcome:
         """Let a party in, and return the answer to its Hello with a full copy of the public parameters."""
@@ -213,7 +212,7 @@ class Coordinator:
         self._number_trip(repeated)
         present = self.members.here
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
-        evaluate = self.trip == 0 and (self.round % self.evaluate_every == 0 or self.round == self.rounds)
+        evaluate = self.trip == 0 and self.replica.evaluates_in(self.round)
         self.open_parties = {}
         self.replies = {}
         self.spoilt = False

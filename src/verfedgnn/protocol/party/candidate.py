@@ -17,6 +17,7 @@ from verfedgnn.protocol.party.party_progress import PartyProgress
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL, Policy, check_welcome
 from verfedgnn.protocol.party.private_start import PrivateStart
+from verfedgnn.protocol.party.release_ledger import ReleaseLedger
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
@@ -35,11 +36,12 @@ class Candidate:
         self,
         data: PartyInput,
         config: Config,
-        secret: int,
+        secret: bytes,
         device: torch.device | str = "cpu",
         policy: Policy = LOCAL,
         party: type[Party] = Party,
         start: PrivateStart | None = None,
+        ledger: ReleaseLedger | None = None,
     ) -> None:
         self.setup = PartySetup.of(data, config, secret, device, policy)
         self.progress = PartyProgress.initial(self.setup)
@@ -47,6 +49,8 @@ class Candidate:
         if start is not None:
             start.load_into(self.progress.private)
         self.party_class = party
+        self.ledger = ledger
+        """Account of what the party releases; None on one machine."""
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
         self._masks = self._new_masks()
@@ -126,7 +130,10 @@ class Candidate:
             graph=setup.make_graph(sum(message.items)),
             projection=projection or self._projection,
             masks=self._masks,
+            ledger=self.ledger,
         )
+        if self.ledger is not None:
+            self.ledger.check_training(message.training, joined.replica.rounds)
         self.progress.training = message.training
         return joined
 

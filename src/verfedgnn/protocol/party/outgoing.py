@@ -13,37 +13,31 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
-from verfedgnn.core.random_streams import PartyStream
+from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.privacy.gradient_protection import Rescale, protect
 from verfedgnn.privacy.rating_dp import release_gradient, sensitivity
-from verfedgnn.privacy.skellam_noise import draw_skellam
+from verfedgnn.privacy.skellam_noise import SkellamNoise, dropped_bits
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.fixed_point import to_fixed
 from verfedgnn.protocol.wire.messages import RoundStart
 
 
-def noise_source(
-    setup: PartySetup, stream: PartyStream, message: RoundStart, values: Sequence[Tensor]
-) -> np.random.Generator:
-    """Return the generator of the noise on `values` in a trip.
+def noise_key(
+    setup: PartySetup, stream: NoiseStream, message: RoundStart, values: Sequence[Tensor]
+) -> NoiseKey:
+    """Return the key of the noise on `values` in a trip.
 
-    A repeated trip repeats a protected gradient, so that it is released once. Noise on a sum is drawn again, since another attempt
-    is another sum.
+    Another attempt of the trip has the same noise on the same values, so that it repeats the release. Other values have other noise.
     """
-    position = [message.round]
-    if stream is not PartyStream.GRADIENT_PROTECTION or setup.protects_ratings:
-        position.append(message.trip)
-        if message.attempt:
-            position.append(message.attempt)
-    if setup.policy.fresh_noise:  # a round repeated from other values must not reuse the noise
-        found = hashlib.sha256()
+    found = hashlib.sha256()
+    if setup.policy.fresh_noise:
         for value in values:
             found.update(value.cpu().numpy().tobytes())
-        position.append(int.from_bytes(found.digest()))
-    return setup.randomness.generator(stream, *position)
+    return setup.randomness.noise_key(stream, message.round, message.trip, found.digest())
 
 
 def encode_neighbourhoods(
@@ -57,17 +51,17 @@ def encode_neighbourhoods(
         x,
         setup.config,
         parties=parties,
-        active=len(message.active),
-        rng=lambda: noise_source(setup, PartyStream.NEIGHBOURHOOD_NOISE, message, [x]),
+        sharing=len(message.active),
+        key=lambda: noise_key(setup, NoiseStream.NEIGHBOURHOODS, message, [x]),
     )
 
 
 def protect_neighbourhoods(
-    x: Tensor, config: Config, *, parties: int, active: int, rng: Callable[[], np.random.Generator]
+    x: Tensor, config: Config, *, parties: int, sharing: int, key: Callable[[], NoiseKey]
 ) -> NDArray[np.integer[Any]]:
     """Clip and noise neighbourhoods if so configured, and convert them to fixed point.
 
-    The noise of all other active parties together has the configured standard deviation, since a recipient can subtract its own.
+    The noise of all others among `sharing` parties has the configured standard deviation, since a recipient can subtract its own.
     """
     exchange = config.exchange
     if exchange.mode != "noised":
@@ -77,9 +71,12 @@ def protect_neighbourhoods(
     clipped = torch.cat([clip_rows(x[..., :columns], exchange.row_clip), x[..., columns:]], -1)
     values = to_fixed(clipped, parties, exchange.bits).cpu().numpy()
     unit = 1 << FRACTION_BITS[exchange.bits]
-    noise = draw_skellam(values.shape, (exchange.noise * unit) ** 2 / max(1, active - 1), rng())
-    values += noise.astype(values.dtype)
-    return values
+    dropped = dropped_bits(exchange.noise, unit)
+    rounded = (values + (1 << dropped >> 1)) >> dropped
+    variance = (exchange.noise * (unit >> dropped)) ** 2 / max(1, sharing - 1)
+    noise = SkellamNoise(variance, key()).draw(values.shape).astype(values.dtype)
+    released: NDArray[np.integer[Any]] = (rounded + noise) << dropped
+    return released
 
 
 def mean_scale(config: Config, parties: int) -> float:
@@ -102,16 +99,14 @@ def encode_noised_gradient(
     gradient: Tensor, message: RoundStart, setup: PartySetup, parties: int
 ) -> NDArray[np.int32]:
     """Return a public gradient with this party's share of the noise that protects single ratings, before masks."""
-    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, [gradient])
-    return release_gradient(gradient, setup.config, parties=parties, active=len(message.active), rng=rng)
+    key = noise_key(setup, NoiseStream.GRADIENT, message, [gradient])
+    return release_gradient(gradient, setup.config, parties=parties, sharing=len(message.active), key=key)
 
 
 def encode_gradient(
     gradient: Tensor, message: RoundStart, setup: PartySetup, subset: UserSubset, rescale: Rescale
 ) -> NDArray[Any]:
     """Return a protected public gradient of a subset's users, expanded to all users of the round, before masks."""
-    rng = noise_source(setup, PartyStream.GRADIENT_PROTECTION, message, [gradient])
-    generator = torch.Generator(setup.device)
-    generator.manual_seed(int(rng.integers(2**63)))
-    own = protect(gradient, setup.config.gradients, rescale, subset.model.user_size, generator)
+    key = noise_key(setup, NoiseStream.GRADIENT, message, [gradient])
+    own = protect(gradient, setup.config.gradients, rescale, subset.model.user_size, key)
     return subset.expand_public(own).cpu().numpy()

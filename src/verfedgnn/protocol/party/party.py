@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,9 +22,9 @@ from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.metrics import mean_by_user, squared_errors
 from verfedgnn.core.pairs import PartyInput
-from verfedgnn.core.random_streams import PartyStream
+from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
+from verfedgnn.privacy import masking
 from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.privacy.rating_dp import add_item_noise, add_validation_noise, protects_users
 from verfedgnn.protocol.checkpoint_state import to_tensor
@@ -41,12 +42,13 @@ from verfedgnn.protocol.party.outgoing import (
     encode_neighbourhoods,
     encode_noised_gradient,
     mean_scale,
-    noise_source,
+    noise_key,
 )
 from verfedgnn.protocol.party.party_masks import PartyMasks, mask_context
 from verfedgnn.protocol.party.party_progress import PartyProgress
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
+from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
@@ -84,6 +86,7 @@ class Party:
         graph: Graph,
         projection: Projection | IdentityProjection | None,
         masks: PartyMasks | None,
+        ledger: ReleaseLedger | None = None,
     ) -> None:
         self.setup = setup
         self.progress = progress
@@ -95,6 +98,8 @@ class Party:
         """Projection of the exchange; None if the configuration exchanges nothing."""
         self.masks = masks
         """Masks of this stay; None if the configuration has no masks."""
+        self.ledger = ledger
+        """Account of what the party has released; None on one machine."""
         self.batches = Batches(setup)
         self._last_trip = (0, 0, 0)
         """Round, negated trip and attempt of the last trip. None is answered twice, so no mask is used twice."""
@@ -185,8 +190,9 @@ class Party:
         trip = (message.round, -message.trip, message.attempt)
         if trip <= self._last_trip:
             raise ProtocolError(f"{self.name}: the coordinator starts round {message.round} a second time")
-        fewest = self.setup.policy.smallest
-        check_start(message, self.config, self.replica.blocks, self.parties, self.index, fewest)
+        check_start(message, self.replica, self.index, self.setup.policy.smallest)
+        if self.ledger is not None:
+            self.ledger.check_round(message.round)
         self._last_trip = trip
 
     def validation_inputs(self) -> PassInputs:
@@ -218,35 +224,33 @@ class Party:
 
         `result` is about the users of `subset`; `validated` is of the parameters to validate, for all users.
         """
-        reply: dict[str, Any] = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
+        made: dict[str, NDArray[Any]] = {}
         if message.evaluate:
-            reply |= self._validate(message, validated)
+            made[VALIDATION] = self._validate(message, validated)
         if result.neighbourhoods is not None:
-            reply["neighbourhoods"] = self._release_neighbourhoods(result.neighbourhoods, message)
+            made[NEIGHBOURHOODS] = self._protect_neighbourhoods(result.neighbourhoods, message)
         if result.public_gradient is not None and result.private_gradients is not None:
             if not result.finite:
                 raise DivergedError(
                     f"training diverged at '{self.name}' in round {message.round}; lower training.lr"
                 )
             self._step_private(message, subset.expand_private(result.private_gradients))
-            reply["gradient"] = self.release_gradient(result.public_gradient, message, subset)
-        return RoundReply(**reply)
+            made[GRADIENT] = self.protect_gradient(result.public_gradient, message, subset)
+        return self._reply(message, self._release(message, made))
 
-    def _validate(self, message: RoundStart, validated: PassResult) -> dict[str, Any]:
-        """Keep the evaluated model, and return the validation's fields of the reply."""
+    def _validate(self, message: RoundStart, validated: PassResult) -> NDArray[np.float64]:
+        """Keep the evaluated model, and return its validation error and count, protected as configured."""
         model = self._served(validated)
         self.progress.evaluated = (message.round, model)
         if self.setup.protects_ratings:
             squared = squared_errors(model["users"], model["items"], self.data.valid)
             if protects_users(self.config):  # each user counts once
                 squared = mean_by_user(squared, self.data.valid)
-            rng = noise_source(self.setup, PartyStream.VALIDATION_NOISE, message, [squared])
-            error, count = add_validation_noise(squared, self.data.scale, self.config, rng)
+            key = noise_key(self.setup, NoiseStream.VALIDATION, message, [squared])
+            error, count = add_validation_noise(squared, self.data.scale, self.config, key)
         else:
             error, count = self.setup.targets.validate(model["users"], model["items"])
-        digest = self.replica.digest()
-        self.progress.announced = (message.round, digest)
-        return {"error": error, "count": count, "digest": digest}
+        return np.array([error, count])
 
     def _step_private(self, message: RoundStart, gradients: dict[str, Tensor]) -> None:
         """Step the private parameters along their gradients and the regulariser of items (eq. 5)."""
@@ -254,9 +258,8 @@ class Party:
         private = self.progress.private
         gradients = private.expand_gradients(gradients, self.replica.blocks.in_round(round).users)
         if self.setup.protects_ratings:
-            stream = PartyStream.PRIVATE_GRADIENT_NOISE
-            rng = noise_source(self.setup, stream, message, list(gradients.values()))
-            gradients = add_item_noise(gradients, self.config, rng)
+            key = noise_key(self.setup, NoiseStream.ITEM_ROWS, message, list(gradients.values()))
+            gradients = add_item_noise(gradients, self.config, key)
         training = self.config.training
         l2 = 2 * training.l2 / sum(self.replica.items)
         items = gradients["items"] + l2 * private.parameters["items"]
@@ -264,35 +267,63 @@ class Party:
 
     # -- what leaves -------------------------------------------------------------------------------------
 
-    def _release_neighbourhoods(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
-        """Return neighbourhoods (K, q, C) as they leave the party, and remember what was sent."""
+    def _protect_neighbourhoods(self, x: Tensor, message: RoundStart) -> NDArray[Any]:
+        """Return neighbourhoods (K, q, C) as they leave the party, before masks."""
         block = self.replica.blocks.in_round(message.round)
         if self.config.shares_user_means:
             means = self.setup.user_means[block.users] / mean_scale(self.config, self.parties)
             x = torch.cat([x, means.unsqueeze(0)], -1)
-        values = encode_neighbourhoods(x, message, self.setup, self.parties)
-        trip = (message.round, message.trip)
-        self.progress.exchange.sent[block.index] = SentNeighbourhoods(trip, values)
-        if not self.config.masking:
-            return values
-        return to_residues(self._mask(values, message, NEIGHBOURHOOD), self.config.exchange.bits)
+        return encode_neighbourhoods(x, message, self.setup, self.parties)
 
-    def release_gradient(self, gradient: Tensor, message: RoundStart, subset: UserSubset) -> NDArray[Any]:
-        """Return a public gradient of the subset's users as it leaves the party, for all users of the round."""
+    def protect_gradient(self, gradient: Tensor, message: RoundStart, subset: UserSubset) -> NDArray[Any]:
+        """Return a public gradient of the subset's users as it leaves the party, for all users of the round, before masks."""
         if self.setup.protects_ratings:
             if protects_users(self.config):
                 gradient = clip_contributions(gradient, self.setup)
-            noised = encode_noised_gradient(gradient, message, self.setup, self.parties)
-            return to_residues(self._mask(noised, message, GRADIENT), 32)
-        released = encode_gradient(gradient, message, self.setup, subset, self.replica.rescale)
-        if self.config.exchange.backward:
-            block = self.replica.blocks.in_round(message.round)
-            own = torch.from_numpy(released[: block.model.user_size]).to(self.setup.device)
-            self.progress.exchange.released[block.index] = UserGradient(message.round, own)
+            return encode_noised_gradient(gradient, message, self.setup, self.parties)
+        return encode_gradient(gradient, message, self.setup, subset, self.replica.rescale)
+
+    def _release(self, message: RoundStart, made: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the values that leave the party, before masks, and remember what the exchange needs of them."""
+        released = made
+        if self.ledger is not None:
+            released = self.ledger.release(message.round, message.trip, message.active, made)
+        block = self.replica.blocks.in_round(message.round)
+        exchange = self.progress.exchange
+        if NEIGHBOURHOODS in released:
+            trip = (message.round, message.trip)
+            exchange.sent[block.index] = SentNeighbourhoods(trip, released[NEIGHBOURHOODS])
+        if GRADIENT in released and self.config.exchange.backward:
+            own = torch.from_numpy(released[GRADIENT][: block.model.user_size]).to(self.setup.device)
+            exchange.released[block.index] = UserGradient(message.round, own)
+        return released
+
+    def _reply(self, message: RoundStart, released: dict[str, NDArray[Any]]) -> RoundReply:
+        """Mask the values of sums and return the reply."""
+        reply: dict[str, Any] = {"round": message.round, "trip": message.trip, "attempt": message.attempt}
+        if VALIDATION in released:
+            error, count = released[VALIDATION].tolist()
+            digest = self.replica.digest()
+            self.progress.announced = (message.round, digest)
+            reply |= {"error": error, "count": int(count), "digest": digest}
+        if NEIGHBOURHOODS in released:
+            reply["neighbourhoods"] = self._mask_neighbourhoods(released[NEIGHBOURHOODS], message)
+        if GRADIENT in released:
+            reply["gradient"] = self._mask_gradient(released[GRADIENT], message)
+        return RoundReply(**reply)
+
+    def _mask_neighbourhoods(self, values: NDArray[Any], message: RoundStart) -> NDArray[Any]:
         if not self.config.masking:
-            return released
-        whole = released.astype(smallest_integer_type(self.parties))
-        return to_residues(self._mask(whole, message, GRADIENT), sum_bits(self.parties))
+            return values
+        return to_residues(self._mask(values, message, masking.NEIGHBOURHOOD), self.config.exchange.bits)
+
+    def _mask_gradient(self, values: NDArray[Any], message: RoundStart) -> NDArray[Any]:
+        if not self.config.masking:
+            return values
+        if self.setup.protects_ratings:
+            return to_residues(self._mask(values, message, masking.GRADIENT), 32)
+        whole = values.astype(smallest_integer_type(self.parties))
+        return to_residues(self._mask(whole, message, masking.GRADIENT), sum_bits(self.parties))
 
     def _mask(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
         if self.masks is None:

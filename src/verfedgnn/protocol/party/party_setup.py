@@ -35,7 +35,7 @@ class PartySetup:
 
     @classmethod
     def of(
-        cls, data: PartyInput, config: Config, secret: int, device: torch.device | str, policy: Policy
+        cls, data: PartyInput, config: Config, secret: bytes, device: torch.device | str, policy: Policy
     ) -> PartySetup:
         """Derive the model and the training targets from data and configuration."""
         return cls(

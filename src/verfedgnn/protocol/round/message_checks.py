@@ -18,6 +18,7 @@ from verfedgnn.protocol.round.aggregation import (
     update_type,
 )
 from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_parties_in_sum
+from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
 
@@ -27,15 +28,24 @@ ROUNDING = 1e-5
 """Relative excess over the model's bound that rounding may cause."""
 
 
-def check_start(
-    message: RoundStart, config: Config, blocks: UserBlocks, parties: int, index: int, fewest: int
-) -> None:
+def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) -> None:
     """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
 
-    `index` is the place of the receiving party among `parties`; it adds to no sum over fewer than `fewest` parties.
+    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
     """
     number = message.round
     active = message.active
+    config = replica.config
+    blocks = replica.blocks
+    parties = len(replica.items)
+    if number > replica.rounds:
+        raise ProtocolError(
+            f"the coordinator starts round {number}, but {replica.rounds} rounds were agreed on; start a new training"
+        )
+    if message.evaluate and (message.trip or not replica.evaluates_in(number)):
+        raise ProtocolError(
+            f"round {number} asks for a validation that was not agreed on; see training.evaluate_every"
+        )
     if active != sorted(set(active)) or not active or not 0 <= active[0] <= active[-1] < parties:
         raise ProtocolError(f"round {number} names parties that do not exist")
     if message.train or message.exchange:
@@ -83,8 +93,8 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
         )
     if config.gradients.mechanism == "ternary":
         ends = np.cumsum([blocks.in_round(r).model.size for r in rounds])[:-1]
-        for group, total in zip(message.update_parties, np.split(message.updates, ends), strict=True):
-            if max(total.max(), -total.min()) > len(group):
+        for group, summed in zip(message.update_parties, np.split(message.updates, ends), strict=True):
+            if max(summed.max(), -summed.min()) > len(group):
                 raise ProtocolError(
                     f"round {number} brings a sum of signs with values of more than its {len(group)} parties"
                 )

@@ -74,6 +74,11 @@ class Replica:
         """Number of rounds of the whole training."""
         return self.config.training.epochs * self.rounds_per_epoch
 
+    def evaluates_in(self, round: int) -> bool:
+        """Return whether a round has a validation."""
+        every = self.config.training.evaluate_every or self.rounds_per_epoch
+        return round % every == 0 or round == self.rounds
+
     @property
     def served(self) -> Tensor:
         """The parameters that are validated and kept: the average if there is one."""

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import ConfigError, DataError
+from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.research.attacks.adversaries import Planted
 from verfedgnn.research.attacks.attack_scores import claimed, misplaced, popular, score
 from verfedgnn.research.attacks.gradient_matching import match_gradients
@@ -129,7 +131,9 @@ def _attacks(
             attacks["neighbourhood"] = by_subsets(inside.reconstructed(own), weight)
     gradient = inside.user_gradient(planted.target)
     mechanism = inside.run.config.gradients.mechanism
-    attacks["gradients"] = by_gradients(inside.released(gradient, generator), mechanism)
+    attacks["gradients"] = by_gradients(
+        inside.released(gradient, NoiseKey(simulated_secret(seed, 0))), mechanism
+    )
     if mechanism != "none":
         attacks["open gradients"] = by_gradients(gradient, "none")
     return attacks

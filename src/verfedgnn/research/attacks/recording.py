@@ -19,6 +19,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.graph import Graph
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
@@ -29,7 +30,7 @@ from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.training.local_runtime import LocalRuntime, party_secret
+from verfedgnn.training.local_runtime import LocalRuntime
 
 TOGETHER = "all"
 """Name of the sender when only the sum over all parties is known."""
@@ -97,12 +98,12 @@ class ObservableParty(Party):
             self.exchanged = self.now
         return work
 
-    def release_gradient(
+    def protect_gradient(
         self, gradient: Tensor, message: RoundStart, subset: UserSubset
     ) -> NDArray[np.generic]:
-        """Protect a gradient as `Party.release_gradient` does, and keep the original."""
+        """Protect a gradient as `Party.protect_gradient` does, and keep the original."""
         self.gradient = subset.expand_public(gradient)
-        return super().release_gradient(gradient, message, subset)
+        return super().protect_gradient(gradient, message, subset)
 
     @property
     def edges(self) -> Graph:
@@ -225,7 +226,7 @@ def record_federation(
     check_parties(parties)
     prepared = prepare(parties, config, torch.device(device), parts)
     candidates = [
-        Candidate(p.input, config, party_secret(config.seed, i), device, party=ObservableParty)
+        Candidate(p.input, config, simulated_secret(config.seed, i), device, party=ObservableParty)
         for i, p in enumerate(prepared)
     ]
     coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device)

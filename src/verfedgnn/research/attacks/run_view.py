@@ -17,6 +17,7 @@ from torch import Tensor
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.graph import Graph, build_graph, move_graph, stack_graphs
+from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.gnn.operator import Neighbourhood
 from verfedgnn.privacy.gradient_protection import Rescale, protect
@@ -117,11 +118,11 @@ class RunInternals:
         assert outcome.public_gradient is not None
         return outcome.public_gradient
 
-    def released(self, gradient: Tensor, generator: torch.Generator) -> Tensor:
+    def released(self, gradient: Tensor, key: NoiseKey) -> Tensor:
         """Return a gradient as it leaves the party: rescaled, clipped, then ternary or noised."""
         ratings = sum(len(each.train) for each in self.prepared)
         rescale = Rescale.of(self.run.config, self.model.users, len(self.prepared), ratings)
-        return protect(gradient, self.run.config.gradients, rescale, self.model.user_size, generator).to(
+        return protect(gradient, self.run.config.gradients, rescale, self.model.user_size, key).to(
             torch.float32
         )
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.random_streams import PartyStream
+from verfedgnn.core.key_stream import KeyStream
+from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.gnn.model import Model, neighbour_from
+from verfedgnn.protocol.party.outgoing import noise_key
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.messages import RoundStart
@@ -98,21 +100,20 @@ class PseudoParty(Party):
     rows: ClassVar[Counter[str]] = Counter()
     """Number of rows that each party has sent."""
 
-    def release_gradient(self, gradient: Tensor, message: RoundStart, subset: UserSubset) -> NDArray[Any]:
+    def protect_gradient(self, gradient: Tensor, message: RoundStart, subset: UserSubset) -> NDArray[Any]:
         """Add pseudo-interactions, then protect the gradient as configured; rows that are not sent are 0."""
         real = np.unique(self.batch(message.round).pairs.user.cpu().numpy())
-        rng = self.setup.randomness.generator(PartyStream.PSEUDO_INTERACTIONS, message.round)
-        generator = torch.Generator(self.setup.device)
-        generator.manual_seed(int(rng.integers(2**63)))
-        drawn = rng.choice(self.data.users, min(len(real), self.data.users), replace=False)
+        key = noise_key(self.setup, NoiseStream.PSEUDO_INTERACTIONS, message, [gradient])
+        stream = key.stream("pseudo-interactions")
+        drawn = stream.sample(self.data.users, min(len(real), self.data.users))
         pseudo = drawn[~np.isin(drawn, real)]
         flat = gradient.clone()
         rows = self.model.views(flat)["users"]
         true, made = (
             torch.from_numpy(users.astype(np.int64)).to(self.setup.device) for users in (real, pseudo)
         )
-        rows.index_copy_(0, made, like(rows[true], len(pseudo), generator))
-        released = super().release_gradient(flat, message, subset)
+        rows.index_copy_(0, made, like(rows[true], len(pseudo), stream))
+        released = super().protect_gradient(flat, message, subset)
         others = np.ones(self.data.users, bool)
         others[real] = others[pseudo] = False
         self.rows[self.data.name] += len(real) + len(pseudo)
@@ -120,15 +121,13 @@ class PseudoParty(Party):
         return released
 
 
-def like(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def like(rows: Tensor, count: int, stream: KeyStream) -> Tensor:
     """Draw `count` normal rows with the mean and covariance of `rows` (n, C), as random mixtures of their
     deviations.
     """
     mean = rows.mean(0, keepdim=True)
-    weights = (
-        torch.randn((count, len(rows)), generator=generator, device=rows.device)
-        / max(1, len(rows) - 1) ** 0.5
-    )
+    normal = torch.special.ndtri(torch.from_numpy(stream.uniform((count, len(rows)))))
+    weights = normal.to(rows.device, rows.dtype) / max(1, len(rows) - 1) ** 0.5
     drawn: Tensor = mean + weights @ (rows - mean)
     return drawn
 

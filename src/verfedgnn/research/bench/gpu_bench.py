@@ -12,6 +12,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import Pairs
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import read_parties
 from verfedgnn.data.synthetic_shapes import LIKE
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
@@ -47,7 +48,7 @@ def measure(
     for p in range(parties):
         data = made_party(f"party-{p}", users, items, ratings, parties, seed=p)
         there = replace(data, train=_to(data.train, device), valid=_to(data.valid, device))
-        members.append(Candidate(there, config, secret=p, device=device))
+        members.append(Candidate(there, config, secret=simulated_secret(0, p), device=device))
     watched = _Watched(Coordinator(config, [member.name for member in members], device), members)
     for _ in range(warm):
         watched.round()

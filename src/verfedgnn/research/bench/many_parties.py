@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.reports.document import Block, Paragraph, Picture, Table
@@ -31,7 +32,10 @@ def measure(*, parties: int, users: int, stack: bool, rounds: int = 5, warm: int
     # items and ratings per party stay the same, whatever their number
     made = [made_party(f"party-{p}", users, 200, users, 1, seed=p) for p in range(parties)]
     base = peak_memory()
-    members = [Candidate(replace(data, name=f"party-{p}"), config, secret=p) for p, data in enumerate(made)]
+    members = [
+        Candidate(replace(data, name=f"party-{p}"), config, secret=simulated_secret(0, p))
+        for p, data in enumerate(made)
+    ]
     runtime = LocalRuntime(Coordinator(config, [data.name for data in made]), members, stack=stack)
     for _ in range(warm):
         runtime.round()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from verfedgnn.config import Config
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.data import read_parties
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
@@ -18,7 +19,6 @@ from verfedgnn.research.bench.reference_rounds import bare_products, straightfor
 from verfedgnn.research.bench.two_process import PLACES
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training import local_runtime as local
-from verfedgnn.training.local_runtime import party_secret
 
 ORDER = ("products", "projection", "quantization", "encoding", "public step", "rest")
 
@@ -28,7 +28,7 @@ def federation(data: str, config: Config, device: str = "cpu") -> local.LocalRun
     there = torch.device(device)
     prepared = prepare(read_parties(data, parties=10, seed=config.seed), config, there)
     members = [
-        Candidate(p.input, config, party_secret(config.seed, i), there) for i, p in enumerate(prepared)
+        Candidate(p.input, config, simulated_secret(config.seed, i), there) for i, p in enumerate(prepared)
     ]
     return local.LocalRuntime(Coordinator(config, [p.party.name for p in prepared], there), members)
 

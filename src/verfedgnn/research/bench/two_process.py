@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from verfedgnn.core.process_memory import keep_freed_memory
+from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party import incoming, outgoing
@@ -181,7 +182,7 @@ def _party(
     base = peak_memory()
     data = made_party("party-0", **sizes)
     config = scale_config(**settings)
-    candidate = Candidate(data, config, secret=1)
+    candidate = Candidate(data, config, secret=simulated_secret(0, 1))
     link.send_bytes(encode(candidate.hello()))
     welcome = decode(link.recv_bytes())
     assert isinstance(welcome, Welcome)

@@ -1,0 +1,80 @@
+"""A party's ledger of releases on disk: a line a release, flushed before the release leaves the party.
+
+The values of the last round are kept beside it, before masks, so that a repeated trip gets the same release also after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import sync_folder, write_bytes, writing
+from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
+
+LEDGER = "releases.jsonl"
+LAST = "last-release.safetensors"
+
+
+def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
+    """Return the ledger that `folder` holds, or a new one."""
+    file = ReleaseFile(folder)
+    entries = file.read()
+    return ReleaseLedger(config, entries, file.read_last(entries), file.append)
+
+
+class ReleaseFile:
+    """The two files of a ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / LEDGER
+
+    def read(self) -> list[ReleaseEntry]:
+        """Return all entries. A line that a crash cut off is removed: its release never left the party."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with writing(self.folder):
+                write_bytes(self.path, whole)
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            return [ReleaseEntry(**{k: v for k, v in line.items() if k != "time"}) for line in lines]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{self.path} cannot be read ({error}), so this party does not know what it has released; "
+                "restore the file from a backup, or choose another --out"
+            ) from None
+
+    def read_last(self, entries: list[ReleaseEntry]) -> dict[str, NDArray[Any]]:
+        """Return the values of the last round; none if they are of a release that never left the party."""
+        path = self.folder / LAST
+        if not entries or not path.is_file():
+            return {}
+        values = safetensors.numpy.load(path.read_bytes())
+        return values if int(values.pop("round")) == entries[-1].round else {}
+
+    def append(self, entry: ReleaseEntry, values: Values) -> None:
+        """Make a release durable."""
+        arrays = {kind: np.ascontiguousarray(value) for kind, value in values.items()}
+        arrays["round"] = np.array(entry.round)
+        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
+        with writing(self.folder):
+            write_bytes(self.folder / LAST, safetensors.numpy.save(arrays))
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self.folder)

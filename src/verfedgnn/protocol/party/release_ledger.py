@@ -1,0 +1,153 @@
+"""A party's own account of what it has released in one training.
+
+A place is a round and a trip. At each place a party releases each kind of value once: a repeated trip gets the stored release again,
+even if the coordinator sends other parameters, and an earlier round is refused. `check_start` refuses places that were not agreed on.
+So the number of releases never exceeds the agreement, and neither does epsilon.
+
+Values of a sum are stored before masks. Noise that is shared out among the active parties has another variance for other active
+parties. Such values are then made anew, which tells nothing more: a party helps to unmask one list of parties a trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from verfedgnn.config import Config
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.privacy.rating_dp import rating_epsilon
+
+GRADIENT = "gradient"
+NEIGHBOURHOODS = "neighbourhoods"
+VALIDATION = "validation"
+
+Values = Mapping[str, NDArray[Any]]
+"""Values of a release by kind."""
+
+
+@dataclass(frozen=True)
+class ReleaseEntry:
+    """One release, or one more kind of value at the same place."""
+
+    training: str
+    rounds: int
+    """Number of rounds of the whole training."""
+    round: int
+    trip: int
+    active: list[int]
+    """Parties of the sums that the release enters."""
+    kinds: dict[str, str]
+    """Mechanism of each kind of value."""
+    epsilon: float | None = None
+    """Epsilon of single ratings, spent so far; None where the configuration does not protect them."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Round and trip."""
+        return self.round, self.trip
+
+
+@dataclass
+class ReleaseLedger:
+    """The releases of one training, in memory. `store` makes each durable before `release` returns."""
+
+    config: Config
+    entries: list[ReleaseEntry] = field(default_factory=list)
+    last: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Values of the last round, before masks, by `_name`."""
+    store: Callable[[ReleaseEntry, Values], None] = lambda entry, values: None
+    training: str = ""
+    rounds: int = 0
+
+    def check_training(self, training: str, rounds: int) -> None:
+        """Raise `ProtocolError` if this ledger belongs to another training, or to one with another number of rounds."""
+        self.training = training
+        self.rounds = rounds
+        if not self.entries:
+            return
+        if self.entries[0].rounds != rounds:
+            raise ProtocolError(
+                f"the coordinator changes the number of rounds from {self.entries[0].rounds} to {rounds}; start a new training"
+            )
+        if self.entries[0].training != training:
+            raise ProtocolError(
+                f"this run has released values in training {self.entries[0].training}, and the coordinator runs {training}; "
+                "choose another --out to agree to one more training"
+            )
+
+    def check_round(self, round: int) -> None:
+        """Raise `ProtocolError` if a round is before the last release."""
+        if self.entries and round < self.entries[-1].round:
+            raise ProtocolError(
+                f"the coordinator asks again for round {round}, but this party has released round {self.entries[-1].round}; "
+                "restore the coordinator's newest checkpoint, or start a new training"
+            )
+
+    def release(self, round: int, trip: int, active: Sequence[int], made: Values) -> dict[str, NDArray[Any]]:
+        """Return the values that leave the party at a place: those that left it before, else those `made` now."""
+        self.check_round(round)
+        here = [entry for entry in self.entries if entry.round == round]
+        if not here:
+            self.last = {}
+        names = {kind: self._name(trip, kind, active) for kind in made}
+        before = {self._name(entry.trip, kind, entry.active) for entry in here for kind in entry.kinds}
+        if not before & set(names.values()) <= set(self.last):
+            raise ProtocolError(
+                f"this party has released round {round} and no longer has the values; start a new training"
+            )
+        new = [kind for kind, name in names.items() if name not in before]
+        if new:
+            self.last |= {names[kind]: made[kind] for kind in new}
+            kinds = {kind: self.mechanism(kind) for kind in new}
+            entry = ReleaseEntry(self.training, self.rounds, round, trip, list(active), kinds)
+            entry = replace(entry, epsilon=self._spent([*self.entries, entry]))
+            self.store(entry, self.last)
+            self.entries.append(entry)
+        return {kind: self.last[name] for kind, name in names.items()}
+
+    def _name(self, trip: int, kind: str, active: Sequence[int]) -> str:
+        """Return the name of stored values; noise that is shared out belongs to its active parties."""
+        shared = (kind, self.mechanism(kind)) in ((GRADIENT, "skellam"), (NEIGHBOURHOODS, "noised"))
+        return f"{kind} {trip} {list(active)}" if shared else f"{kind} {trip}"
+
+    def mechanism(self, kind: str) -> str:
+        """Return the name of the mechanism that protects a kind of value."""
+        if kind == NEIGHBOURHOODS:
+            return self.config.exchange.mode
+        if kind == GRADIENT:
+            return self.config.gradients.mechanism
+        return "skellam" if self.config.gradients.mechanism == "skellam" else "none"
+
+    # -- what is spent -----------------------------------------------------------------------------------
+
+    def count(self, kind: str) -> int:
+        """Return at how many places a kind of value was released."""
+        return count_places(self.entries, kind)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon of single ratings, spent so far; None where the configuration does not protect them."""
+        return self.entries[-1].epsilon if self.entries else self._spent([])
+
+    def _spent(self, entries: list[ReleaseEntry]) -> float | None:
+        if self.config.gradients.mechanism != "skellam":
+            return None
+        rounds, validations = (count_places(entries, kind) for kind in (GRADIENT, VALIDATION))
+        if not rounds + validations:
+            return 0.0
+        return rating_epsilon(
+            self.config, rounds=rounds, validations=validations, delta=self.config.gradients.delta
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return what is spent, for a status page and metrics.json."""
+        counts = {kind: self.count(kind) for kind in (GRADIENT, NEIGHBOURHOODS, VALIDATION)}
+        return {**counts, "epsilon": self.epsilon}
+
+
+def count_places(entries: Iterable[ReleaseEntry], kind: str) -> int:
+    """Return at how many different places a kind of value was released."""
+    return len({entry.place for entry in entries if kind in entry.kinds})

@@ -1,0 +1,101 @@
+"""The ledger of releases on disk: kills, torn lines, lost values, and what a party shows of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import verfedgnn as vf
+from hub import Killed, Trial
+from verfedgnn.core.errors import RunError
+from verfedgnn.federation.release_file import LAST, LEDGER, open_ledger
+from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
+from verfedgnn.protocol.wire.messages import RoundReply, decode
+
+PRIVATE = vf.Config.preset("private", epochs=6, evaluate_every=3)
+
+
+def opened(folder: Path) -> ReleaseLedger:
+    ledger = open_ledger(folder, PRIVATE)
+    ledger.check_training("t", 6)
+    return ledger
+
+
+def test_a_restarted_party_does_not_forget(tmp_path: Path) -> None:
+    """The ledger is on disk before a release leaves: the same values come back, and spent epsilon stays spent."""
+    first = opened(tmp_path)
+    values = {GRADIENT: np.arange(5, dtype=np.int32), VALIDATION: np.array([3.5, 2.0])}
+    first.release(1, 0, [0, 1, 2], {GRADIENT: np.ones(5, np.int32)})
+    first.release(2, 0, [0, 1, 2], values)
+    again = opened(tmp_path)
+    assert again.entries == first.entries
+    assert again.epsilon == first.epsilon > 0
+    other = {GRADIENT: np.zeros(5, np.int32), VALIDATION: np.zeros(2)}
+    for kind, value in again.release(2, 0, [0, 1, 2], other).items():
+        assert np.array_equal(value, values[kind])
+    with pytest.raises(vf.ProtocolError, match="asks again for round 1"):
+        again.release(1, 0, [0, 1, 2], other)
+    assert (tmp_path / LEDGER).stat().st_mode & 0o777 == 0o600
+
+
+def test_all_trips_of_the_open_round_can_be_repeated(tmp_path: Path) -> None:
+    """A coordinator that is killed between two trips of a round starts the round again."""
+    config = vf.Config.preset("best")
+    for _ in range(2):
+        ledger = open_ledger(tmp_path, config)
+        ledger.check_training("t", 6)
+        for trip in (2, 1, 0):
+            made = {NEIGHBOURHOODS: np.full(3, trip + 10 * len(ledger.entries))}
+            released = ledger.release(1, trip, [0, 1, 2], made)[NEIGHBOURHOODS]
+            assert released.tolist() == [(2 - trip) * 10 + trip] * 3
+    assert ledger.count(NEIGHBOURHOODS) == 3
+    assert ledger.epsilon is None
+
+
+def test_a_torn_line_is_a_release_that_never_left(tmp_path: Path) -> None:
+    opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    with (tmp_path / LEDGER).open("ab") as file:
+        file.write(b'{"time": "2026-')
+    again = opened(tmp_path)
+    assert [entry.round for entry in again.entries] == [1]
+    again.release(2, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    assert len(opened(tmp_path).entries) == 2
+
+
+def test_without_the_values_a_release_is_not_made_again(tmp_path: Path) -> None:
+    opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    (tmp_path / LAST).unlink()
+    with pytest.raises(vf.ProtocolError, match="no longer has the values; start a new training"):
+        opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    (tmp_path / LEDGER).write_text("[]\n")
+    with pytest.raises(RunError, match="does not know what it has released; restore"):
+        opened(tmp_path)
+
+
+def test_a_killed_party_of_a_federation_releases_every_round_once(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Killed when its reply of round 4 has been computed but not sent, and with its checkpoint lost: it sends the same."""
+    federated = Trial(tmp_path, small_parties, PRIVATE, min_parties=3)
+    name = small_parties[0].name
+    kills = iter([True])
+
+    def fault(data: bytes) -> bytes:
+        message = decode(data)
+        if isinstance(message, RoundReply) and message.round == 4 and next(kills, False):
+            raise Killed
+        return data
+
+    federated.run({name: fault})
+    lines = [json.loads(line) for line in (tmp_path / f"run-{name}" / LEDGER).read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[2]["kinds"] == {"gradient": "skellam", "validation": "skellam"}
+    spent = [line["epsilon"] for line in lines]
+    assert spent == sorted(spent)
+    privacy = federated.runs[name].metrics["privacy"]
+    assert privacy["spent"] == {"gradient": 6, "neighbourhoods": 0, "validation": 2, "epsilon": spent[-1]}
+    assert privacy["gradients"]["composed"]["epsilon"] == spent[-1]
+    assert federated.services[name].status()["epsilon_spent"] == spent[-1]
