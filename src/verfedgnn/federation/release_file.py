@@ -72,9 +72,11 @@ class ReleaseFile:
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
         with writing(self.folder):
             write_bytes(self.folder / LAST, safetensors.numpy.save(arrays))
+            is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            sync_folder(self.folder)
+            if is_new:
+                sync_folder(self.folder)
