@@ -62,7 +62,10 @@ class ReleaseFile:
         path = self.folder / LAST
         if not entries or not path.is_file():
             return {}
-        values = safetensors.numpy.load(path.read_bytes())
+        try:
+            values = safetensors.numpy.load(path.read_bytes())
+        except safetensors.SafetensorError:
+            return {}
         return values if int(values.pop("round")) == entries[-1].round else {}
 
     def append(self, entry: ReleaseEntry, values: Values) -> None:
@@ -71,7 +74,11 @@ class ReleaseFile:
         arrays["round"] = np.array(entry.round)
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
         with writing(self.folder):
-            write_bytes(self.folder / LAST, safetensors.numpy.save(arrays))
+            # Not flushed: after a power cut the values may be lost, and the party then refuses to make them again.
+            part = self.folder / f".{LAST}.part"
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(safetensors.numpy.save(arrays))
+            part.replace(self.folder / LAST)
             is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "ab") as file:
