@@ -80,6 +80,11 @@ def test_transcripts_of_an_honest_federation_agree_in_spite_of_kills(honest: Tri
     assert by_name["party-1"]["restarts"] == 1
     assert by_name[SERVER]["restarts"] == 1
     assert {one["rounds"] for one in by_name.values()} == {9}
+    entries = check_transcript(honest.folder / "run-party-0", honest.agreement).entries
+    spent = [entry.values for entry in entries if entry.kind == "spent"]
+    assert len(spent) >= 9
+    assert spent[-1] is not None
+    assert spent[-1]["releases"] == 9, "the budget is in the transcript, too"
 
 
 def test_parties_of_two_trainings_agree(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:

@@ -202,6 +202,8 @@ class PartyService:
         reply = self.party.handle(message)
         assert isinstance(reply, RoundReply)
         self.round = message.round
+        spent = {} if self.ledger.epsilon is None else {"epsilon": self.ledger.epsilon}
+        self.link.transcript.note("spent", self.stage.name, releases=len(self.ledger.entries), **spent)
         if message.round % self.checkpoint_every == 0:
             self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.link.send(reply)
