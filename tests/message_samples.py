@@ -9,9 +9,15 @@ from verfedgnn.protocol.wire.messages import (
     Finish,
     Finished,
     Hello,
+    ListSignature,
+    MaskShares,
     Refused,
     RoundReply,
     RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Unmask,
     Waiting,
     Welcome,
 )
@@ -29,9 +35,21 @@ START = RoundStart(
 REPLY = RoundReply(
     round=2, trip=0, gradient=np.ones(3, np.uint8), neighbourhoods=np.ones((2, 3, 1), np.int32)
 )
+_TRIP = {"round": 2, "trip": 0, "attempt": 1}
+MASKS = [
+    ShareRequest(
+        **_TRIP, request="ab", active=[0, 1], mask_keys=["0" * 64, "1" * 64], mask_signatures=["00", "01"]
+    ),
+    MaskShares(**_TRIP, request="ab", key="0" * 64, sealed=np.ones((2, 60), np.uint8), committed=[0, 1]),
+    TripShares(**_TRIP, trip_keys=["0" * 64, "1" * 64], sealed=np.ones((2, 60), np.uint8)),
+    Survivors(**_TRIP, survivors=[0, 1], signatures=["00", ""]),
+    ListSignature(**_TRIP, signature="00"),
+    Unmask(**_TRIP, shares=np.ones((2, 16), np.uint8)),
+]
+"""The messages about masks."""
 FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32))
 ALL = [
-    HELLO, WELCOME, START, REPLY, FINISH, Finished(digest="ab"), Refused(reason="no"), Waiting(missing=["film"]),
+    HELLO, WELCOME, START, REPLY, *MASKS, FINISH, Finished(digest="ab"), Refused(reason="no"), Waiting(missing=["film"]),
     align.AlignHello(party="film", agreement="ab", users=2, seal_key="0" * 64, seal_signature="00"),
     align.AlignStart(session="ab" * 16, index=0, seal_keys=["0" * 64], seal_signatures=["00"]),
     align.Sealed(session="ab" * 16, peer=1, data=np.ones(4, np.uint8)),

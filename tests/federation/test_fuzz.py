@@ -135,7 +135,7 @@ def test_the_coordinator_survives_anything(
         service.offences.clear()
         if bad not in coordinator.members.present:
             join(service, members[0])
-            while coordinator.broken and service.stage.step():
+            while coordinator.absent and service.stage.step():
                 pass
         service._handle(TransportEvent("message", bad, data))
         if again:

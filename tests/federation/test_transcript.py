@@ -22,7 +22,7 @@ from verfedgnn.federation.transcript_check import check_transcript
 from verfedgnn.federation.transcript_comparison import compare_transcripts, summarise_comparison
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.party.common_statements import TO_EACH, common_statements
-from verfedgnn.protocol.wire.messages import Message, RoundStart, Welcome, decode, encode
+from verfedgnn.protocol.wire.messages import Message, RoundStart, ShareRequest, Welcome, decode, encode
 
 PARTIES = ["party-0", "party-1", "party-2"]
 
@@ -137,9 +137,8 @@ def test_a_transcript_holds_sizes_and_hashes_only(honest: Trial, small_parties: 
     keys = {
         key
         for _, _, data in honest.hub.seen
-        if isinstance(message := decode(data), Welcome)
-        for key in message.mask_keys or []
-        if key
+        if isinstance(message := decode(data), ShareRequest)
+        for key in message.mask_keys
     }
     assert keys
     assert not any(key in text for key in keys)

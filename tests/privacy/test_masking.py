@@ -8,67 +8,116 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from Crypto.Protocol.SecretSharing import Shamir
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import verfedgnn as vf
 from helpers import config, federation
-from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, Masker
+from verfedgnn.privacy.masking import (
+    GRADIENT,
+    NEIGHBOURHOOD,
+    SEED,
+    MaskSeeds,
+    lost_mask,
+    self_mask,
+    share_threshold,
+)
+from verfedgnn.privacy.share_recovery import recover_seeds
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.replica import parameters_digest
 
 
-def circle(count: int) -> list[Masker]:
-    maskers = [Masker() for _ in range(count)]
-    for index, masker in enumerate(maskers):
-        masker.derive_secrets(index, [m.public for m in maskers])
-    return maskers
+class Circle:
+    """Parties of one trip that have exchanged their mask keys and shares."""
+
+    def __init__(self, active: list[int]) -> None:
+        self.active = active
+        self.seeds = {index: MaskSeeds() for index in active}
+        self.keys = {index: seeds.key.public for index, seeds in self.seeds.items()}
+        self.shares = {index: seeds.split(len(active)) for index, seeds in self.seeds.items()}
+
+    def mask(
+        self, index: int, values: NDArray[Any], context: bytes = b"", use: int = GRADIENT
+    ) -> NDArray[Any]:
+        return self.seeds[index].mask(values, index, self.keys, context, use)
+
+    def recover(self, owner: int, kind: int, holders: list[int]) -> bytes:
+        """Recover the self-mask seed (kind 0) or the key seed (kind 1) of a party from the shares of `holders`."""
+        place = slice(kind * SEED, (kind + 1) * SEED)
+        positions = [self.active.index(holder) for holder in holders]
+        (seed,) = recover_seeds({p + 1: [self.shares[owner][p][place]] for p in positions})
+        return seed
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
-    data=st.data(), count=st.integers(2, 6), kind=st.sampled_from(["i1", "i2", "i4"]), size=st.integers(0, 30)
+    data=st.data(), count=st.integers(2, 7), kind=st.sampled_from(["i1", "i2", "i4"]), size=st.integers(0, 30)
 )
-def test_masks_cancel_exactly_in_the_sum_of_those_who_take_part(
-    data: st.DataObject, count: int, kind: str, size: int
-) -> None:
-    active = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=2)))
+def test_the_sum_of_the_survivors_is_exact(data: st.DataObject, count: int, kind: str, size: int) -> None:
+    """Any survivors, as many as the threshold or more, unmask their sum with the shares that they may reveal."""
+    active = sorted(data.draw(st.sets(st.integers(0, 9), min_size=count, max_size=count)))
+    needed = share_threshold(count)
+    survivors = sorted(data.draw(st.sets(st.sampled_from(active), min_size=needed)))
+    holders = data.draw(st.permutations(survivors))[:needed]
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    maskers, limit = circle(count), np.iinfo(kind).max // count
+    limit = np.iinfo(kind).max // count
     values = {i: rng.integers(-limit, limit + 1, size).astype(kind) for i in active}
+    circle = Circle(active)
     total = np.zeros(size, kind)
+    for i in survivors:
+        total += circle.mask(i, values[i], b"context")
+    width = np.dtype(kind).itemsize
+    keys = {i: circle.keys[i] for i in survivors}
     for i in active:
-        total += maskers[i].mask(values[i], active, round=3, trip=0, use=GRADIENT)
-    np.testing.assert_array_equal(total, sum(values.values()))
+        if i in survivors:
+            mask = self_mask(circle.recover(i, 0, holders), b"context", GRADIENT, size, width)
+        else:
+            seed = circle.recover(i, 1, holders)
+            mask = lost_mask(seed, i, keys, b"context", GRADIENT, size, width)
+        total -= mask.view(kind)
+    np.testing.assert_array_equal(total, sum(values[i] for i in survivors))
 
 
 def test_a_message_alone_is_uniform() -> None:
-    """Chi-square over byte values of 200,000 masked zeros: 255 degrees of freedom, a chance of 1e-6 to fail with fresh keys."""
-    first, *_ = circle(3)
-    masked = first.mask(np.zeros(200_000, np.int8), [0, 1, 2], round=1, trip=0, use=GRADIENT).view(np.uint8)
+    """Chi-square over byte values of 200,000 masked zeros: 255 degrees of freedom, a chance of 1e-6 to fail."""
+    masked = Circle([0, 1, 2]).mask(0, np.zeros(200_000, np.int8)).view(np.uint8)
     counts = np.bincount(masked, minlength=256)
     chi_square = float(((counts - 200_000 / 256) ** 2 / (200_000 / 256)).sum())
     assert chi_square < 255 + 5.5 * math.sqrt(2 * 255)
 
 
 def test_no_stream_is_used_twice() -> None:
-    first, *_ = circle(2)
     zeros = np.zeros(64, np.int32)
-    uses = [(r, t, u) for r in (1, 2) for t in (0, 1) for u in (GRADIENT, NEIGHBOURHOOD)]
-    seen = {first.mask(zeros, [0, 1], round=r, trip=t, use=u).tobytes() for r, t, u in uses}
-    again, *_ = circle(2)
-    seen.add(again.mask(zeros, [0, 1], round=1, trip=0, use=GRADIENT).tobytes())
-    assert len(seen) == len(uses) + 1
+    circles = [Circle([0, 1]) for _ in range(2)]
+    uses = [(c, context, u) for c in circles for context in (b"a", b"b") for u in (GRADIENT, NEIGHBOURHOOD)]
+    assert len({c.mask(0, zeros, context, u).tobytes() for c, context, u in uses}) == len(uses)
 
 
-def test_keys_that_are_not_the_parties_own_are_refused() -> None:
-    masker, other = Masker(), Masker()
-    with pytest.raises(vf.ProtocolError, match="not those of the parties"):
-        masker.derive_secrets(0, [other.public, masker.public])
-    with pytest.raises(vf.ProtocolError, match="not those of the parties"):
-        masker.derive_secrets(0, [masker.public, masker.public])
-    with pytest.raises(vf.ProtocolError, match="not usable"):
-        masker.derive_secrets(0, [masker.public, "00" * 32])
+def test_fewer_shares_than_the_threshold_recover_nothing() -> None:
+    circle = Circle([0, 1, 2, 3])
+    assert circle.recover(0, 0, [1, 2, 3]) == circle.seeds[0].self_seed
+    assert circle.recover(0, 1, [0, 1, 3]) == circle.seeds[0].key_seed
+    assert circle.recover(0, 0, [1, 2]) != circle.seeds[0].self_seed
+
+
+@pytest.mark.parametrize(("parties", "threshold"), [(2, 2), (3, 3), (4, 3), (7, 5), (10, 7), (100, 67)])
+def test_two_lists_need_more_than_a_third_of_the_parties_to_collude(parties: int, threshold: int) -> None:
+    assert share_threshold(parties) == threshold
+    assert 2 * threshold - parties > parties / 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), count=st.integers(2, 9))
+def test_seeds_are_recovered_as_by_the_library(data: st.DataObject, count: int) -> None:
+    needed = share_threshold(count)
+    secrets = [data.draw(st.binary(min_size=16, max_size=16)) for _ in range(3)]
+    split = [Shamir.split(needed, count, secret) for secret in secrets]
+    holders = sorted(data.draw(st.permutations(range(count)))[:needed])
+    shares = {split[0][h][0]: [each[h][1] for each in split] for h in holders}
+    assert recover_seeds(shares) == secrets
+    assert recover_seeds(shares) == [Shamir.combine([each[h] for h in holders]) for each in split]
 
 
 def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[vf.PartyData]) -> None:
@@ -105,16 +154,24 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
     assert "sums" in masked.metrics["privacy"]["masking"]
 
 
-def test_a_missing_or_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
+def test_a_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config(masking=True), policy=Policy())
-    coordinator = runtime.coordinator
-    starts = coordinator.open()
-    for name in list(starts)[:2]:
-        reply = runtime.parties[name].handle(starts[name])
-        assert reply is not None
-        coordinator.receive(name, reply)
+    party = runtime.parties[small_parties[0].name]
+    honest = party.release_gradient
+
+    def lie(*arguments: Any) -> NDArray[Any]:
+        return np.full_like(honest(*arguments), 5)
+
+    party.release_gradient = lie  # type: ignore[method-assign]
     with pytest.raises(vf.ProtocolError, match="do not add up"):
-        coordinator.close()
+        runtime.round()
+    closed = runtime.coordinator.abandon()
+    assert closed.abandoned
+    party.release_gradient = honest  # type: ignore[method-assign]
+    before = runtime.coordinator.replica.parameters.clone()
+    assert runtime.round().round == 2
+    assert not torch.equal(before, runtime.coordinator.replica.parameters)
+    assert {p.replica.digest() for p in runtime.parties.values()} == {party.replica.digest()}
 
 
 def test_what_masks_cannot_do_is_refused(small_parties: list[vf.PartyData]) -> None:
@@ -131,4 +188,9 @@ def test_parameters_that_share_64_bits_of_their_hash_have_other_masks() -> None:
     digests = [parameters_digest(first), parameters_digest(second)]
     assert digests[0][:16] == digests[1][:16]
     assert digests[0] != digests[1]
-    assert all(len(digest) == 64 for digest in digests)
+    circle = Circle([0, 1])
+    zeros = np.zeros(64, np.int8)
+    left = circle.mask(0, zeros, digests[0].encode())
+    right = circle.mask(1, zeros, digests[1].encode())
+    masks = [self_mask(circle.seeds[i].self_seed, digests[i].encode(), GRADIENT, 64, 1) for i in (0, 1)]
+    assert (left + right - (masks[0] + masks[1]).view(np.int8)).any(), "masks that cancel would show the sum"

@@ -25,7 +25,7 @@ from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods
 from verfedgnn.protocol.party.incoming import read_neighbourhoods
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.fixed_point import from_fixed, sum_bits, to_fixed, wrap_signed
+from verfedgnn.protocol.wire.fixed_point import from_fixed, to_fixed
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 
 SIGMAS = 5
@@ -252,15 +252,8 @@ def test_masks_do_not_cancel_for_parties_that_were_told_other_totals(
             honest.round,
         )
         party.replica = lied
-    starts = runtime.coordinator.open()
-    total = sum(
-        reply.gradient.astype(np.int64)
-        for party in parties
-        if isinstance(reply := party.handle(starts[party.data.name]), RoundReply)
-        and reply.gradient is not None
-    )
-    left = wrap_signed(np.asarray(total).astype(np.int8), sum_bits(3))
-    assert (left == 0).mean() < 0.3, "uniform over 8 residues; most of a gradient's values are 0"
+    with pytest.raises(vf.ProtocolError, match="do not add up"):
+        runtime.round()
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,19 @@ from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
 from verfedgnn.protocol.party.policy import name_mask_purpose
+from verfedgnn.protocol.round.mask_context import list_statement
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import (
     Finished,
     Hello,
+    ListSignature,
+    MaskShares,
     Message,
     Refused,
     RoundReply,
+    Unmask,
     Waiting,
     decode,
     encode,
@@ -47,6 +51,7 @@ MOST_OFFENCES = 20
 MOST_HELLOS = 30
 """Number of times a party may join within a minute."""
 _TICK = 0.25
+_OF_TRIPS = (RoundReply, MaskShares, ListSignature, Unmask)
 _ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
 
 
@@ -175,7 +180,7 @@ class CoordinatorService:
     def _receive(self, name: str, data: bytes) -> None:
         kind = kind_of(data)
         stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
-        if kind is RoundReply and name not in stage.greeted:
+        if kind in _OF_TRIPS and name not in stage.greeted:
             return  # it answers a round from before the connection was lost
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
@@ -200,8 +205,10 @@ class CoordinatorService:
         return self.stages[0]
 
     def _dispatch(self, name: str, message: Message, stage: CoordinatorStage) -> None:
-        if isinstance(message, RoundReply):
-            stage.coordinator.receive(name, message)
+        if isinstance(message, _OF_TRIPS):
+            if isinstance(message, ListSignature):
+                self._check_list_signature(name, message, stage.coordinator)
+            stage.coordinator.take(name, message)
         elif isinstance(message, Hello):
             self._take_hello(name, message, stage)
         elif isinstance(message, AlignHello | Sealed | Pseudonyms | Aligned):
@@ -301,6 +308,19 @@ class CoordinatorService:
             ) from None
         if key in others:
             raise ProtocolError(f"{name}: its {purpose.split()[0]} key is another party's")
+
+    def _check_list_signature(self, name: str, message: ListSignature, coordinator: Coordinator) -> None:
+        """Refuse a signature here that the other parties would not count."""
+        masks = coordinator.masks
+        if masks is None or masks.place != (message.round, message.trip, message.attempt):
+            return  # late
+        statement = list_statement(coordinator.training, masks.place, masks.active, masks.survivors)
+        try:
+            check_key(
+                self.agreement, "survivors", coordinator.names.index(name), statement, message.signature
+            )
+        except ProtocolError:
+            raise ProtocolError(f"{name}: its signature of the survivor list is not valid") from None
 
     # -- sending -----------------------------------------------------------------------------------------
 

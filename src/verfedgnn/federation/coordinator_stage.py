@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +16,12 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
-from verfedgnn.federation.mask_faults import MaskFaultSearch
+from verfedgnn.federation.mask_faults import LiarSearch
 from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
+from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
@@ -69,10 +71,11 @@ class CoordinatorStage:
             agreement=agreement.digest(),
             training=secrets.token_hex(8),
             start=start,
+            masked=True,
         )
         self.greeted: set[str] = set()
         """Parties that said hello to this training on their present connection."""
-        self.search = MaskFaultSearch()
+        self.search = LiarSearch()
         self.waiting_for: list[str] | None = None
         """Missing parties without which no round can start; None if there are enough."""
         self._reply_deadline = 0.0
@@ -171,16 +174,66 @@ class CoordinatorStage:
         if not coordinator.began or self.finishing:
             return False
         if coordinator.open_parties:
-            self._mark_slow_parties()
-            if not coordinator.broken:
-                return not coordinator.due and self._close_trip()
-        elif coordinator.done or self.skipped:
+            return self._continue_trip()
+        if coordinator.done or self.skipped:
             self._finish()
             return True
-        if not coordinator.ready:
+        return self._open_if_ready()
+
+    def _open_if_ready(self) -> bool:
+        """Open or restart a trip if enough parties are present; return whether it was opened."""
+        if not self.coordinator.ready:
             self._report_waiting()
             return False
         self._open_trip()
+        return True
+
+    def _continue_trip(self) -> bool:
+        """Take the next step of the open trip; return whether there was one to take."""
+        coordinator = self.coordinator
+        self._mark_slow_parties()
+        due = coordinator.due
+        absent = coordinator.absent
+        if not due or (absent and coordinator.spares_absent):
+            if len(due) > len(absent):
+                return False
+            if coordinator.state is CoordinatorState.SHARING and self._settle_commitments():
+                return True
+            if coordinator.closable:
+                return self._close_trip()
+            self._send(coordinator.proceed())
+            return True
+        return bool(absent) and self._restart_trip()
+
+    def _restart_trip(self) -> bool:
+        """Restart the open trip without the absent parties, or abandon it if parties committed to a sum that includes one."""
+        coordinator = self.coordinator
+        wanted = coordinator.commitment
+        if wanted is None:
+            return self._open_if_ready()
+        if set(wanted) <= set(coordinator.members.here):
+            self._open_trip(wanted)
+            return True
+        if coordinator.ready:
+            self._abandon("a party of the only possible sum was lost")
+            return True
+        self._report_waiting()
+        return False
+
+    def _settle_commitments(self) -> bool:
+        """Restart or abandon the open trip if parties committed to another sum, before this coordinator was restarted."""
+        coordinator = self.coordinator
+        assert coordinator.masks is not None
+        lists = coordinator.masks.committed
+        if not lists or lists == {tuple(coordinator.drawn)}:
+            coordinator.commitment = coordinator.drawn if lists else coordinator.commitment
+            return False
+        wanted = list(min(lists))
+        if len(lists) == 1 and set(wanted) <= set(coordinator.members.here):
+            coordinator.commitment = wanted
+            self._open_trip(wanted)
+        else:
+            self._abandon("parties committed to another sum")
         return True
 
     def _mark_slow_parties(self) -> None:
@@ -195,14 +248,16 @@ class CoordinatorStage:
             )
             self.coordinator.lose(name, slow=True)
 
-    def _open_trip(self) -> None:
-        """Open the next trip, or restart the open one among the parties that are left."""
+    def _open_trip(self, among: list[int] | None = None) -> None:
+        """Open the next trip, or restart the open one, `among` the given parties or those that are present."""
         coordinator = self.coordinator
         if self.waiting_for is not None:
             log_event("enough parties are here", round=coordinator.round)
             self.waiting_for = None
         restarted = bool(coordinator.open_parties)
-        starts = coordinator.open(self.search.choose_parties(coordinator))
+        if among is None:
+            among = self.search.choose_parties(coordinator)
+        starts = coordinator.open(among)
         if restarted:
             self.record.repeats += 1
             log_event(
@@ -210,10 +265,14 @@ class CoordinatorStage:
             )
         elif not self._round_began:
             self._round_began = time.monotonic()
-        distinct = {id(start): start for start in starts.values()}
-        encoded = {key: encode(start) for key, start in distinct.items()}
-        for name, start in starts.items():
-            self.office.send(name, start, encoded[id(start)])
+        self._send(list((coordinator.share_requests() if coordinator.masked else starts).items()))
+
+    def _send(self, messages: Sequence[tuple[str, Message]]) -> None:
+        """Send messages of the open trip, and wait for the answers from now on; a message to many is encoded once."""
+        distinct = {id(message): message for _, message in messages}
+        encoded = {key: encode(message) for key, message in distinct.items()}
+        for name, message in messages:
+            self.office.send(name, message, encoded[id(message)])
         self._reply_deadline = time.monotonic() + self.office.agreement.timeouts.reply
 
     def _report_waiting(self) -> None:
@@ -231,21 +290,37 @@ class CoordinatorStage:
     def _close_trip(self) -> bool:
         """Close the open trip and, after its last trip, the round; return True."""
         coordinator = self.coordinator
+        group = list(coordinator.drawn if coordinator.masks is None else coordinator.masks.survivors)
         try:
             closed = coordinator.close()
         except SumError as error:
-            self.search.record_failure(coordinator, error)
+            self._abandon(str(error))
+            self._exclude_liar(self.search.record_failure(coordinator, group))
             return True
-        self._exclude_suspect(closed.round)
+        if coordinator.trip == 0:
+            self.search.record_success()
         if coordinator.trip == 0:
             self._close_round(closed)
         return True
 
-    def _exclude_suspect(self, round: int) -> None:
-        found = self.search.finish()
+    def _abandon(self, reason: str) -> None:
+        """Go on with the next round; the open one has no update."""
+        coordinator = self.coordinator
+        log_warning(
+            "round abandoned",
+            stage=self.stage.name,
+            round=coordinator.round,
+            trip=coordinator.trip or None,
+            reason=reason,
+        )
+        self.record.abandoned += 1
+        self._close_round(coordinator.abandon())
+
+    def _exclude_liar(self, found: int | None) -> None:
         if found is not None:
-            log_warning("party excluded: the sums add up only without it", party=found, round=round)
-            self.office.exclude(found)
+            name = self.coordinator.names[found]
+            log_warning("party excluded: every sum with it is out of range", party=name)
+            self.office.exclude(name)
 
     def _close_round(self, closed: ClosedRound) -> None:
         coordinator = self.coordinator
@@ -323,4 +398,5 @@ class CoordinatorStage:
             "best_round": coordinator.best.round,
             "seconds": round_seconds(record.seconds),
             "repeats": record.repeats,
+            "abandoned": record.abandoned,
         }

@@ -30,6 +30,8 @@ class TrainingRecord:
     """Time spent in rounds."""
     repeats: int = 0
     """Number of restarted trips."""
+    abandoned: int = 0
+    """Number of rounds without an update."""
     finished: set[str] = field(default_factory=set)
     """Parties that have received the result."""
 
@@ -65,7 +67,10 @@ class CoordinatorStore:
         states, values = found
         coordinator.restore(states["_coordinator"])
         record = TrainingRecord(
-            ledger=Ledger.from_dict(values["ledger"]), seconds=values["seconds"], repeats=values["repeats"]
+            ledger=Ledger.from_dict(values["ledger"]),
+            seconds=values["seconds"],
+            repeats=values["repeats"],
+            abandoned=values["abandoned"],
         )
         if (self.folder / "history.jsonl").is_file():
             record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
@@ -77,7 +82,12 @@ class CoordinatorStore:
 
     def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
         """Write the state of the protocol and the record."""
-        values = {"ledger": record.ledger.to_dict(), "seconds": record.seconds, "repeats": record.repeats}
+        values = {
+            "ledger": record.ledger.to_dict(),
+            "seconds": record.seconds,
+            "repeats": record.repeats,
+            "abandoned": record.abandoned,
+        }
         states = {"_coordinator": coordinator.checkpoint()}
         write_checkpoint(self.folder / "checkpoint", coordinator.round, states, values)
 
@@ -97,6 +107,7 @@ class CoordinatorStore:
             "public": parameters_digest(best.parameters),
             "parties": [{"name": name, "has_result": name in record.finished} for name in coordinator.names],
             "repeats": record.repeats,
+            "abandoned": record.abandoned,
             "refused": refused,
             "config": config.fingerprint(),
             "seed": config.seed,

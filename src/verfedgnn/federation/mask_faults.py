@@ -1,51 +1,89 @@
-"""Find the party whose masked values do not add up."""
+"""Find a party whose masked values spoil sums, without unmasking any party."""
 
 from __future__ import annotations
 
+import random
+
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.federation.event_log import log_warning
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.round.aggregation import SumError
+from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_parties_in_sum
+
+MOST_FAILURES = 3
+"""Sums out of range after which a training stops if no smaller group of parties may be added up."""
+MOST_SUCCESSES = 10
+"""Sums in range after which a search ends."""
+SMALLEST_GROUP = 3
 
 
-class MaskFaultSearch:
-    """Search for a party that spoils masked sums: repeat the trip with all, then without one party after the other.
+class LiarSearch:
+    """Search for a party whose values are out of range, by sums over groups of parties in the rounds that follow.
 
-    A party that is found is left out until it joins again, not barred: a liar that behaves whenever a certain other
-    party is left out makes that party look guilty, and the coordinator cannot tell the two apart.
+    Every round of the search has one group, a fresh batch and fresh noise; a party releases one gradient a round as always. The
+    suspects are the parties of every sum that was out of range. A sum in range clears nobody, since a liar may behave in it. A single
+    liar is therefore never taken for another party.
     """
 
     def __init__(self) -> None:
-        self._failing: list[int] = []
-        self._suspect: str | None = None
-        self._attempts = 0
+        self.suspects: list[int] = []
+        """Parties of which one spoilt a sum; empty if no search is in progress."""
+        self._failures = 0
+        self._successes = 0
+        """Sums in range since the last one that was not."""
+        self._random = random.SystemRandom()
 
-    def record_failure(self, coordinator: Coordinator, error: SumError) -> None:
-        """Choose the next party to leave out after a failed sum; raise `ProtocolError` when nobody can be left out."""
-        self._failing = self._failing or list(coordinator.drawn)
-        self._attempts += 1
-        log_warning("sums do not add up", round=coordinator.round, attempt=coordinator.attempt)
-        names = [coordinator.names[i] for i in self._failing]
-        needed = max(2, min(coordinator.members.quorum, coordinator.active_count))
-        tried_all = self._attempts > len(names) + 1
-        if tried_all or (self._attempts > 1 and len(names) - 1 < needed):
+    def record_failure(self, coordinator: Coordinator, group: list[int]) -> int | None:
+        """Note a sum over `group` that is out of range; return the index of the party that spoilt it, once it is known."""
+        self._failures += 1
+        self._successes = 0
+        self.suspects = [index for index in self.suspects if index in group] or list(group)
+        if len(self.suspects) == 1:
+            found = self.suspects[0]
+            self._stop()
+            return found
+        if self._failures >= MOST_FAILURES and self._group_size(coordinator) is None:
+            names = ", ".join(coordinator.names[index] for index in self.suspects)
             raise ProtocolError(
-                f"round {coordinator.round}: {error}; the fault lies with one of {', '.join(names)}, "
-                "and too few parties remain to find out which"
+                f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
+                "that are not gradients. The sums do not show which, and too few parties are here to add up smaller groups. "
+                "Compare the parties' transcripts with `verfedgnn federation verify`"
             )
-        self._suspect = names[self._attempts - 2] if self._attempts > 1 else None
-
-    def choose_parties(self, coordinator: Coordinator) -> list[int] | None:
-        """Return the parties of the next trip without the suspect; None when no search is in progress."""
-        if self._failing and coordinator.spoilt and set(self._failing) <= set(coordinator.members.here):
-            return [i for i in self._failing if coordinator.names[i] != self._suspect]
-        self.finish()  # a party was lost in the meantime, so this set of parties cannot be tried again
         return None
 
-    def finish(self) -> str | None:
-        """End the search and return the party without which the sums added up, if one was left out."""
-        found = self._suspect
-        self._failing = []
-        self._suspect = None
-        self._attempts = 0
-        return found
+    def record_success(self) -> None:
+        """Note a sum that is in range; end the search after many of them."""
+        self._successes += 1
+        if self._successes >= MOST_SUCCESSES:
+            self._stop()
+
+    def choose_parties(self, coordinator: Coordinator) -> list[int] | None:
+        """Return the parties of the next round; None to draw them as always."""
+        here = coordinator.members.here
+        suspects = self.suspects = [index for index in self.suspects if index in here]
+        size = self._group_size(coordinator)
+        if not suspects or size is None or self._needs_all(coordinator):
+            return None
+        half = self._random.sample(suspects, (len(suspects) + 1) // 2)
+        trusted = [index for index in here if index not in suspects]
+        rest = [index for index in suspects if index not in half]
+        others = self._random.sample(trusted, len(trusted)) + self._random.sample(rest, len(rest))
+        return sorted([*half, *others[: max(0, size - len(half))]])
+
+    def _group_size(self, coordinator: Coordinator) -> int | None:
+        """Return the number of parties that a group needs; None if a group cannot leave a party out."""
+        size = max(SMALLEST_GROUP, min(coordinator.members.quorum, coordinator.active_count))
+        return size if size < len(coordinator.members.here) else None
+
+    @staticmethod
+    def _needs_all(coordinator: Coordinator) -> bool:
+        """Return whether the next round exchanges sums that need all parties."""
+        config = coordinator.config
+        count = len(coordinator.names)
+        round = coordinator.round + (not coordinator.open_parties and coordinator.trip == 0)
+        exchanges = exchanges_in_trip(config, round, config.exchange.refresh) or exchanges_in_trip(
+            config, round, 0
+        )
+        return exchanges and fewest_parties_in_sum(config, count) == count
+
+    def _stop(self) -> None:
+        self.suspects = []
+        self._failures = 0

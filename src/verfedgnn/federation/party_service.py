@@ -19,6 +19,7 @@ from verfedgnn.federation.party_store import PartyStore, StageResult
 from verfedgnn.federation.release_file import open_ledger
 from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
+from verfedgnn.federation.survivor_log import SurvivorLog
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, active_count
@@ -36,6 +37,9 @@ from verfedgnn.protocol.wire.messages import (
     Message,
     RoundReply,
     RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
     Waiting,
     Welcome,
 )
@@ -98,6 +102,7 @@ class PartyService:
             policy,
             start=start if self.takes_part else None,
             ledger=self.ledger,
+            commitments=SurvivorLog(self.folder / "survivors.jsonl"),
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None
@@ -180,6 +185,8 @@ class PartyService:
             self._join(message)
         elif isinstance(message, RoundStart):
             self._answer_round(message)
+        elif isinstance(message, ShareRequest | TripShares | Survivors):
+            self._answer_masks(message)
         elif isinstance(message, Finish):
             self._finish(message)
 
@@ -207,9 +214,26 @@ class PartyService:
         if message.round % self.checkpoint_every == 0:
             self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.link.send(reply)
+        if self.party.masks is not None:
+            self.party.masks.prepare_next()  # while the others compute
         self.seconds += time.monotonic() - began
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
+
+    def _answer_masks(self, message: ShareRequest | TripShares | Survivors) -> None:
+        """Answer a message about masks, and send the shares for the next trip ahead after an Unmask."""
+        if self.party is None or self.party.masks is None:
+            raise ProtocolError("the coordinator sent a message about masks, but this party draws none")
+        if isinstance(message, Survivors) and message.signatures is None:
+            self._log_survivors(message)
+        for answer in (self.party.handle(message), self.party.masks.shares_ahead()):
+            if answer is not None:
+                self.link.send(answer)
+
+    def _log_survivors(self, message: Survivors) -> None:
+        lost = len(self.identity.agreement.parties) - len(message.survivors)
+        if lost and self.config.training.participation == 1:
+            log_event("sum without some parties", round=message.round, parties=len(message.survivors))
 
     def _record_validation(self, reply: RoundReply) -> float | None:
         """Add this party's validation error to its history and return it; None if the round had no validation."""

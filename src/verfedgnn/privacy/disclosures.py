@@ -45,6 +45,17 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "count": VALIDATION,
         "digest": PUBLIC,
     },
+    "MaskShares": {
+        "round": PUBLIC,
+        "trip": PUBLIC,
+        "attempt": PUBLIC,
+        "request": RANDOM,
+        "key": RANDOM,
+        "sealed": RANDOM,
+        "committed": PUBLIC,
+    },
+    "ListSignature": {"round": PUBLIC, "trip": PUBLIC, "attempt": PUBLIC, "signature": PUBLIC},
+    "Unmask": {"round": PUBLIC, "trip": PUBLIC, "attempt": PUBLIC, "shares": RANDOM},
     "Finished": {"digest": PUBLIC},
     "Refused": {"reason": REASON},
     "AlignHello": {
@@ -60,7 +71,19 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
 }
 """Protection of each field, by message."""
 
-SENT_BY_COORDINATOR = frozenset({"Welcome", "Waiting", "RoundStart", "Finish", "AlignStart", "UserRows"})
+SENT_BY_COORDINATOR = frozenset(
+    {
+        "Welcome",
+        "Waiting",
+        "ShareRequest",
+        "TripShares",
+        "RoundStart",
+        "Survivors",
+        "Finish",
+        "AlignStart",
+        "UserRows",
+    }
+)
 """Messages that the coordinator computes from what the parties sent. (Both sides send `Refused`.)"""
 
 

@@ -1,24 +1,24 @@
-r"""Masked sums: the coordinator can add up messages that it cannot read.
+r"""Masked sums that survive dropouts: the coordinator can add up messages that it cannot read (Bonawitz et al., 2017).
 
-Every pair of parties i < j shares a secret (X25519). For each message they expand it into a stream of
-integers m_ij (HKDF-SHA256, ChaCha20). Party i adds the stream and party j subtracts it, modulo 2^b:
+For every trip, party i draws two seeds: b_i for its self-mask, and s_i, from which its mask key (X25519) derives. It adds
 
 .. math::
-    y_i = x_i + \sum_{j > i} m_{ij} - \sum_{j < i} m_{ji} \pmod{2^b}, \qquad \sum_i y_i = \sum_i x_i \pmod{2^b}
+    y_i = x_i + PRG(b_i) + \sum_{j > i} PRG(k_{ij}) - \sum_{j < i} PRG(k_{ij}) \pmod{2^w},
 
-The masks cancel exactly in the sum over all participants. Without the secrets, any smaller set of messages is
-uniformly random. After a dropout the sum is useless: the trip is repeated without that party, under fresh
-masks.
+where k_ij is the secret of the mask keys of i and j. Both seeds are shared among the parties (Shamir) with a threshold. For the sum
+over the survivors, the coordinator needs b_i of every survivor and s_i of every party that was lost. A party reveals its share of
+one of the two, never of both. Without b_i, y_i is uniformly random, also when it arrives late.
 """
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Sequence
-from hashlib import sha256
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -31,72 +31,86 @@ from verfedgnn.core.errors import ProtocolError
 GRADIENT = 1
 NEIGHBOURHOOD = 2
 """Uses of a stream. Two uses in one trip never share a stream."""
+SEED = 16
+"""Bytes of a seed, and of a share of it."""
 
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
-class Masker:
-    """One party's key pair, and the masks that it derives once the others' public keys are known.
+def share_threshold(parties: int) -> int:
+    """Return how many of `parties` must reveal their shares of a seed: more than two thirds."""
+    return 2 * parties // 3 + 1
 
-    A key pair serves one stay in a federation. A party that joins again makes a new one, so no stream is used
-    twice.
-    """
+
+class MaskSeeds:
+    """One party's secrets of one trip: the seed of its self-mask, and the seed of its mask key."""
 
     def __init__(self) -> None:
-        self._private = X25519PrivateKey.generate()
-        self.public = self._private.public_key().public_bytes_raw().hex()
-        self.index = -1
-        self._secrets: dict[int, bytes] = {}
+        self.self_seed = os.urandom(SEED)
+        self.key_seed = os.urandom(SEED)
+        self.key = MaskKey(self.key_seed)
 
-    def derive_secrets(self, index: int, keys: Sequence[str]) -> None:
-        """Derive the secrets shared with the other parties.
-
-        `index` is this party's position in `keys`, the public keys of all parties in order, "" for absent
-        parties.
-        """
-        self.index = index
-        self._secrets = {}
-        known = [key for key in keys if key]
-        if not 0 <= index < len(keys) or keys[index] != self.public or len(set(known)) != len(known):
-            raise ProtocolError("the coordinator sent public keys that are not those of the parties")
-        for other, key in enumerate(keys):
-            if key and other != index:
-                try:
-                    shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
-                except ValueError:
-                    raise ProtocolError(f"the key of party {other} is not usable") from None
-                pair = "".join(keys[i] for i in sorted((index, other)))
-                derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 1" + bytes.fromhex(pair))
-                self._secrets[other] = derive.derive(shared)
+    def split(self, parties: int) -> list[bytes]:
+        """Return a share of both seeds for each of `parties`: first of the self-mask, then of the mask key."""
+        threshold = share_threshold(parties)
+        shares = (Shamir.split(threshold, parties, seed) for seed in (self.self_seed, self.key_seed))
+        return [own + key for (_, own), (_, key) in zip(*shares, strict=True)]
 
     def mask(
-        self,
-        values: NDArray[Integer],
-        parties: Sequence[int],
-        *,
-        round: int,
-        trip: int,
-        use: int,
-        attempt: int = 0,
-        context: bytes = b"",
+        self, values: NDArray[Integer], index: int, keys: Mapping[int, str], context: bytes, use: int
     ) -> NDArray[Integer]:
-        """Return `values` plus this party's masks towards the other `parties`, modulo 2^bits of their type.
+        """Return `values` plus the self-mask and the masks towards the other parties, modulo 2^bits of their type.
 
-        `context` identifies the common inputs of all parties. Masks of parties with different inputs do not
-        cancel, so nobody can single out a party by giving the others different parameters.
+        `keys` holds the public mask keys of all active parties by index; `index` is this party's. `context` identifies what the
+        coordinator sent to all parties. Masks of parties with different contexts do not cancel.
         """
         flat = np.ascontiguousarray(values).reshape(-1)
         width = flat.dtype.itemsize
-        total = flat.view(f"u{width}").copy()
-        for other in parties:
-            if other != self.index:
-                if other not in self._secrets:
-                    raise ProtocolError(f"party {other} takes part, but its public key is unknown")
-                nonce = struct.pack("<IIHHI", 0, round, trip, use, attempt)
-                secret = sha256(b"verfedgnn stream 1" + self._secrets[other] + context).digest()
-                stream = np.frombuffer(_stream(secret, flat.nbytes, nonce), f"<u{width}")
-                total = total + stream if self.index < other else total - stream
-        return total.view(flat.dtype).reshape(values.shape)
+        total = flat.view(f"u{width}") + self_mask(self.self_seed, context, use, flat.size, width)
+        for other, key in keys.items():
+            if other != index:
+                stream = self.key.stream(key, context, use, flat.size, width)
+                total = total + stream if index < other else total - stream
+        masked: NDArray[Integer] = total.view(flat.dtype).reshape(values.shape)
+        return masked
+
+
+class MaskKey:
+    """The mask key of one party and trip, derived from its seed."""
+
+    def __init__(self, seed: bytes) -> None:
+        derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask key 2")
+        self._private = X25519PrivateKey.from_private_bytes(derive.derive(seed))
+        self.public = self._private.public_key().public_bytes_raw().hex()
+
+    def stream(self, other: str, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
+        """Return the stream that the owner of this key shares with the party whose public mask key is `other`."""
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
+        except ValueError:
+            raise ProtocolError("a mask key is not usable") from None
+        return _expand(shared, b"pair" + bytes.fromhex(min(self.public, other) + max(self.public, other)),
+                       context, use, size, width)  # fmt: skip
+
+
+def self_mask(seed: bytes, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
+    """Return the self-mask that belongs to a seed: `size` unsigned integers of `width` bytes."""
+    return _expand(seed, b"self", context, use, size, width)
+
+
+def lost_mask(
+    seed: bytes, index: int, survivors: Mapping[int, str], context: bytes, use: int, size: int, width: int
+) -> NDArray[Any]:
+    """Return what the masks towards a lost party add to the sum over the survivors.
+
+    `seed` and `index` are those of the lost party; `survivors` holds the public mask keys of the survivors by index.
+    """
+    key = MaskKey(seed)
+    total = np.zeros(size, f"u{width}")
+    for other, public in survivors.items():
+        stream = key.stream(public, context, use, size, width)
+        total = total + stream if other < index else total - stream
+    return total
 
 
 def check_public_key(key: str) -> None:
@@ -107,9 +121,9 @@ def check_public_key(key: str) -> None:
         raise ProtocolError("a public key is not usable") from None
 
 
-def _stream(secret: bytes, size: int, nonce: bytes) -> bytes:
-    """Expand `secret` with ChaCha20.
-
-    `nonce` is a block counter of 0, then 96 bits that never repeat under a key.
-    """
-    return Cipher(ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(size))
+def _expand(secret: bytes, kind: bytes, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
+    """Expand a secret into a stream of integers: HKDF-SHA256 gives the key of a ChaCha20 stream for each use."""
+    key = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 2 " + kind + context).derive(secret)
+    nonce = struct.pack("<IIII", 0, use, 0, 0)  # a block counter of 0, then 96 bits
+    stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(size * width))
+    return np.frombuffer(stream, f"<u{width}")

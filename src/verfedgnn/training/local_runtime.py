@@ -34,6 +34,7 @@ from verfedgnn.protocol.wire.messages import (
     Message,
     RoundReply,
     RoundStart,
+    TripShares,
     Welcome,
     decode,
     encode,
@@ -88,13 +89,32 @@ class LocalRuntime:
     def round(self) -> ClosedRound:
         """Run one round with all its trips."""
         while True:
-            starts = self._down(self.coordinator.open())
-            for name, received in self._up(self._replies(starts)).items():
+            starts = self.coordinator.open()
+            if self.coordinator.masks is not None:
+                self._exchange(list(self.coordinator.share_requests().items()))
+                shares = [each for each in self.coordinator.proceed() if isinstance(each[1], TripShares)]
+                self._exchange(shares)
+            for name, received in self._up(self._replies(self._down(starts))).items():
                 assert isinstance(received, RoundReply)
                 self.coordinator.receive(name, received)
+            if self.coordinator.masks is not None:
+                self._exchange(self.coordinator.proceed())
             closed = self.coordinator.close()
             if self.coordinator.trip == 0:
                 return closed
+
+    def _exchange(self, messages: Sequence[tuple[str, Message]]) -> None:
+        """Carry messages about masks to parties, and their answers to the coordinator."""
+        for name, message in messages:
+            (received,) = self._down({name: message}).values()
+            party = self.parties[name]
+            answers = [party.handle(received)]
+            if party.masks is not None:
+                answers.append(party.masks.shares_ahead())
+            for answer in answers:
+                if answer is not None:
+                    (reply,) = self._up({name: answer}).values()
+                    self.coordinator.take(name, reply)
 
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""
@@ -169,7 +189,9 @@ def local_federation(
     """Join a coordinator and one party for each input on this machine; secrets derive from the configured seed."""
     public = None if start is None else start.public
     private = {} if start is None else start.private
-    coordinator = Coordinator(config, [data.name for data in inputs], device, start=public)
+    coordinator = Coordinator(
+        config, [data.name for data in inputs], device, start=public, masked=policy.masks
+    )
     candidates = [
         Candidate(
             data, config, simulated_secret(config.seed, index), device, policy, party, private.get(data.name)

@@ -2,13 +2,16 @@
 
     open -> RoundStart to each party -> receive each RoundReply -> close: add up, take the public step
 
+With masks, `masked_trip` adds steps to a trip: shares before the RoundStart, and shares that unmask the sum after the replies.
+`proceed` goes from one step to the next.
+
 It never sees ratings, degrees or item embeddings: no message carries them. `coordinator_states` lists what may follow what.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
+from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.coordinator.admission import refusal, too_few
 from verfedgnn.protocol.coordinator.best_validation import BestValidation
@@ -29,22 +33,34 @@ from verfedgnn.protocol.coordinator.coordinator_states import (
     CoordinatorAction,
     CoordinatorState,
 )
+from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
 from verfedgnn.protocol.coordinator.membership import Membership
 from verfedgnn.protocol.coordinator.update_log import Update, UpdateLog
 from verfedgnn.protocol.round.aggregation import (
-    SumError,
     gradient_type,
     largest_array,
     neighbourhood_shape,
     sum_gradients,
     sum_neighbourhoods,
+    update_type,
 )
-from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip
+from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_survivors, following_trip
+from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
 from verfedgnn.protocol.round.message_checks import reply_problem
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.round.user_blocks import UserBlock
-from verfedgnn.protocol.wire.messages import Finish, Hello, RoundReply, RoundStart, Welcome
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Hello,
+    ListSignature,
+    MaskShares,
+    Message,
+    RoundReply,
+    RoundStart,
+    Unmask,
+    Welcome,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,8 @@ class ClosedRound:
     round: int
     valid_error: float | None
     """Validation error of all parties; None without a validation."""
+    abandoned: bool = False
+    """Whether the round has no update, because its sum could not be completed."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,7 @@ class Coordinator:
     `names` are the parties, in the order that fixes every sum. `quorum` parties must be present for a round; by default all. The
     names `agreement` (of the federation file) and `training` guard against mixing up federations. With a `start`, the training
     continues from the public parameters of an earlier one.
+    `masked` says whether the parties draw masks; on one machine they do not.
     """
 
     def __init__(
@@ -85,6 +104,7 @@ class Coordinator:
         agreement: str | None = None,
         training: str = "local",
         start: PublicStart | None = None,
+        masked: bool = False,
     ) -> None:
         self.config = config
         self.names = list(names)
@@ -92,6 +112,7 @@ class Coordinator:
         self.agreement = agreement
         self.training = training
         self.start = start
+        self.masked = masked and config.masking
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
         self.best = BestValidation(config.training)
@@ -112,8 +133,12 @@ class Coordinator:
         """What each party of the open trip was asked."""
         self.replies: dict[str, RoundReply] = {}
         """Replies to the open trip, or to the last one."""
-        self.spoilt = False
-        """Whether the masked values of the open trip did not add up."""
+        self.masks: MaskedTrip | None = None
+        """The masks of the open trip; None without masks."""
+        self.commitment: list[int] | None = None
+        """The survivor list that parties committed to in the open trip; no other sum can be completed."""
+        self._shares_ahead: MaskedTrip | None = None
+        """Shares that the parties send ahead, for the next trip among the same parties."""
         self._gone: set[str] = set()
         """Parties lost since the open trip began. They do not know of it, even if they came back."""
 
@@ -131,6 +156,7 @@ class Coordinator:
         if reason is not None:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lose(message.party)
+        self._shares_ahead = None  # they are sealed for the keys of an earlier stay
         self.members.join(message)
         if self.members.complete and not self.began:
             self._start_training()
@@ -173,11 +199,7 @@ class Coordinator:
             round=self.replica.round,
             **self.replica.arrays(),
             digest=self.replica.digest(),
-            **self._new_mask_keys(name),
         )
-
-    def _new_mask_keys(self, name: str) -> dict[str, Any]:
-        return self.members.new_mask_keys(name) if self.config.masking else {}
 
     def lose(self, name: str, *, slow: bool = False) -> None:
         """Continue without a party until it joins again or, if it is only slow, until its reply comes."""
@@ -192,30 +214,71 @@ class Coordinator:
 
     @property
     def due(self) -> list[str]:
-        """Parties that have not yet replied to the open trip."""
-        return [name for name in self.open_parties if name not in self.replies]
+        """Parties whose answer the present step of the open trip needs."""
+        masks = self.masks
+        if self.state is CoordinatorState.TRIP or masks is None:
+            return [name for name in self.open_parties if name not in self.replies]
+        if self.state is CoordinatorState.SHARING:
+            # A party that was lost since has forgotten its seeds.
+            return [name for i, name in self._active if i not in masks.shares or name in self._gone]
+        answered = masks.signatures if self.state is CoordinatorState.AGREEING else masks.reveals
+        return self._names_of(index for index in masks.survivors if index not in answered)
 
     @property
-    def broken(self) -> bool:
-        """Whether the open trip cannot be closed and should be repeated: a party was lost or is slow, or masks did not cancel."""
-        return self.spoilt or any(name in self._gone or name in self.members.slow for name in self.due)
+    def absent(self) -> list[str]:
+        """Due parties that were lost or are slow."""
+        return [name for name in self.due if name in self._gone or name in self.members.slow]
+
+    @property
+    def spares_absent(self) -> bool:
+        """Whether the open trip can be completed without the absent parties."""
+        masks = self.masks
+        if masks is None or self.state is CoordinatorState.SHARING:
+            return False
+        absent = {self.names.index(name) for name in self.absent}
+        if self.state is not CoordinatorState.TRIP:
+            return len(set(masks.survivors) - absent) >= masks.threshold
+        survivors = [index for index in masks.active if index not in absent]
+        fits = self.commitment is None or survivors == self.commitment
+        return fits and len(survivors) >= self.fewest_survivors
+
+    @property
+    def fewest_survivors(self) -> int:
+        """Number of parties that the sum of the open trip must include."""
+        return fewest_survivors(
+            self.config,
+            parties=len(self.names),
+            active=len(self.drawn),
+            smallest=min(self.members.quorum, self.active_count),
+            exchange=exchanges_in_trip(self.config, self.round, self.trip),
+        )
+
+    @property
+    def _active(self) -> list[tuple[int, str]]:
+        """Indices and names of the active parties of the open trip."""
+        return [(index, self.names[index]) for index in self.drawn]
+
+    def _names_of(self, indices: Iterable[int]) -> list[str]:
+        return [self.names[index] for index in indices]
 
     # -- one trip: open, receive, close ------------------------------------------------------------------
 
     def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
-        """Open the next trip, or repeat the open one, and return the message for each party.
+        """Open the next trip, or repeat the open one, and return the RoundStart for each party.
 
-        Parties in the same situation get the same object. `among` sets the active parties instead of drawing them.
+        Parties in the same situation get the same object. `among` sets the active parties instead of drawing them. With masks, a
+        RoundStart is sent once the shares of all active parties are here (`share_requests`, `proceed`).
         """
-        repeated = self.state is CoordinatorState.TRIP
-        self._advance(CoordinatorAction.OPEN)
+        repeated = self.state is not CoordinatorState.IDLE
+        self._advance(CoordinatorAction.ASK_FOR_SHARES if self.masked else CoordinatorAction.OPEN)
         self._number_trip(repeated)
+        if not repeated:
+            self.commitment = None
         present = self.members.here
         self.drawn = self.draw_active(self.round, present) if among is None else list(among)
         evaluate = self.trip == 0 and self.replica.evaluates_in(self.round)
         self.open_parties = {}
         self.replies = {}
-        self.spoilt = False
         self._gone = set()
         starts: dict[tuple[Any, ...], RoundStart] = {}
         for index in present:
@@ -227,13 +290,54 @@ class Coordinator:
                 self.parameters_round[name],
                 self.sums_received[name].get(self.block.index),
                 works,
-                self.members.known_keys(name),
             )
             if situation not in starts:
                 starts[situation] = self._start(name, works, evaluate=evaluate)
-            self._new_mask_keys(name)  # counts them as sent, since the message may be another party's
             self.open_parties[name] = starts[situation]
+        if self.masked:
+            self.masks = self._begin_masks()
         return self.open_parties
+
+    def _begin_masks(self) -> MaskedTrip:
+        """Return the masks of the open trip, with the shares that were sent ahead if they are for the same parties."""
+        place = (self.round, self.trip, self.attempt)
+        ahead = self._shares_ahead
+        self._shares_ahead = None
+        if ahead is not None and (ahead.place, ahead.active) == (place, self.drawn):
+            return ahead
+        return MaskedTrip(place, self.drawn)
+
+    def share_requests(self) -> dict[str, Message]:
+        """Return the requests for shares to send after `open`; none without masks, or if shares are sent ahead."""
+        if self.masks is None or not self.masks.request:
+            return {}
+        request = self.masks.share_request([self.members.hellos[name] for name in self.names])
+        return dict.fromkeys(self._names_of(self.masks.active), request)
+
+    @property
+    def closable(self) -> bool:
+        """Whether the open trip can be closed once nobody is due; otherwise `proceed` goes on to its next step."""
+        return self.masks is None or self.state is CoordinatorState.UNMASKING
+
+    def proceed(self) -> list[tuple[str, Message]]:
+        """Go on to the next step of a masked trip when nobody is due, and return its messages."""
+        masks = self.masks
+        assert masks is not None
+        if self.state is CoordinatorState.SHARING:
+            self._advance(CoordinatorAction.OPEN)
+            shares = [(self.names[index], masks.trip_shares(index)) for index in masks.active]
+            return [*shares, *self.open_parties.items()]
+        if self.state is CoordinatorState.TRIP:
+            masks.survivors = [i for i in masks.active if self.names[i] in self.replies]
+            self.commitment = masks.survivors
+            self._advance(CoordinatorAction.UNMASK if masks.complete else CoordinatorAction.AGREE)
+            if masks.complete and self.config.training.participation == 1:
+                place = (*following_trip(self.config, self.round, self.trip), 0)
+                self._shares_ahead = MaskedTrip(place, masks.active, ahead=True)
+        else:
+            self._advance(CoordinatorAction.UNMASK)
+        message = masks.survivor_message()
+        return [(name, message) for name in self._names_of(masks.survivors) if name not in self._gone]
 
     def _number_trip(self, repeated: bool) -> None:
         """Count to the next attempt, trip or round."""
@@ -268,6 +372,7 @@ class Coordinator:
         missed = self.log.since(known, self.replica.round, self.model.size)
         full_copy = missed is None
         updates = (self.log.last if backward else []) if missed is None else missed
+        totals = [update.total for update in updates if update.parties]
         shared = self.neighbourhoods.get(self.block.index)
         if shared is not None and self.sums_received[name].get(self.block.index) == shared.trip:
             shared = None
@@ -282,24 +387,47 @@ class Coordinator:
             best_round=self.best.round,
             updates_from=updates[0].round if updates else known + 1,
             update_parties=[update.parties for update in updates],
-            updates=np.concatenate([update.total for update in updates]) if updates else None,
+            updates=np.concatenate(totals) if totals else None,
             neighbourhood_parties=[] if shared is None else shared.parties,
             neighbourhood_trip=(0, 0) if shared is None else shared.trip,
             neighbourhoods=None if shared is None else shared.total,
             **(self.replica.arrays() if full_copy else {}),
-            **self._new_mask_keys(name),
         )
+
+    def take(self, name: str, message: Message) -> None:
+        """Take a party's message about the open trip. Raise `ProtocolError` if it does not fit the trip."""
+        if isinstance(message, RoundReply):
+            self.receive(name, message)
+            return
+        COORDINATOR_STATES.after(self.state, type(message), name)
+        assert isinstance(message, MaskShares | ListSignature | Unmask)
+        self.members.bring_back(name)
+        index = self.names.index(name)
+        place = (message.round, message.trip, message.attempt)
+        problem = None
+        if isinstance(message, MaskShares):
+            for masks in (self._shares_ahead, self.masks if self.state is CoordinatorState.SHARING else None):
+                if masks is not None and (masks.place, masks.request) == (place, message.request):
+                    problem = masks.take_shares(index, message)
+        elif self.masks is not None and self.masks.place == place:
+            if isinstance(message, Unmask):
+                problem = self.masks.take_reveal(index, message)
+            elif index in self.masks.survivors:
+                self.masks.signatures[index] = message
+        if problem is not None:
+            raise ProtocolError(f"{name}: {problem}")
 
     def receive(self, name: str, reply: RoundReply) -> bool:
         """Take a party's reply; return False if it is late and was ignored. Raise `ProtocolError` if it does not fit the trip."""
         COORDINATOR_STATES.after(self.state, RoundReply, name)
         late = (reply.round, -reply.trip, reply.attempt) < (self.round, -self.trip, self.attempt)
+        late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
         if late and name in self.parameters_round:
             if self.members.bring_back(name):
                 self.parameters_round[name] = min(reply.round, self.replica.round + 1) - 1
             return False
         start = self.open_parties.get(name)
-        if start is None or name in self.replies:
+        if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
             raise ProtocolError(f"{name}: no reply is due from this party")
         problem = reply_problem(reply, start, self.config, self.block, len(self.names), self.replica.digest)
         if problem is not None:
@@ -314,36 +442,63 @@ class Coordinator:
     def close(self) -> ClosedRound:
         """Add up the replies, judge the validation and take the public step.
 
-        Raise `SumError` if masked values do not add up to gradients; the trip can be opened again, with or without a suspect.
+        Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
         """
         replies = [(i, self.replies[name]) for i, name in enumerate(self.names) if name in self.replies]
         gradients = [(i, reply.gradient) for i, reply in replies if reply.gradient is not None]
+        if self.masks is not None:
+            self.masks.recover()
         summed = self._sum_gradients([values for _, values in gradients]) if gradients else None
         shared = [(i, reply.neighbourhoods) for i, reply in replies if reply.neighbourhoods is not None]
         if shared:
-            total = sum_neighbourhoods([values for _, values in shared], self.config)
+            masks = self._mask_total(NEIGHBOURHOOD, shared[0][1])
+            total = sum_neighbourhoods([values for _, values in shared], self.config, masks)
             senders = [i for i, _ in shared]
             trip = (self.round, self.trip)
             self.neighbourhoods[self.block.index] = NeighbourhoodSum(senders, trip, total)
-        evaluated = any(start.evaluate for start in self.open_parties.values())
-        self.open_parties = {}
+        error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
+        self.open_parties = {}
+        self.masks = None
         if self.trip > 0:
             return ClosedRound(self.round, None)
-        error = None
-        if evaluated:
-            served = self.replica.served
-            error = self.best.judge(self.round, self.replies, self.names, served, self.replica.digest())
         assert summed is not None, "some party trains in every round"
         self._step([i for i, _ in gradients], summed)
         return ClosedRound(self.round, error)
 
+    def abandon(self) -> ClosedRound:
+        """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
+        error = self._judge_validation()
+        self._advance(CoordinatorAction.ABANDON)
+        self.open_parties = {}
+        self.masks = None
+        self._shares_ahead = None
+        self.trip = 0
+        self.replica.skip(self.round)
+        self.log.add(Update(self.round, [], np.zeros(0, update_type(self.config, len(self.names)))))
+        return ClosedRound(self.round, error, abandoned=True)
+
+    def _judge_validation(self) -> float | None:
+        """Return the validation error of the open trip; None if it has no validation."""
+        if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
+            return None
+        served = self.replica.served
+        return self.best.judge(self.round, self.replies, self.names, served, self.replica.digest())
+
     def _sum_gradients(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        try:
-            return sum_gradients(gradients, self.config, len(self.names))
-        except SumError:
-            self.spoilt = True
-            raise
+        masks = self._mask_total(GRADIENT, gradients[0])
+        return sum_gradients(gradients, self.config, len(self.names), masks)
+
+    def _mask_total(self, use: int, like: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the masks in a sum of the open trip; `like` is one of the masked arrays. None without masks."""
+        if self.masks is None:
+            return None
+        start = next(start for start in self.open_parties.values() if start.train or start.exchange)
+        last = self.neighbourhoods.get(self.block.index)
+        digest = "" if last is None else sum_digest(last.parties, last.trip, last.total)
+        updates = self.log.last
+        context = mask_context(start, self.replica, updates[0].total if updates else None, digest)
+        return self.masks.mask_total(context, use, like)
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
         self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round)

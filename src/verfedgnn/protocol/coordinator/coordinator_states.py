@@ -1,7 +1,11 @@
 """The states of a coordinator, and what may follow what.
 
     GATHERING --all joined--> IDLE --open--> TRIP --close--> IDLE --finish--> FINISHING
-                                               '-- open: the same trip again, without the parties that were lost
+
+With masks, a trip has more steps. It can be opened again, or abandoned, in each of them:
+
+    IDLE --ask for shares--> SHARING --open--> TRIP --unmask--> UNMASKING --close--> IDLE
+                                                '--agree--> AGREEING --unmask--^
 
 Parties may say hello, or be lost, in every state. Users are aligned while the coordinator is GATHERING.
 """
@@ -12,7 +16,15 @@ from enum import Enum
 
 from verfedgnn.protocol.state_table import Event, StateTable
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
-from verfedgnn.protocol.wire.messages import Finished, Hello, Refused, RoundReply
+from verfedgnn.protocol.wire.messages import (
+    Finished,
+    Hello,
+    ListSignature,
+    MaskShares,
+    Refused,
+    RoundReply,
+    Unmask,
+)
 
 
 class CoordinatorState(Enum):
@@ -20,7 +32,10 @@ class CoordinatorState(Enum):
 
     GATHERING = "waiting for all parties to join"
     IDLE = "training, between two trips"
+    SHARING = "training, waiting for mask shares"
     TRIP = "training, waiting for replies"
+    AGREEING = "training, waiting for signatures of the survivor list"
+    UNMASKING = "training, waiting for shares to unmask a sum"
     FINISHING = "training is over"
 
 
@@ -28,14 +43,34 @@ class CoordinatorAction(Enum):
     """Events other than a received message."""
 
     START_TRAINING = "start the training"
+    ASK_FOR_SHARES = "ask for mask shares"
     OPEN = "open a trip"
+    AGREE = "agree on a survivor list"
+    UNMASK = "unmask the sum"
     CLOSE = "close the trip"
+    ABANDON = "abandon the round"
     FINISH = "finish the training"
 
 
 def _stay(state: CoordinatorState) -> dict[Event, CoordinatorState]:
     """Return the transitions of messages that every state takes and that change no state."""
     return dict.fromkeys((Hello, Refused, Sealed, Pseudonyms, Aligned), state)
+
+
+_OF_TRIPS = (RoundReply, MaskShares, ListSignature, Unmask)
+"""Messages of the parties during trips. A late one changes nothing, but brings a slow party back."""
+
+
+def _trip(state: CoordinatorState, **actions: CoordinatorState) -> dict[Event, CoordinatorState]:
+    """Return the transitions of a state of an open trip; `actions` are those besides opening it again and abandoning it."""
+    return {
+        **_stay(state),
+        **dict.fromkeys(_OF_TRIPS, state),
+        CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
+        CoordinatorAction.OPEN: CoordinatorState.TRIP,
+        CoordinatorAction.ABANDON: CoordinatorState.IDLE,
+        **{CoordinatorAction[name]: following for name, following in actions.items()},
+    }
 
 
 RESUME = "use the previous --out folder of this party, or start a new training"
@@ -49,19 +84,23 @@ COORDINATOR_STATES = StateTable(
         },
         CoordinatorState.IDLE: {
             **_stay(CoordinatorState.IDLE),
-            RoundReply: CoordinatorState.IDLE,  # late; it brings a slow party back
+            **dict.fromkeys(_OF_TRIPS, CoordinatorState.IDLE),  # late, or shares that are sent ahead
+            CoordinatorAction.ASK_FOR_SHARES: CoordinatorState.SHARING,
             CoordinatorAction.OPEN: CoordinatorState.TRIP,
             CoordinatorAction.FINISH: CoordinatorState.FINISHING,
         },
-        CoordinatorState.TRIP: {
-            **_stay(CoordinatorState.TRIP),
-            RoundReply: CoordinatorState.TRIP,
-            CoordinatorAction.OPEN: CoordinatorState.TRIP,
-            CoordinatorAction.CLOSE: CoordinatorState.IDLE,
-        },
+        CoordinatorState.SHARING: _trip(CoordinatorState.SHARING),
+        CoordinatorState.TRIP: _trip(
+            CoordinatorState.TRIP,
+            AGREE=CoordinatorState.AGREEING,
+            UNMASK=CoordinatorState.UNMASKING,
+            CLOSE=CoordinatorState.IDLE,
+        ),
+        CoordinatorState.AGREEING: _trip(CoordinatorState.AGREEING, UNMASK=CoordinatorState.UNMASKING),
+        CoordinatorState.UNMASKING: _trip(CoordinatorState.UNMASKING, CLOSE=CoordinatorState.IDLE),
         CoordinatorState.FINISHING: {
             **_stay(CoordinatorState.FINISHING),
-            RoundReply: CoordinatorState.FINISHING,  # late
+            **dict.fromkeys(_OF_TRIPS, CoordinatorState.FINISHING),  # late
             Finished: CoordinatorState.FINISHING,
             CoordinatorAction.FINISH: CoordinatorState.FINISHING,  # once for every party that joins again
         },
@@ -69,7 +108,10 @@ COORDINATOR_STATES = StateTable(
     remedies={
         CoordinatorState.GATHERING: "say hello and wait for a Welcome",
         CoordinatorState.IDLE: RESUME,
+        CoordinatorState.SHARING: RESUME,
         CoordinatorState.TRIP: RESUME,
+        CoordinatorState.AGREEING: RESUME,
+        CoordinatorState.UNMASKING: RESUME,
         CoordinatorState.FINISHING: RESUME,
     },
 )

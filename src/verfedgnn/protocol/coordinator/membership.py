@@ -1,9 +1,8 @@
-"""The parties of a training: which are present, and which mask keys each of them knows."""
+"""The parties of a training: which are present, and which are slow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from verfedgnn.protocol.wire.messages import Hello
 
@@ -20,10 +19,6 @@ class Membership:
         """Parties that were welcomed and not lost since."""
         self.slow: set[str] = set()
         """Connected parties that missed a trip; their late reply brings them back."""
-        self._changes = 0
-        """Number of accepted Hellos, each of which may change a mask key."""
-        self._known_changes = dict.fromkeys(self.names, 0)
-        """How many of these changes each party knows."""
 
     @property
     def complete(self) -> bool:
@@ -48,7 +43,6 @@ class Membership:
     def join(self, hello: Hello) -> None:
         """Remember an accepted Hello; the party is present once it is welcomed."""
         self.hellos[hello.party] = hello
-        self._changes += 1
 
     def lose(self, name: str, *, slow: bool) -> None:
         """Mark a party as gone, or as slow."""
@@ -64,18 +58,3 @@ class Membership:
         self.slow.discard(name)
         self.present.add(name)
         return True
-
-    def known_keys(self, name: str) -> int:
-        """Return a number that is the same for parties that know the same mask keys."""
-        return self._known_changes[name]
-
-    def new_mask_keys(self, name: str) -> dict[str, Any]:
-        """Return the mask key fields of a message to `name`; empty if it knows all keys already."""
-        if self._known_changes[name] == self._changes:
-            return {}
-        self._known_changes[name] = self._changes
-        hellos = [self.hellos.get(name) for name in self.names]
-        return {
-            "mask_keys": [(hello and hello.mask_key) or "" for hello in hellos],
-            "mask_signatures": [(hello and hello.mask_signature) or "" for hello in hellos],
-        }

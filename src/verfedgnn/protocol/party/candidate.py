@@ -11,6 +11,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.privacy.projection import IdentityProjection, Projection
+from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.party_progress import PartyProgress
@@ -29,7 +30,9 @@ class Candidate:
     """One organisation that is not joined yet, or joins again after a lost connection.
 
     `secret` seeds the party's noise, batches and initial items; no message carries it. `party` is the class to create on joining.
-    With a `start`, its private parameters continue from an earlier training. Progress is shared with the joined party, so a candidate that joins again continues where it was.
+    With a `start`, its private parameters continue from an earlier training. `commitments` holds the survivor lists that the party
+    committed to; by default they are kept in memory only. Progress is shared with the joined party, so a candidate that joins again
+    continues where it was.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Candidate:
         party: type[Party] = Party,
         start: PrivateStart | None = None,
         ledger: ReleaseLedger | None = None,
+        commitments: ListCommitments | None = None,
     ) -> None:
         self.setup = PartySetup.of(data, config, secret, device, policy)
         self.progress = PartyProgress.initial(self.setup)
@@ -51,6 +55,7 @@ class Candidate:
         self.party_class = party
         self.ledger = ledger
         """Account of what the party releases; None on one machine."""
+        self.commitments = commitments or ListCommitments()
         self.stay = ""
         """Random name of the Hello that waits for a Welcome; empty if none does."""
         self._masks = self._new_masks()
@@ -121,7 +126,7 @@ class Candidate:
                 "give both --from with runs of the same training"
             )
         if self._masks is not None:
-            self._masks.take_keys(message, message.index, len(message.items))
+            self._masks.join(message.training, message.index, len(message.items))
         joined = self.party_class(
             setup,
             self.progress,
@@ -158,4 +163,7 @@ class Candidate:
 
     def _new_masks(self) -> PartyMasks | None:
         """Return masks with a new key; None if the configuration has no masks."""
-        return PartyMasks(self.name, self.setup.policy) if self.setup.config.masking else None
+        setup = self.setup
+        if not setup.config.masking:
+            return None
+        return PartyMasks(self.name, setup.config, setup.policy, self.commitments)

@@ -23,11 +23,14 @@ Statements = dict[str, dict[str, Any]]
 TO_EACH: dict[type[Message], frozenset[str]] = {
     AlignStart: frozenset({"index"}),
     UserRows: frozenset({"rows"}),
-    Welcome: frozenset({"index", "stay", "mask_keys", "mask_signatures"}),
-    RoundStart: frozenset({"train", "exchange", "mask_keys", "mask_signatures"}),
+    Welcome: frozenset({"index", "stay"}),
+    RoundStart: frozenset({"train", "exchange"}),
     Finish: frozenset(),
 }
-"""Fields that may differ between parties: places, signed keys, and whether a party is active. All others are stated."""
+"""Fields that may differ between parties: places, and whether a party is active. All others are stated.
+
+Messages about masks are not stated: sealed shares open only among parties that received the same.
+"""
 
 
 def common_statements(message: Message, blocks: UserBlocks | None) -> Statements:

@@ -40,21 +40,26 @@ class ReceivedNeighbourhoods:
 
     digest: str
     """Hash of the sum; all parties that received the same sum have the same hash."""
+    trip: tuple[int, int]
+    """Round and trip of the sum."""
     others: Tensor | None
     """Estimated sum of the other parties' neighbourhoods (K, q, C); None if the party's own share is no longer known."""
 
     def put(self, state: CheckpointState, name: str) -> None:
         """Store this record in a checkpoint."""
-        state.values[name] = self.digest
+        state.values[name] = [self.digest, *self.trip]
         if self.others is not None:
             state.arrays[name] = self.others.cpu().numpy()
 
     @classmethod
     def get(cls, state: CheckpointState, name: str, device: torch.device) -> ReceivedNeighbourhoods | None:
         """Return the record that `put` stored, or None."""
-        digest = state.values.get(name)
+        known = state.values.get(name)
+        if known is None:
+            return None
+        digest, round, trip = known
         others = state.arrays.get(name)
-        return None if digest is None else cls(digest, None if others is None else to_tensor(others, device))
+        return cls(digest, (round, trip), None if others is None else to_tensor(others, device))
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,12 @@ class ExchangeState:
         """Return the estimated sum of the others' neighbourhoods (K, q, C) of a block; None if it is not known."""
         found = self.received.get(block)
         return None if found is None else found.others
+
+    def forget_sum(self, block: int, round: int, trip: int) -> None:
+        """Forget the sum of a block if its trip is not before this one: the trip is repeated, after the coordinator lost the sum."""
+        found = self.received.get(block)
+        if found is not None and (found.trip[0], -found.trip[1]) >= (round, -trip):
+            del self.received[block]
 
     def put(self, state: CheckpointState) -> None:
         """Store all records in a checkpoint."""

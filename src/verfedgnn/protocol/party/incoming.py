@@ -15,7 +15,6 @@ is an approximation; it also contains the regulariser of e_u.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from verfedgnn.protocol.party.exchange_state import (
     UserGradient,
 )
 from verfedgnn.protocol.round.aggregation import neighbourhood_shape
+from verfedgnn.protocol.round.mask_context import sum_digest
 from verfedgnn.protocol.round.replica import Replica, participation_scale
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
 from verfedgnn.protocol.wire.fixed_point import from_fixed, wrap_signed
@@ -46,18 +46,17 @@ class ReceivedUpdate:
 
     round: int
     parties: list[int]
-    """Indices of the parties whose gradients the sum includes."""
+    """Indices of the parties whose gradients the sum includes; empty if the round was abandoned."""
     total: NDArray[Any]
 
 
 def split_updates(message: RoundStart, blocks: UserBlocks) -> list[ReceivedUpdate]:
     """Split the updates of a message by round."""
-    if message.updates is None:
-        return []
-    rounds = range(message.updates_from, message.updates_from + len(message.update_parties))
-    ends = np.cumsum([blocks.in_round(number).model.size for number in rounds])[:-1]
-    totals = np.split(message.updates, ends)
-    return list(map(ReceivedUpdate, rounds, message.update_parties, totals))
+    groups = message.update_parties
+    rounds = range(message.updates_from, message.updates_from + len(groups))
+    sizes = [blocks.in_round(n).model.size if group else 0 for n, group in zip(rounds, groups, strict=True)]
+    updates = np.zeros(0, np.int8) if message.updates is None else message.updates
+    return list(map(ReceivedUpdate, rounds, groups, np.split(updates, np.cumsum(sizes)[:-1])))
 
 
 def update_replica(replica: Replica, message: RoundStart) -> None:
@@ -69,6 +68,9 @@ def update_replica(replica: Replica, message: RoundStart) -> None:
         for update in split_updates(message, replica.blocks):
             if update.round > replica.round + 1:
                 break
+            if not update.parties:
+                replica.skip(update.round)
+                continue
             total = torch.from_numpy(update.total).to(replica.parameters.device)
             replica.apply(total, update.parties, update.round)
     if replica.round != message.round - 1:
@@ -85,9 +87,10 @@ def receive_neighbourhoods(
     message: RoundStart, exchange: ExchangeState, replica: Replica, index: int
 ) -> None:
     """Take the sum of neighbourhoods out of a message that has one; `index` is this party's place."""
+    block = replica.blocks.in_round(message.round)
+    exchange.forget_sum(block.index, message.round, message.trip)
     if message.neighbourhoods is None:
         return
-    block = replica.blocks.in_round(message.round)
     exchange.received[block.index] = read_neighbourhoods(
         message,
         index,
@@ -112,20 +115,20 @@ def read_neighbourhoods(
     config = replica.config
     total = message.neighbourhoods
     assert total is not None
-    found = hashlib.sha256(repr((message.neighbourhood_parties, message.neighbourhood_trip)).encode())
-    if config.masking:  # masks of parties that were told different sums must not cancel
-        found.update(np.ascontiguousarray(total).data)
-    digest = found.hexdigest()
+    # Masks depend on this hash, so those of parties that received different sums do not cancel.
+    values = total if config.masking else None
+    trip = message.neighbourhood_trip
+    digest = sum_digest(message.neighbourhood_parties, trip, values)
     if last is not None and last.digest == digest:
         return last
     if index in message.neighbourhood_parties:
         if own is None or own.trip != message.neighbourhood_trip:
             # The party lost what it sent into this sum. Its last estimate serves until the next sum.
-            return ReceivedNeighbourhoods(digest, None if last is None else last.others)
+            return ReceivedNeighbourhoods(digest, trip, None if last is None else last.others)
         total = wrap_signed(total - own.values, config.exchange.bits)
     scale = participation_scale(replica.items, message.neighbourhood_parties, index)
-    values = torch.from_numpy(total).to(replica.parameters.device)
-    return ReceivedNeighbourhoods(digest, from_fixed(values, config.exchange.bits).mul_(scale))
+    rest = torch.from_numpy(total).to(replica.parameters.device)
+    return ReceivedNeighbourhoods(digest, trip, from_fixed(rest, config.exchange.bits).mul_(scale))
 
 
 def others_of_block(exchange: ExchangeState, replica: Replica, block: UserBlock) -> Tensor | None:
@@ -153,7 +156,8 @@ def others_of_block(exchange: ExchangeState, replica: Replica, block: UserBlock)
 def receive_pull(message: RoundStart, exchange: ExchangeState, replica: Replica, index: int) -> Tensor | None:
     """Return G (N, D) for the message's users, out of the last update of the same users; None if it is not known."""
     blocks = replica.blocks
-    newest = {blocks.in_round(update.round).index: update for update in split_updates(message, blocks)}
+    updates = [update for update in split_updates(message, blocks) if update.parties]
+    newest = {blocks.in_round(update.round).index: update for update in updates}
     for block, update in newest.items():
         total = torch.from_numpy(update.total).to(replica.parameters.device)
         own = exchange.released.get(block)

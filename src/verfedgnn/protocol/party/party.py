@@ -34,6 +34,7 @@ from verfedgnn.protocol.party.incoming import (
     others_of_block,
     receive_neighbourhoods,
     receive_pull,
+    split_updates,
     update_replica,
 )
 from verfedgnn.protocol.party.outgoing import (
@@ -44,7 +45,7 @@ from verfedgnn.protocol.party.outgoing import (
     mean_scale,
     noise_key,
 )
-from verfedgnn.protocol.party.party_masks import PartyMasks, mask_context
+from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.party_progress import PartyProgress
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
@@ -52,12 +53,22 @@ from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VA
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
+from verfedgnn.protocol.round.mask_context import mask_context
 from verfedgnn.protocol.round.message_checks import check_public, check_start
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
 from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_blocks
 from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, to_residues
-from verfedgnn.protocol.wire.messages import Finish, Finished, Message, RoundReply, RoundStart
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Finished,
+    Message,
+    RoundReply,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+)
 
 
 @dataclass(frozen=True)
@@ -130,13 +141,15 @@ class Party:
         """Number of parties in the federation."""
         return len(self.replica.items)
 
-    def handle(self, message: Message) -> RoundReply | Finished:
-        """Answer one message of the coordinator."""
+    def handle(self, message: Message) -> Message | None:
+        """Answer one message of the coordinator; return None if it needs no answer."""
         if isinstance(message, RoundStart):
             (reply,) = answer_trip([self], [message], self.subset)
             return reply
         if isinstance(message, Finish):
             return self.finish(message).reply
+        if self.masks is not None and isinstance(message, ShareRequest | TripShares | Survivors):
+            return self.masks.handle(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
 
     # -- the users and ratings of a round ----------------------------------------------------------------
@@ -161,8 +174,6 @@ class Party:
     def begin(self, message: RoundStart) -> PassInputs:
         """Take in what the message brings, and return the inputs of the computation."""
         self._check(message)
-        if self.masks is not None:
-            self.masks.take_keys(message, self.index, self.parties)
         progress = self.progress
         replica = self.replica
         update_replica(replica, message)  # refuses updates that do not fit, before anything is kept
@@ -193,6 +204,8 @@ class Party:
         check_start(message, self.replica, self.index, self.setup.policy.smallest)
         if self.ledger is not None:
             self.ledger.check_round(message.round)
+        if self.masks is not None and (message.train or message.exchange):
+            self.masks.check_start(message)
         self._last_trip = trip
 
     def validation_inputs(self) -> PassInputs:
@@ -328,8 +341,16 @@ class Party:
     def _mask(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
         if self.masks is None:
             return values
-        exchange = self.progress.exchange
-        return self.masks.apply(values, message, use, lambda: mask_context(message, self.replica, exchange))
+        return self.masks.apply(values, message, use, lambda: self._mask_context(message))
+
+    def _mask_context(self, message: RoundStart) -> bytes:
+        """Hash what the coordinator must have sent to all active parties alike."""
+        updates = split_updates(message, self.replica.blocks)
+        block = self.replica.blocks.in_round(message.round)
+        last = self.progress.exchange.received.get(block.index)
+        return mask_context(
+            message, self.replica, updates[-1].total if updates else None, "" if last is None else last.digest
+        )
 
     # -- the end -----------------------------------------------------------------------------------------
 

@@ -1,36 +1,93 @@
-"""A party's masks during one stay in a federation: its own key, and the other parties' verified keys."""
+"""A party's masks during one stay in a federation (docs/protocol.md, "Masks").
+
+    ShareRequest -> MaskShares; TripShares; RoundStart -> masked values; Survivors -> ListSignature or Unmask
+
+Seeds and shares live in memory only, and only until they are revealed or the next trip replaces them. What must survive a restart
+is the list that the party committed to (`list_commitments`).
+"""
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
-from verfedgnn.privacy.masking import Masker
-from verfedgnn.protocol.party.exchange_state import ExchangeState
-from verfedgnn.protocol.party.incoming import split_updates
+from verfedgnn.privacy.id_matching import Sealer
+from verfedgnn.privacy.masking import SEED, MaskSeeds, check_public_key, share_threshold
+from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.wire.messages import RoundStart, Welcome
+from verfedgnn.protocol.round.exchange_plan import fewest_survivors, following_trip
+from verfedgnn.protocol.round.mask_context import list_statement
+from verfedgnn.protocol.wire.messages import (
+    ListSignature,
+    MaskShares,
+    Message,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Unmask,
+)
+
+Place = tuple[int, int, int]
+"""Round, trip and attempt."""
+
+
+@dataclass
+class MaskedTrip:
+    """The secrets of one trip."""
+
+    place: Place
+    active: list[int]
+    request: str
+    """Name of the coordinator's request; empty if the shares were sent ahead."""
+    seeds: MaskSeeds = field(default_factory=MaskSeeds)
+    own_share: bytes = b""
+    keys: dict[int, str] = field(default_factory=dict)
+    """Public mask keys of the active parties; empty until the others' shares are here."""
+    shares: dict[int, bytes] = field(default_factory=dict)
+    """This party's shares of the active parties' two seeds."""
+    start: RoundStart | None = None
+    """The message that this party answered with masked values."""
+    context: bytes = b""
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The trip in the form of a message's fields."""
+        return dict(zip(("round", "trip", "attempt"), self.place, strict=True))
 
 
 class PartyMasks:
-    """Masks of one party. Every stay has a new key."""
+    """Masks of one party. Every stay has a new key, and every trip has new seeds."""
 
-    def __init__(self, name: str, policy: Policy) -> None:
+    def __init__(self, name: str, config: Config, policy: Policy, commitments: ListCommitments) -> None:
         self.name = name
+        self.config = config
         self.policy = policy
-        self._masker = Masker()
-        self._context: tuple[tuple[int, int, int], bytes] | None = None
-        """Round, trip and attempt of the last masked message, and the context of its masks."""
+        self.commitments = commitments
+        self._sealer = Sealer()
+        self._training = ""
+        self._index = -1
+        self._parties = 0
+        self._stay_keys: dict[int, str] = {}
+        """Verified public keys of the other parties' stays."""
+        self._trip: MaskedTrip | None = None
+        """The trip whose values may still be unmasked, or whose shares are being exchanged."""
+        self._next: tuple[MaskedTrip, MaskShares] | None = None
+        """The next trip, prepared ahead."""
+        self._last: Place = (0, 0, 0)
+        """Round, negated trip and attempt of the last trip that was masked."""
 
     @property
     def key(self) -> str:
         """The party's public key of this stay."""
-        return self._masker.public
+        return self._sealer.public
 
     @property
     def signature(self) -> str | None:
@@ -38,19 +95,141 @@ class PartyMasks:
         vouching = self.policy.vouching
         return None if vouching is None else vouching.sign(self.policy.mask_purpose, self.key)
 
-    def take_keys(self, message: Welcome | RoundStart, index: int, parties: int) -> None:
-        """Verify and take the other parties' keys, if the message has any."""
-        if message.mask_keys is None:
-            return
-        keys = message.mask_keys
-        signatures = message.mask_signatures or []
-        if len(keys) != parties or (signatures and len(signatures) != len(keys)):
-            raise ProtocolError(f"{self.name}: received {len(keys)} mask keys for {parties} parties")
-        if self.policy.vouching is not None:
-            for party, (key, signature) in enumerate(zip(keys, signatures, strict=True)):
-                if key:
-                    self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
-        self._masker.derive_secrets(index, keys)
+    def join(self, training: str, index: int, parties: int) -> None:
+        """Note the training, and the party's place in it."""
+        self._training = training
+        self._index = index
+        self._parties = parties
+
+    def handle(self, message: Message) -> Message | None:
+        """Answer a message about masks."""
+        if isinstance(message, ShareRequest):
+            return self._share(message)
+        if isinstance(message, TripShares):
+            self._take_shares(message)
+            return None
+        assert isinstance(message, Survivors)
+        return self._answer_survivors(message)
+
+    # -- keys and shares ---------------------------------------------------------------------------------
+
+    def _share(self, message: ShareRequest) -> MaskShares:
+        """Draw the seeds of a trip and share them with its parties."""
+        place = (message.round, message.trip, message.attempt)
+        if (message.round, -message.trip, message.attempt) <= self._last:
+            raise self._error(f"asks for new masks of round {message.round}, which was answered")
+        self._check_active(message.active)
+        self._take_keys(message)
+        self._next = None
+        self._trip = MaskedTrip(place, message.active, message.request)
+        committed = self.commitments.find((self._training, message.round, message.trip))
+        return self._seal(self._trip, committed)
+
+    def _check_active(self, active: list[int]) -> None:
+        known = range(self._parties)
+        if active != sorted(set(active)) or self._index not in active or not set(active) <= set(known):
+            raise self._error("asks for masks among parties that do not exist, or without this one")
+        if len(active) < max(2, self.policy.smallest):
+            raise self._error(f"asks for masks among {len(active)} parties, fewer than the agreed number")
+
+    def _take_keys(self, message: ShareRequest) -> None:
+        """Verify and take the keys of the other parties' stays."""
+        if not len(message.active) == len(message.mask_keys) == len(message.mask_signatures):
+            raise self._error("sent another number of mask keys than of parties")
+        keys = dict(zip(message.active, message.mask_keys, strict=True))
+        if keys[self._index] != self.key or len(set(keys.values())) != len(keys):
+            raise self._error("sent public keys that are not those of the parties")
+        for (party, key), signature in zip(keys.items(), message.mask_signatures, strict=True):
+            if self.policy.vouching is not None:
+                self.policy.vouching.check(self.policy.mask_purpose, party, key, signature)
+            check_public_key(key)
+        self._stay_keys = keys
+
+    def _seal(self, trip: MaskedTrip, committed: list[int] | None = None) -> MaskShares:
+        """Split the seeds of a trip, and seal a share for every other party."""
+        rows = []
+        shares = trip.seeds.split(len(trip.active))
+        for party, share in zip(trip.active, shares, strict=True):
+            if party == self._index:
+                trip.own_share = share
+                rows.append(bytes(SEALED))
+            else:
+                about = self._about(trip, self._index, party, trip.seeds.key.public)
+                rows.append(self._sealer.seal(self._stay_keys[party], about, share))
+        sealed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), SEALED)
+        key = trip.seeds.key.public
+        return MaskShares(**trip.fields, request=trip.request, key=key, sealed=sealed, committed=committed)
+
+    def _about(self, trip: MaskedTrip, sender: int, receiver: int, key: str) -> bytes:
+        """Return what a sealed share is bound to."""
+        facts = [self._training, trip.place, trip.request, trip.active, sender, receiver, key]
+        return b"verfedgnn shares 2" + json.dumps(facts).encode()
+
+    def prepare_next(self) -> None:
+        """Draw and split the seeds of the next trip ahead, while the coordinator waits for other parties."""
+        trip = self._trip
+        if self._next is None and trip is not None and trip.start is not None and self._sends_ahead:
+            round, number, _ = trip.place
+            ahead = MaskedTrip((*following_trip(self.config, round, number), 0), trip.active, "")
+            self._next = (ahead, self._seal(ahead))
+
+    @property
+    def _sends_ahead(self) -> bool:
+        """Whether the next trip probably has the same parties."""
+        return self.config.training.participation == 1
+
+    def shares_ahead(self) -> MaskShares | None:
+        """Return the shares of the next trip to send after an Unmask; None if they are not sent ahead."""
+        if self._trip is not None or self._next is None:
+            return None
+        self._trip, message = self._next
+        self._next = None
+        return message
+
+    def _take_shares(self, message: TripShares) -> None:
+        """Open the shares that the other parties sealed for this one."""
+        trip = self._trip
+        if trip is None or trip.place != (message.round, message.trip, message.attempt) or trip.keys:
+            raise self._error(f"sent shares of round {message.round} that were not asked for")
+        shape = (len(trip.active), SEALED)
+        if (
+            len(message.trip_keys) != shape[0]
+            or message.sealed.shape != shape
+            or message.sealed.dtype != np.uint8
+        ):
+            raise self._error("sent shares of another shape")
+        keys = dict(zip(trip.active, message.trip_keys, strict=True))
+        if keys[self._index] != trip.seeds.key.public or len(set(keys.values())) != len(keys):
+            raise self._error("sent mask keys that are not those of the parties")
+        for row, (party, key) in zip(message.sealed, keys.items(), strict=True):
+            if party == self._index:
+                trip.shares[party] = trip.own_share
+            else:
+                about = self._about(trip, party, self._index, key)
+                trip.shares[party] = self._open(party, about, row.tobytes())
+        trip.keys = keys
+
+    def _open(self, party: int, about: bytes, sealed: bytes) -> bytes:
+        try:
+            share = self._sealer.open(self._stay_keys[party], about, sealed)
+        except ProtocolError:
+            raise self._error(
+                f"sent shares of party {party} that do not open; they were changed or replayed"
+            ) from None
+        if len(share) != 2 * SEED:
+            raise self._error(f"sent shares of party {party} of another length")
+        return share
+
+    def check_start(self, message: RoundStart) -> None:
+        """Raise `ProtocolError` unless the shares of all parties of a trip are here."""
+        trip = self._trip
+        place = (message.round, message.trip, message.attempt)
+        if self.policy.masks and (
+            trip is None or trip.place != place or trip.active != message.active or not trip.keys
+        ):
+            raise self._error(f"starts round {message.round} without the shares of its parties")
+
+    # -- masks -------------------------------------------------------------------------------------------
 
     def apply(
         self, values: NDArray[Any], message: RoundStart, use: int, context: Callable[[], bytes]
@@ -58,29 +237,84 @@ class PartyMasks:
         """Add this party's masks of a trip to `values`. `context` is called once a trip (`mask_context`)."""
         if not self.policy.masks:
             return values
-        trip = (message.round, message.trip, message.attempt)
-        if self._context is None or self._context[0] != trip:
-            self._context = (trip, context())
-        return self._masker.mask(
-            values,
-            message.active,
-            use=use,
-            context=self._context[1],
-            round=message.round,
-            trip=message.trip,
-            attempt=message.attempt,
+        self.check_start(message)
+        trip = self._trip
+        assert trip is not None
+        if trip.start is None:
+            trip.start = message
+            trip.context = context()
+            self._last = (message.round, -message.trip, message.attempt)
+        return trip.seeds.mask(values, self._index, trip.keys, trip.context, use)
+
+    # -- unmasking ---------------------------------------------------------------------------------------
+
+    def _answer_survivors(self, message: Survivors) -> ListSignature | Unmask:
+        """Commit to a survivor list; sign it if a party was lost, and reveal shares once enough parties committed to it."""
+        trip = self._trip
+        if trip is None or trip.start is None or trip.place != (message.round, message.trip, message.attempt):
+            raise self._error(f"asks to unmask round {message.round}, which is not open here")
+        self._check_survivors(message, trip)
+        self.commitments.commit((self._training, message.round, message.trip), message.survivors)
+        if message.survivors != trip.active:
+            statement = list_statement(self._training, trip.place, trip.active, message.survivors)
+            if message.signatures is None:
+                vouching = self.policy.vouching
+                signature = "" if vouching is None else vouching.sign("survivors", statement)
+                return ListSignature(**trip.fields, signature=signature)
+            self._check_signatures(message, statement, share_threshold(len(trip.active)))
+        if message.survivors == trip.active:
+            self.prepare_next()
+        else:
+            self._next = None
+        self._trip = None  # from here on, no second share can leave
+        lost = set(trip.active) - set(message.survivors)
+        rows = [trip.shares[v][SEED:] if v in lost else trip.shares[v][:SEED] for v in trip.active]
+        shares = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, SEED)
+        return Unmask(**trip.fields, shares=shares)
+
+    def _check_survivors(self, message: Survivors, trip: MaskedTrip) -> None:
+        survivors = message.survivors
+        assert trip.start is not None
+        if survivors != sorted(set(survivors)) or not set(survivors) <= set(trip.active):
+            raise self._error("names survivors that did not take part")
+        if self._index not in survivors:
+            raise self._error("asks a party to unmask a sum that it is not part of")
+        fewest = fewest_survivors(
+            self.config,
+            parties=self._parties,
+            active=len(trip.active),
+            smallest=self.policy.smallest,
+            exchange=trip.start.exchange,
+        )
+        if len(survivors) < fewest:
+            raise self._error(
+                f"asks to unmask a sum over {len(survivors)} of {len(trip.active)} parties, fewer than {fewest}"
+            )
+
+    def _check_signatures(self, message: Survivors, statement: str, needed: int) -> None:
+        signatures = message.signatures or []
+        if len(signatures) != len(message.survivors):
+            raise self._error("sent another number of signatures than of survivors")
+        valid = sum(map(self._signed, message.survivors, [statement] * len(signatures), signatures))
+        if valid < needed:
+            raise self._error(
+                f"shows {valid} signatures of its survivor list, but {needed} parties must have signed the same list"
+            )
+
+    def _signed(self, party: int, statement: str, signature: str) -> bool:
+        if self.policy.vouching is None:
+            return True
+        try:
+            self.policy.vouching.check("survivors", party, statement, signature)
+        except ProtocolError:
+            return False
+        return True
+
+    def _error(self, problem: str) -> ProtocolError:
+        return ProtocolError(
+            f"{self.name}: the coordinator {problem}; compare transcripts with the other parties"
         )
 
 
-def mask_context(message: RoundStart, replica: Replica, exchange: ExchangeState) -> bytes:
-    """Hash everything that the coordinator must have told all active parties alike.
-
-    Masks depend on it: between parties that were told different things they do not cancel.
-    """
-    facts = (message.active, replica.items, replica.ratings, replica.digest())
-    found = hashlib.sha256(repr(facts).encode())
-    if replica.config.exchange.backward and message.updates is not None:
-        found.update(split_updates(message, replica.blocks)[-1].total.tobytes())
-    last = exchange.received.get(replica.blocks.in_round(message.round).index)
-    found.update(repr((message.train, message.exchange, "" if last is None else last.digest)).encode())
-    return found.digest()
+SEALED = 12 + 2 * SEED + 16
+"""Bytes of sealed shares: a nonce, a share of each seed, and a tag."""

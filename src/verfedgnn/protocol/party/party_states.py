@@ -1,7 +1,7 @@
 """The states of a party towards the coordinator, and what may follow what.
 
     GREETING --Waiting--> QUEUED --Welcome--> JOINED --Finish--> FINISHED
-        '---------------Welcome---------------^   '-- RoundStart: stays JOINED
+        '---------------Welcome---------------^   '-- ShareRequest, TripShares, RoundStart, Survivors: stays JOINED
 
 After every lost connection a party says hello again and is GREETING. Until it has joined, the coordinator may ask it to align its
 users again.
@@ -13,7 +13,16 @@ from enum import Enum
 
 from verfedgnn.protocol.state_table import StateTable
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, Sealed, UserRows
-from verfedgnn.protocol.wire.messages import Finish, RoundStart, Waiting, Welcome
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Message,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Waiting,
+    Welcome,
+)
 
 
 class PartyState(Enum):
@@ -31,6 +40,11 @@ class PartyEvent(Enum):
 
     SAY_HELLO = "say hello"
 
+
+OF_LAST_STAY: frozenset[type[Message]] = frozenset(
+    {ShareRequest, TripShares, RoundStart, Survivors, Finish, Sealed, UserRows}
+)
+"""Messages that a party ignores until it has joined again."""
 
 PARTY_STATES = StateTable(
     transitions={
@@ -50,7 +64,10 @@ PARTY_STATES = StateTable(
         PartyState.JOINED: {
             PartyEvent.SAY_HELLO: PartyState.GREETING,
             Waiting: PartyState.JOINED,
+            ShareRequest: PartyState.JOINED,
+            TripShares: PartyState.JOINED,
             RoundStart: PartyState.JOINED,
+            Survivors: PartyState.JOINED,
             Finish: PartyState.FINISHED,
         },
         PartyState.FINISHED: {},
@@ -63,8 +80,8 @@ PARTY_STATES = StateTable(
         PartyState.FINISHED: "the training is over; start a new one",
     },
     late={
-        PartyState.GREETING: frozenset({RoundStart, Finish, Sealed, UserRows}),
-        PartyState.QUEUED: frozenset({RoundStart, Finish, Sealed, UserRows}),
+        PartyState.GREETING: OF_LAST_STAY,
+        PartyState.QUEUED: OF_LAST_STAY,
         PartyState.JOINED: frozenset({Welcome, Sealed, UserRows}),
     },
 )

@@ -51,16 +51,22 @@ def largest_array(config: Config, all_users: UserBlock, other_arrays: int) -> in
     return max(other_arrays, math.prod(shape) * neighbourhood_type(config).itemsize)
 
 
-def sum_neighbourhoods(shared: Sequence[NDArray[Any]], config: Config) -> NDArray[Any]:
-    """Add up neighbourhoods (K, q, C), modulo 2^bits; return signed integers."""
+def sum_neighbourhoods(
+    shared: Sequence[NDArray[Any]], config: Config, masks: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Add up neighbourhoods (K, q, C) and subtract the `masks` in their sum, modulo 2^bits; return signed integers."""
     total = np.zeros_like(shared[0])
     for values in shared:
         total += values
+    if masks is not None:
+        total -= masks
     return wrap_signed(total, config.exchange.bits)
 
 
-def sum_gradients(gradients: Sequence[NDArray[Any]], config: Config, parties: int) -> NDArray[Any]:
-    """Add up protected gradients in the order of the parties; masks cancel in the sum.
+def sum_gradients(
+    gradients: Sequence[NDArray[Any]], config: Config, parties: int, masks: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Add up protected gradients in the order of the parties, and subtract the `masks` in their sum.
 
     Raise `SumError` if masked ternary values add up to more than that many ternary values can.
     """
@@ -68,6 +74,8 @@ def sum_gradients(gradients: Sequence[NDArray[Any]], config: Config, parties: in
     total = np.zeros(gradients[0].shape, kind)
     for values in gradients:
         total += values  # masked values modulo 2^bits
+    if masks is not None:
+        total -= masks
     mechanism = config.gradients.mechanism
     if config.masking:
         total = wrap_signed(total, 32 if mechanism == "skellam" else sum_bits(parties))

@@ -6,6 +6,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.privacy.masking import share_threshold
 from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.round.user_blocks import completed_passes
 
@@ -26,6 +27,24 @@ def fewest_parties_in_sum(config: Config, parties: int) -> int:
     if config.exchange.mode == "masked":
         return 3 if "sums" in config.unprotected else max(3, parties)
     return 2 if config.exchange.mode == "noised" else 1
+
+
+def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int, exchange: bool) -> int:
+    """Return how many of the `active` parties a masked sum must include after dropouts.
+
+    At least the threshold of the shares, the agreed number (`smallest`), and what the exchange needs. Parties scale their noise to
+    the number of active parties, so a sum of noised values includes all of them.
+    """
+    noised = config.gradients.mechanism == "skellam" or (exchange and config.exchange.mode == "noised")
+    if noised:
+        return active
+    wanted = fewest_parties_in_sum(config, parties) if exchange else 1
+    return max(share_threshold(active), smallest, wanted)
+
+
+def following_trip(config: Config, round: int, trip: int) -> tuple[int, int]:
+    """Return the round and trip after a trip that was not abandoned."""
+    return (round, trip - 1) if trip else (round + 1, config.exchange.refresh)
 
 
 def make_projection(

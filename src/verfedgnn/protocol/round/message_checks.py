@@ -73,28 +73,28 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
     """Raise `ProtocolError` unless the sums in a RoundStart are over known parties and have the right form."""
     number = message.round
     everybody = set(range(parties))
-    groups = (*message.update_parties, message.neighbourhood_parties or [0])
-    if any(not group or not set(group) <= everybody for group in groups):
+    groups = (*message.update_parties, message.neighbourhood_parties)
+    if any(not set(group) <= everybody for group in groups):
         raise ProtocolError(f"round {number} brings sums over parties that do not exist")
     shared = message.neighbourhoods
     if shared is not None:
         expected = neighbourhood_shape(config, blocks.in_round(number))
         if shared.shape != expected or shared.dtype.kind != "i":
             raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
-    if message.updates is None:
+    if message.updates is None and not any(message.update_parties):
         return
-    if not len(message.update_parties) or message.updates_from < 1:
+    if message.updates is None or not any(message.update_parties) or message.updates_from < 1:
         raise ProtocolError(f"round {number} brings updates of nobody")
-    rounds = range(message.updates_from, message.updates_from + len(message.update_parties))
-    length = sum(blocks.in_round(r).model.size for r in rounds)
-    if message.updates.shape != (length,) or message.updates.dtype != update_type(config, parties):
+    rounds = enumerate(message.update_parties, message.updates_from)
+    sizes = [blocks.in_round(r).model.size if group else 0 for r, group in rounds]
+    if message.updates.shape != (sum(sizes),) or message.updates.dtype != update_type(config, parties):
         raise ProtocolError(
             f"round {number} brings updates of shape {message.updates.shape} and type {message.updates.dtype}"
         )
     if config.gradients.mechanism == "ternary":
-        ends = np.cumsum([blocks.in_round(r).model.size for r in rounds])[:-1]
+        ends = np.cumsum(sizes)[:-1]
         for group, summed in zip(message.update_parties, np.split(message.updates, ends), strict=True):
-            if max(summed.max(), -summed.min()) > len(group):
+            if max(summed.max(initial=0), -summed.min(initial=0)) > len(group):
                 raise ProtocolError(
                     f"round {number} brings a sum of signs with values of more than its {len(group)} parties"
                 )

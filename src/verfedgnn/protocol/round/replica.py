@@ -141,6 +141,12 @@ class Replica:
             self._update_average(self.average, block, now, round)
         self.round = round
 
+    def skip(self, round: int) -> None:
+        """Go on to an abandoned round, which changes no parameter."""
+        if round > self.round + 1:
+            raise AssertionError(f"abandoned round {round} on a replica of round {self.round}")
+        self.round = max(self.round, round)
+
     def _worth_of_one(self, scale: float) -> Rescale:
         """Return the gradient that 1 in a sum of protected gradients is worth, times `scale`."""
         if self.config.gradients.mechanism == "skellam":

@@ -12,10 +12,16 @@ __all__ = [
     "Finish",
     "Finished",
     "Hello",
+    "ListSignature",
+    "MaskShares",
     "Message",
     "Refused",
     "RoundReply",
     "RoundStart",
+    "ShareRequest",
+    "Survivors",
+    "TripShares",
+    "Unmask",
     "Waiting",
     "Welcome",
     "decode",
@@ -59,7 +65,7 @@ class Hello(Message):
     digest: str | None = Field(None, max_length=64)
     """Hash of its public parameters in that round."""
     mask_key: str | None = Field(None, pattern=_KEY)
-    """Public key of the party's masks, if masking is on; new for every stay."""
+    """Public key for sealed messages between parties, if masking is on; new for every stay."""
     mask_signature: str | None = Field(None, pattern=_SIGNATURE)
     """Signature of that key by the party's certificate."""
 
@@ -80,10 +86,6 @@ class Welcome(Message):
     """SHA-256 of the coordinator's configuration, which the party checks."""
     ratings: int = Field(ge=0, le=_MOST)
     """Training ratings of all parties together."""
-    mask_keys: list[str] | None = None
-    """Mask keys of all parties, in order, if masking is on; "" for parties that have not joined."""
-    mask_signatures: list[str] | None = None
-    """Signatures of the mask keys."""
     round: int = Field(ge=0, lt=1 << 32)
     parameters: Floats
     accumulator: Floats
@@ -123,7 +125,7 @@ class RoundStart(Message):
     updates_from: int = Field(ge=0)
     """Round of the first update in `updates`."""
     update_parties: list[list[int]]
-    """For each update, the parties whose gradients it sums."""
+    """For each update, the parties whose gradients it sums; empty for an abandoned round, which has no update."""
     updates: Bytes | Floats | None = None
     """Summed protected gradients, one round after the other, each of its round's block of users."""
     neighbourhood_parties: list[int]
@@ -136,9 +138,6 @@ class RoundStart(Message):
     """Full copy instead of updates, for a party that missed many."""
     accumulator: Floats | None = None
     average: Floats | None = None
-    mask_keys: list[str] | None = None
-    """As in Welcome, if a party has joined since."""
-    mask_signatures: list[str] | None = None
 
 
 class RoundReply(Message):
@@ -159,6 +158,89 @@ class RoundReply(Message):
     """Number of these ratings or users."""
     digest: str | None = Field(None, max_length=64)
     """Hash of the party's public parameters, sent with a validation."""
+
+
+class ShareRequest(Message):
+    """The coordinator's request for fresh mask keys and shares for one trip."""
+
+    kind = 9
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
+    attempt: int = Field(0, ge=0, le=65535)
+    request: str = Field(max_length=64)
+    """Random name of this request, which the answers repeat."""
+    active: list[int]
+    """The parties that take part in the trip."""
+    mask_keys: list[str]
+    """Public keys of the active parties' stays, in order."""
+    mask_signatures: list[str]
+    """Signatures of these keys by the parties' certificates."""
+
+
+class MaskShares(Message):
+    """A party's public mask key for one trip, and sealed shares of its two seeds for every active party."""
+
+    kind = 10
+    arrays: ClassVar = {"sealed": "fixed"}
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
+    attempt: int = Field(0, ge=0, le=65535)
+    request: str = Field("", max_length=64)
+    """Name of the request that this answers; empty if the party sends its shares for the next trip ahead."""
+    key: str = Field(pattern=_KEY)
+    """Public mask key of this trip."""
+    sealed: Bytes
+    """One row for each active party: that party's shares, sealed for it."""
+    committed: list[int] | None = None
+    """The survivor list that the party committed to in an earlier attempt of this trip, if there was one."""
+
+
+class TripShares(Message):
+    """The active parties' public mask keys, and the shares that they sealed for the recipient."""
+
+    kind = 11
+    arrays: ClassVar = {"sealed": "fixed"}
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
+    attempt: int = Field(0, ge=0, le=65535)
+    trip_keys: list[Annotated[str, Field(pattern=_KEY)]]
+    """Public mask keys of the active parties, in order."""
+    sealed: Bytes
+    """One row from each active party."""
+
+
+class Survivors(Message):
+    """The coordinator's list of the parties whose masked replies it adds up."""
+
+    kind = 12
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
+    attempt: int = Field(0, ge=0, le=65535)
+    survivors: list[int]
+    signatures: list[Annotated[str, Field(max_length=200)]] | None = None
+    """Signatures of this list by the survivors, in order, "" if missing; None while they are being collected or if nobody was lost."""
+
+
+class ListSignature(Message):
+    """A party's signature of a survivor list. It commits the party to that list."""
+
+    kind = 13
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
+    attempt: int = Field(0, ge=0, le=65535)
+    signature: str = Field(max_length=200)
+
+
+class Unmask(Message):
+    """A party's shares for one survivor list: of a survivor's self-mask, or of a lost party's mask key."""
+
+    kind = 14
+    arrays: ClassVar = {"shares": "fixed"}
+    round: int = Field(ge=1, lt=1 << 32)
+    trip: int = Field(ge=0, le=16)
+    attempt: int = Field(0, ge=0, le=65535)
+    shares: Bytes
+    """One share for each active party, in order."""
 
 
 class Finish(Message):

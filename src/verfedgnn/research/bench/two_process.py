@@ -196,6 +196,7 @@ def _party(
         with phases.phase("encoding"):
             start = decode(message)
         reply = member.handle(start)
+        assert reply is not None
         with phases.phase("encoding"):
             return encode(reply)
 

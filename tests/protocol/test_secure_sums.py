@@ -1,0 +1,377 @@
+"""Masked sums against a coordinator that is curious, lies to some parties, or loses parties at any point (issue 19)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import verfedgnn as vf
+from hub import agree
+from simulated_federation import Simulation
+from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.survivor_log import SurvivorLog
+from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, self_mask, share_threshold
+from verfedgnn.privacy.share_recovery import recover_seeds
+from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
+from verfedgnn.protocol.party.list_commitments import ListCommitments
+from verfedgnn.protocol.party.party_masks import PartyMasks
+from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.wire.messages import (
+    Hello,
+    ListSignature,
+    MaskShares,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    TripShares,
+    Unmask,
+)
+
+CONFIG = vf.Config.preset("paper", masking=True, mode="off")
+CONTEXT = b"what all parties received"
+SIZE = 12
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> list[MemberIdentity]:
+    names = [f"party-{i}" for i in range(5)]
+    _, found = agree(tmp_path_factory.mktemp("roster"), names, CONFIG, alignment="none")
+    return [found[name] for name in names]
+
+
+class Table:
+    """Parties that talk to a coordinator played by the test, which keeps everything."""
+
+    def __init__(self, identities: list[MemberIdentity], count: int = 4, smallest: int = 2) -> None:
+        self.count = count
+        policies = [Policy(vouching=identity, smallest=smallest) for identity in identities[:count]]
+        self.disks: list[ListCommitments] = [ListCommitments() for _ in policies]
+        self.policies = policies
+        self.parties: list[PartyMasks] = []
+        self.values = np.random.default_rng(7).integers(-1, 2, (count, SIZE)).astype(np.int8)
+        self.values[:, 0] = range(count)  # no two parties have the same values
+        self.join()
+
+    def join(self) -> None:
+        """Let all parties join, as after a restart of the coordinator."""
+        self.parties = []
+        for index, (policy, disk) in enumerate(zip(self.policies, self.disks, strict=True)):
+            self.parties.append(self.stay(index, policy, disk))
+
+    def stay(self, index: int, policy: Policy, disk: ListCommitments) -> PartyMasks:
+        party = PartyMasks(f"party-{index}", CONFIG, policy, disk)
+        party.join("training", index, self.count)
+        return party
+
+    def request(self, trip: MaskedTrip) -> ShareRequest:
+        hellos = [
+            Hello(party=p.name, users=1, items=1, ratings=1, scale=(1, 5), config="", mask_key=p.key, mask_signature=p.signature)
+            for p in self.parties
+        ]  # fmt: skip
+        return trip.share_request(hellos)
+
+    def share(self, round: int = 1, attempt: int = 0, active: list[int] | None = None) -> MaskedTrip:
+        """Exchange the shares of a trip."""
+        trip = MaskedTrip((round, 0, attempt), list(range(self.count)) if active is None else active)
+        for index in trip.active:
+            shares = self.parties[index].handle(self.request(trip))
+            assert isinstance(shares, MaskShares)
+            assert trip.take_shares(index, shares) is None
+        for index in trip.active:
+            assert self.parties[index].handle(trip.trip_shares(index)) is None
+        return trip
+
+    def reply(self, trip: MaskedTrip, index: int) -> NDArray[Any]:
+        """Return a party's masked values."""
+        start = RoundStart(
+            **trip.fields, active=trip.active, train=True, exchange=False, evaluate=False, best_round=0,
+            updates_from=1, update_parties=[], neighbourhood_parties=[],
+        )  # fmt: skip
+        return self.parties[index].apply(self.values[index], start, GRADIENT, lambda: CONTEXT)
+
+    def ask(
+        self, trip: MaskedTrip, index: int, survivors: list[int], signatures: list[str] | None = None
+    ) -> Any:
+        """Ask a party to unmask a sum."""
+        return self.parties[index].handle(
+            Survivors(**trip.fields, survivors=survivors, signatures=signatures)
+        )
+
+    def sign(self, trip: MaskedTrip, survivors: list[int], by: list[int] | None = None) -> list[str]:
+        """Collect the signatures of a list from some of its parties."""
+        found = {}
+        for index in survivors if by is None else by:
+            answer = self.ask(trip, index, survivors)
+            assert isinstance(answer, ListSignature)
+            found[index] = answer.signature
+        return [found.get(index, "") for index in survivors]
+
+    def unmask(self, trip: MaskedTrip, survivors: list[int]) -> NDArray[Any]:
+        """Follow the protocol to the unmasked sum over the survivors."""
+        replies = {index: self.reply(trip, index) for index in survivors}
+        trip.survivors = survivors
+        signatures = None if trip.complete else self.sign(trip, survivors)
+        for index in survivors:
+            answer = self.ask(trip, index, survivors, signatures)
+            assert isinstance(answer, Unmask)
+            assert trip.take_reveal(index, answer) is None
+        trip.recover()
+        total = sum(replies.values(), np.zeros(SIZE, np.int8))
+        return total - trip.mask_total(CONTEXT, GRADIENT, total).view(np.int8)
+
+
+@pytest.mark.parametrize("survivors", [[0, 1, 2, 3], [0, 1, 2], [1, 2, 3]])
+def test_survivors_get_their_sum(identities: list[MemberIdentity], survivors: list[int]) -> None:
+    table = Table(identities)
+    total = table.unmask(table.share(), survivors)
+    np.testing.assert_array_equal(total, table.values[survivors].sum(0))
+
+
+def test_a_late_reply_is_useless(identities: list[MemberIdentity]) -> None:
+    """Four parties, quorum three, one late reply: no combination of what the coordinator has is one party's values."""
+    table = Table(identities)
+    trip = table.share()
+    late = table.reply(trip, 3)
+    replies = [table.reply(trip, index) for index in range(3)]
+    survivors = [0, 1, 2]
+    np.testing.assert_array_equal(table.unmask(trip, survivors), table.values[:3].sum(0))
+    with pytest.raises(vf.ProtocolError, match="not part of"):
+        table.ask(trip, 3, survivors)
+    lost = MaskKey(trip._seeds[3])  # the coordinator recovered it
+    known = [self_mask(trip._seeds[index], CONTEXT, GRADIENT, SIZE, 1) for index in survivors]
+    known += [lost.stream(trip.shares[index].key, CONTEXT, GRADIENT, SIZE, 1) for index in survivors]
+    items = np.array([*replies, late, *(mask.view(np.int8) for mask in known)], np.int8)
+    combinations = np.array(list(itertools.product((-1, 0, 1), repeat=len(items))), np.int8)
+    found = {row.tobytes() for row in combinations @ items}
+    assert table.values[survivors].sum(0).astype(np.int8).tobytes() in found, "the sum is there"
+    assert not any(values.tobytes() in found for values in table.values)
+
+
+def test_a_further_attempt_is_over_the_same_parties_or_refused(identities: list[MemberIdentity]) -> None:
+    """Two sums of one round over different parties would show their difference; also after the coordinator restarts."""
+    table = Table(identities)
+    table.unmask(table.share(), [0, 1, 2, 3])
+    again = table.share(attempt=1)
+    replies = [table.reply(again, index) for index in range(4)]
+    assert len(replies) == 4
+    for index in range(3):
+        with pytest.raises(vf.ProtocolError, match="second sum in round 1"):
+            table.ask(again, index, [0, 1, 2])
+    table.join()
+    restarted = table.share(active=[0, 1, 2])
+    assert restarted.committed == {(0, 1, 2, 3)}, "an honest coordinator learns of the commitment"
+    for index in range(3):
+        table.reply(restarted, index)
+        with pytest.raises(vf.ProtocolError, match="second sum in round 1"):
+            table.ask(restarted, index, [0, 1, 2])
+    same = table.share(attempt=1)
+    np.testing.assert_array_equal(table.unmask(same, [0, 1, 2, 3]), table.values.sum(0))
+    np.testing.assert_array_equal(table.unmask(table.share(round=2), [0, 1, 2]), table.values[:3].sum(0))
+
+
+def test_different_lists_to_different_parties_give_no_seed_twice(identities: list[MemberIdentity]) -> None:
+    """Party 3 believes that all survived, the others that it was lost: its self-mask stays hidden."""
+    table = Table(identities)
+    trip = table.share()
+    for index in range(4):
+        table.reply(trip, index)
+    everybody = table.ask(trip, 3, [0, 1, 2, 3])
+    assert isinstance(everybody, Unmask)
+    survivors = [0, 1, 2]
+    signatures = table.sign(trip, survivors)
+    others = [table.ask(trip, index, survivors, signatures) for index in survivors]
+    key = recover_seeds({i + 1: [answer.shares[3].tobytes()] for i, answer in enumerate(others)})
+    assert MaskKey(key[0]).public == trip.shares[3].key, "the pairwise masks of party 3 are known"
+    assert share_threshold(4) == 3
+    shares = [everybody.shares[3].tobytes()]  # the only share of its self-mask that anybody revealed
+    assert len(shares) < share_threshold(4)
+
+
+def test_lists_that_break_the_rules_are_refused(identities: list[MemberIdentity]) -> None:
+    table = Table(identities, count=5, smallest=4)
+    trip = table.share()
+    for index in range(5):
+        table.reply(trip, index)
+    for survivors, reason in (
+        ([0, 1, 2], "fewer than 4"),
+        ([0], "fewer than 4"),
+        ([1, 2, 3, 4], "not part of"),
+        ([0, 1, 2, 7], "did not take part"),
+        ([0, 0, 1, 2, 3], "did not take part"),
+        ([3, 2, 1, 0], "did not take part"),
+    ):
+        with pytest.raises(vf.ProtocolError, match=reason):
+            table.ask(trip, 0, survivors)
+
+
+def test_too_few_or_foreign_signatures_are_refused(identities: list[MemberIdentity]) -> None:
+    table = Table(identities)
+    trip = table.share()
+    for index in range(4):
+        table.reply(trip, index)
+    survivors = [0, 1, 2]
+    two = table.sign(trip, survivors, by=[0, 1])
+    for signatures, reason in (
+        (two, "shows 2 signatures"),
+        ([two[0], two[1], two[1]], "shows 2 signatures"),
+        ([two[0]] * 3, "shows 1 signatures"),
+        (two[:2], "another number of signatures"),
+        ([], "another number of signatures"),
+    ):
+        with pytest.raises(vf.ProtocolError, match=reason):
+            table.ask(trip, 0, survivors, signatures)
+    # Party 2 signs another list with party 3: its signature does not count for this one.
+    other = table.ask(trip, 2, [1, 2, 3])
+    with pytest.raises(vf.ProtocolError, match="shows 2 signatures"):
+        table.ask(trip, 0, survivors, [*two[:2], other.signature])
+    with pytest.raises(vf.ProtocolError, match="second sum"):
+        table.ask(trip, 1, [1, 2, 3])
+
+
+def test_a_party_reveals_once(identities: list[MemberIdentity]) -> None:
+    """No share of the other seed leaves after the first one, with or without signatures."""
+    table = Table(identities)
+    trip = table.share()
+    replies = [table.reply(trip, index) for index in range(4)]
+    assert len({reply.tobytes() for reply in replies}) == 4
+    table.ask(trip, 0, [0, 1, 2, 3])
+    for survivors in ([0, 1, 2, 3], [0, 1, 2]):
+        with pytest.raises(vf.ProtocolError, match="not open here"):
+            table.ask(trip, 0, survivors)
+    with pytest.raises(vf.ProtocolError, match="which was answered"):
+        table.parties[0].handle(table.request(MaskedTrip((1, 0, 0), [0, 1, 2, 3])))
+
+
+def test_replayed_and_exchanged_shares_do_not_open(identities: list[MemberIdentity]) -> None:
+    table = Table(identities)
+    first = table.share()
+    second = MaskedTrip((1, 0, 1), [0, 1, 2, 3])
+    for index in range(4):
+        shares = table.parties[index].handle(table.request(second))
+        assert isinstance(shares, MaskShares)
+        second.take_shares(index, shares)
+    fresh = second.trip_shares(0)
+    old = first.trip_shares(0)
+    changes: list[dict[str, Any]] = [
+        {"sealed": np.stack([fresh.sealed[0], old.sealed[1], *fresh.sealed[2:]])},  # of the last attempt
+        {"sealed": np.stack([fresh.sealed[0], fresh.sealed[2], fresh.sealed[1], fresh.sealed[3]])},
+        {"sealed": second.trip_shares(2).sealed},  # for another party
+        {"trip_keys": [fresh.trip_keys[0], old.trip_keys[1], *fresh.trip_keys[2:]]},
+    ]
+    for change in changes:
+        with pytest.raises(vf.ProtocolError, match="do not open"):
+            table.parties[0].handle(fresh.model_copy(update=change))
+    for wrong in (old, fresh.model_copy(update={"sealed": fresh.sealed[:2]})):
+        with pytest.raises(vf.ProtocolError, match="shares"):
+            table.parties[0].handle(wrong)
+    assert table.parties[0].handle(fresh) is None
+    with pytest.raises(vf.ProtocolError, match="not asked for"):
+        table.parties[0].handle(fresh)
+
+
+def test_parties_that_see_other_active_parties_share_nothing(identities: list[MemberIdentity]) -> None:
+    """A coordinator that names fewer parties to one of them, to lower the threshold, gets shares that nobody can open."""
+    table = Table(identities, count=5)
+    wide = MaskedTrip((1, 0, 0), [0, 1, 2, 3, 4])
+    narrow = MaskedTrip((1, 0, 0), [0, 1, 2])
+    narrow.request = wide.request
+    shares = {index: table.parties[index].handle(table.request(wide)) for index in (1, 2, 3, 4)}
+    shares[0] = table.parties[0].handle(table.request(narrow))
+    assert all(isinstance(each, MaskShares) for each in shares.values())
+    rows = np.stack([shares[0].sealed[1], *(shares[i].sealed[1] for i in (1, 2, 3, 4))])  # type: ignore[union-attr]
+    message = TripShares(**wide.fields, trip_keys=[shares[i].key for i in range(5)], sealed=rows)  # type: ignore[union-attr]
+    with pytest.raises(vf.ProtocolError, match="do not open"):
+        table.parties[1].handle(message)
+
+
+def test_a_commitment_survives_a_kill(identities: list[MemberIdentity], tmp_path: Path) -> None:
+    """It is on disk before the signature leaves; a line that a kill cut short is no commitment."""
+    table = Table(identities)
+    path = tmp_path / "survivors.jsonl"
+    table.disks[0] = SurvivorLog(path)
+    table.join()
+    trip = table.share()
+    for index in range(4):
+        table.reply(trip, index)
+    table.ask(trip, 0, [0, 1, 2])  # the signature never arrives
+    assert path.read_text() == '["training",1,0,[0,1,2]]\n'
+    with path.open("ab") as file:
+        file.write(b'["training",2,0,[0,')
+    table.disks[0] = SurvivorLog(path)
+    table.join()
+    trip = table.share()
+    for index in range(4):
+        table.reply(trip, index)
+    with pytest.raises(vf.ProtocolError, match="second sum in round 1"):
+        table.ask(trip, 0, [0, 1, 2, 3])
+    table.disks[0].commit(("training", 2, 0), [0, 1, 2, 3])
+    assert SurvivorLog(path).find(("training", 2, 0)) == [0, 1, 2, 3]
+    assert SurvivorLog(path).find(("training", 1, 0)) == [0, 1, 2]
+
+
+def test_a_noised_sum_includes_all_whose_noise_it_counts_on(identities: list[MemberIdentity]) -> None:
+    table = Table(identities)
+    trip = table.share()
+    for party in table.parties:
+        party.config = vf.Config.preset("private")
+    for index in range(4):
+        table.reply(trip, index)
+    with pytest.raises(vf.ProtocolError, match="over 3 of 4 parties, fewer than 4"):
+        table.ask(trip, 0, [0, 1, 2])
+    assert SEED == 16
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 10**6),
+    parties=st.integers(3, 6),
+    missing=st.integers(0, 2),
+    faults=st.sampled_from([0.03, 0.1, 0.2]),
+    refresh=st.sampled_from([None, 1]),
+)
+def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    parties: int,
+    missing: int,
+    faults: float,
+    refresh: int | None,
+) -> None:
+    """Kills, delays and restarts at random: every applied sum is exact, and no round has two lists."""
+    extra: dict[str, Any] = {} if refresh is None else {"mode": "projected", "refresh": refresh}
+    logging.disable(logging.CRITICAL)
+    try:
+        simulation = Simulation(
+            tmp_path_factory.mktemp("simulated"),
+            parties=parties,
+            quorum=max(2, parties - missing),
+            rounds=4,
+            seed=seed,
+            faults=faults,
+            **extra,
+        )
+        simulation.run(20_000)
+        simulation.check()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_a_liar_among_kills_and_delays(tmp_path: Path) -> None:
+    """A small version of benchmarks/masked_rounds.py."""
+    logging.disable(logging.CRITICAL)
+    try:
+        simulation = Simulation(tmp_path, parties=7, quorum=4, rounds=25, seed=1, faults=0.02, liar=2)
+        simulation.run(50_000)
+        simulation.check()
+    finally:
+        logging.disable(logging.NOTSET)
+    assert simulation.dormant == {simulation.liar}
+    assert simulation.stage.record.abandoned
