@@ -80,7 +80,13 @@ class Member:
         )
         kind = LyingParty if self.name == simulation.liar else Party
         self.candidate = Candidate(
-            self.data, simulation.config, 1000 + self.index, "cpu", policy, kind, commitments=self.commitments
+            self.data,
+            simulation.config,
+            bytes([self.index]) * 32,
+            "cpu",
+            policy,
+            kind,
+            commitments=self.commitments,
         )
         if self.saved is not None:
             self.candidate.progress.restore(*self.saved)
@@ -142,9 +148,9 @@ class Member:
 class LyingParty(Party):
     """A party that sends other values than gradients in some rounds."""
 
-    def release_gradient(self, *arguments: Any) -> NDArray[Any]:
+    def _mask_gradient(self, *arguments: Any) -> NDArray[Any]:
         """Return numbers that are out of range."""
-        released = super().release_gradient(*arguments)
+        released = super()._mask_gradient(*arguments)
         return (released + released.dtype.type(5)) if arguments[1].round % 3 else released
 
 

@@ -157,17 +157,17 @@ def test_the_model_is_the_same_to_the_bit(small_parties: list[vf.PartyData], val
 def test_a_forged_part_is_noticed(small_parties: list[vf.PartyData]) -> None:
     runtime = federation(small_parties, config(masking=True), policy=Policy())
     party = runtime.parties[small_parties[0].name]
-    honest = party.release_gradient
+    honest = party._mask_gradient
 
     def lie(*arguments: Any) -> NDArray[Any]:
         return np.full_like(honest(*arguments), 5)
 
-    party.release_gradient = lie  # type: ignore[method-assign]
+    party._mask_gradient = lie  # type: ignore[method-assign]
     with pytest.raises(vf.ProtocolError, match="do not add up"):
         runtime.round()
     closed = runtime.coordinator.abandon()
     assert closed.abandoned
-    party.release_gradient = honest  # type: ignore[method-assign]
+    party._mask_gradient = honest  # type: ignore[method-assign]
     before = runtime.coordinator.replica.parameters.clone()
     assert runtime.round().round == 2
     assert not torch.equal(before, runtime.coordinator.replica.parameters)
