@@ -350,8 +350,8 @@ def test_the_files_are_enough_for_mutual_tls(founded: Command) -> None:
 
 def test_masking_is_on_by_default(command: Command) -> None:
     start = ("--address", "localhost:1")
-    Path("mine.toml").write_text("masking = false\n[model]\ndim = 5\n")
     paper = (*start, "--preset", "paper")
+    Path("mine.toml").write_text("masking = false\n[model]\ndim = 5\n")
     command("init", "a", *paper, "--set", "masking=false")
     command("init", "b", *paper, "--config", "mine.toml", "--model", "ggnn")
     lines = command("init", "c", *paper, "--set", "mechanism=laplace")

@@ -53,7 +53,16 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
     for name, part in zip(NAMES, parts, strict=True):
         write_table(tmp_path / f"{name}.csv", part.ratings, "lower")
     port, page = free_port(), free_port()
-    settings = ["--set", "batch=0", "--set", "epochs=1200", "--set", "evaluate_every=100"]
+    settings = [
+        "--preset",
+        "paper",
+        "--set",
+        "batch=0",
+        "--set",
+        "epochs=1200",
+        "--set",
+        "evaluate_every=100",
+    ]
     shells.now("federation", "init", "home", "--address", f"10.219.0.1:{port}", "--min-parties", 2, *settings)
     for name in NAMES:
         shells.now("federation", "join-request", name)

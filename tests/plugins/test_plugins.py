@@ -205,7 +205,18 @@ def test_a_member_without_the_plugin_refuses_the_federation(tmp_path: Path) -> N
     vf.register(my_gnn.Sage)
     hub = tmp_path / "hub"
     made = CliRunner().invoke(
-        app, ["federation", "init", str(hub), "--address", "localhost:7443", "--model", "sage"]
+        app,
+        [
+            "federation",
+            "init",
+            str(hub),
+            "--address",
+            "localhost:7443",
+            "--preset",
+            "paper",
+            "--model",
+            "sage",
+        ],
     )
     assert made.exit_code == 0, made.output
     assert load_agreement(hub).config.model.gnn == "sage"
@@ -238,7 +249,7 @@ def test_a_member_with_another_source_is_refused_before_it_connects(tmp_path: Pa
         agree(tmp_path, ["film", "books"], config)
     hub, film = str(tmp_path / "hub"), str(tmp_path / "film")
     for words in (
-        ("init", hub, "--address", "localhost:7443", "--model", "sage"),
+        ("init", hub, "--address", "localhost:7443", "--preset", "paper", "--model", "sage"),
         ("join-request", "film", "--out", film),
         ("approve", hub, f"{film}/film.csr", "--yes"),
     ):
@@ -278,7 +289,18 @@ def test_a_federation_is_not_begun_with_code_that_nobody_can_compare(
     monkeypatch.setattr(my_gnn.Sage, "__module__", "__main__of_a_notebook")
     vf.register(my_gnn.Sage)
     made = CliRunner().invoke(
-        app, ["federation", "init", str(tmp_path / "hub"), "--address", "localhost:1", "--model", "sage"]
+        app,
+        [
+            "federation",
+            "init",
+            str(tmp_path / "hub"),
+            "--address",
+            "localhost:1",
+            "--preset",
+            "paper",
+            "--model",
+            "sage",
+        ],
     )
     assert "GNN 'sage' is not defined in a file" in str(made.exception)
     assert not (tmp_path / "hub").exists()

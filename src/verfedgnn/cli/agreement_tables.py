@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,7 +14,9 @@ from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.agreement_summary import changed_settings, describe_two_parties
 from verfedgnn.federation.certificates import format_day, short_fingerprint
 from verfedgnn.federation.stages import list_stages
-from verfedgnn.federation.transcript_check import CheckedTranscript
+
+if TYPE_CHECKING:  # it loads NumPy, which a table of the agreement does not need
+    from verfedgnn.federation.transcript_check import CheckedTranscript
 
 
 def agreement_table(agreement: Agreement) -> Table:
