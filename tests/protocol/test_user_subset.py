@@ -168,7 +168,7 @@ def test_a_reply_is_no_larger_than_the_coordinator_unpacks(
 def test_what_a_party_is_told_is_no_larger_than_it_unpacks(
     sparse_parties: list[vf.PartyData], chosen: vf.Config
 ) -> None:
-    runtime = federation(sparse_parties, chosen)
+    runtime = federation(sparse_parties, chosen.with_values({"training.epochs": 24}))
     told = []
     for _ in range(24):
         starts = runtime.coordinator.open()

@@ -225,11 +225,14 @@ def record_federation(
     """Join `parties` with the same secrets, and therefore the same messages, as in `train`."""
     check_parties(parties)
     prepared = prepare(parties, config, torch.device(device), parts)
+    # An attack may need a few rounds after the last one of the training; parties refuse rounds that were not agreed on.
+    further = config.training.epochs + 2 * config.exchange.every + 10
+    longer = config.with_values({"training.epochs": further})
     candidates = [
-        Candidate(p.input, config, simulated_secret(config.seed, i), device, party=ObservableParty)
+        Candidate(p.input, longer, simulated_secret(config.seed, i), device, party=ObservableParty)
         for i, p in enumerate(prepared)
     ]
-    coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device)
+    coordinator = RecordingCoordinator(longer, [p.party.name for p in prepared], device)
     runtime = LocalRuntime(coordinator, candidates)
     members = [party for party in runtime.parties.values() if isinstance(party, ObservableParty)]
     return RecordedFederation(config, prepared, members, coordinator, runtime)
