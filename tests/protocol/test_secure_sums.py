@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import verfedgnn as vf
 from hub import agree
 from simulated_federation import Simulation
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.mask_faults import LiarSearch
 from verfedgnn.federation.survivor_log import SurvivorLog
 from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, self_mask, share_threshold
 from verfedgnn.privacy.share_recovery import recover_seeds
@@ -375,3 +377,24 @@ def test_a_liar_among_kills_and_delays(tmp_path: Path) -> None:
         logging.disable(logging.NOTSET)
     assert simulation.dormant == {simulation.liar}
     assert simulation.stage.record.abandoned
+
+
+def test_a_liar_that_is_away_stays_a_suspect() -> None:
+    """Otherwise the next sum that it spoils would be blamed on the suspects that stayed."""
+    search = LiarSearch()
+    coordinator: Any = SimpleNamespace(
+        members=SimpleNamespace(here=[0, 1, 3, 4, 5], quorum=3),
+        active_count=6,
+        names=[f"party-{index}" for index in range(6)],
+        config=vf.Config.preset("paper", mode="off"),
+        open_parties={},
+        trip=0,
+        round=7,
+    )
+    search.suspects = [0, 2]
+    group = search.choose_parties(coordinator)
+    assert group is not None
+    assert 0 in group
+    assert 2 not in group
+    assert search.record_failure(coordinator, [0, 2, 4]) is None
+    assert search.suspects == [0, 2]

@@ -10,6 +10,8 @@ from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_par
 
 MOST_FAILURES = 3
 """Sums out of range after which a training stops if no smaller group of parties may be added up."""
+MOST_FAILURES_WHILE_WAITING = 30
+"""The same if groups are possible, but parties that they need are away and may come back."""
 MOST_SUCCESSES = 10
 """Sums in range after which a search ends."""
 SMALLEST_GROUP = 3
@@ -40,7 +42,9 @@ class LiarSearch:
             found = self.suspects[0]
             self._stop()
             return found
-        if self._failures >= MOST_FAILURES and self._group_size(coordinator) is None:
+        waits = self._least(coordinator) < len(coordinator.names)
+        most = MOST_FAILURES_WHILE_WAITING if waits else MOST_FAILURES
+        if self._failures >= most and self._group_size(coordinator) is None:
             names = ", ".join(coordinator.names[index] for index in self.suspects)
             raise ProtocolError(
                 f"{self._failures} sums were out of range, the last one in round {coordinator.round}. One of {names} sends values "
@@ -58,7 +62,7 @@ class LiarSearch:
     def choose_parties(self, coordinator: Coordinator) -> list[int] | None:
         """Return the parties of the next round; None to draw them as always."""
         here = coordinator.members.here
-        suspects = self.suspects = [index for index in self.suspects if index in here]
+        suspects = [index for index in self.suspects if index in here]  # a liar that is away stays a suspect
         size = self._group_size(coordinator)
         if not suspects or size is None or self._needs_all(coordinator):
             return None
@@ -70,8 +74,13 @@ class LiarSearch:
 
     def _group_size(self, coordinator: Coordinator) -> int | None:
         """Return the number of parties that a group needs; None if a group cannot leave a party out."""
-        size = max(SMALLEST_GROUP, min(coordinator.members.quorum, coordinator.active_count))
+        size = self._least(coordinator)
         return size if size < len(coordinator.members.here) else None
+
+    @staticmethod
+    def _least(coordinator: Coordinator) -> int:
+        """Return the fewest parties that a group may have."""
+        return max(SMALLEST_GROUP, min(coordinator.members.quorum, coordinator.active_count))
 
     @staticmethod
     def _needs_all(coordinator: Coordinator) -> bool:

@@ -171,6 +171,10 @@ class RecordedFederation:
 
     def round(self) -> Trip:
         """Run one round and return its last trip, in which gradients are sent."""
+        for party in self.parties:  # an attack may need rounds after the last one that was agreed on
+            if self.coordinator.round >= party.replica.rounds:
+                more = {"training.epochs": 2 * party.replica.config.training.epochs}
+                party.replica.config = party.replica.config.with_values(more)
         self.runtime.round()
         return self.coordinator.last
 
@@ -225,14 +229,11 @@ def record_federation(
     """Join `parties` with the same secrets, and therefore the same messages, as in `train`."""
     check_parties(parties)
     prepared = prepare(parties, config, torch.device(device), parts)
-    # An attack may need a few rounds after the last one of the training; parties refuse rounds that were not agreed on.
-    further = config.training.epochs + 2 * config.exchange.every + 10
-    longer = config.with_values({"training.epochs": further})
     candidates = [
-        Candidate(p.input, longer, simulated_secret(config.seed, i), device, party=ObservableParty)
+        Candidate(p.input, config, simulated_secret(config.seed, i), device, party=ObservableParty)
         for i, p in enumerate(prepared)
     ]
-    coordinator = RecordingCoordinator(longer, [p.party.name for p in prepared], device)
+    coordinator = RecordingCoordinator(config, [p.party.name for p in prepared], device)
     runtime = LocalRuntime(coordinator, candidates)
     members = [party for party in runtime.parties.values() if isinstance(party, ObservableParty)]
     return RecordedFederation(config, prepared, members, coordinator, runtime)
