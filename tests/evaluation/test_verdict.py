@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verfedgnn.evaluation.verdict import summarise, verdict
+from verfedgnn.evaluation.verdict import deciding_figures, headline, summarise, verdict
 
 RESULTS = ("yes", "no", "cannot tell", None)
 """Verdicts, and None where there are no cases."""
@@ -20,6 +20,9 @@ def row(pays: str | None, **values: Any) -> dict[str, Any]:
         return {"cases": 0, "users": 0, "gain": None, "pays": "cannot tell", **values}
     return {
         "cases": 12_345,
+        "simple": 1.1,
+        "alone": 1.05,
+        "federated": 0.9,
         "users": 1_234,
         "gain": {
             "value": 0.01,
@@ -102,7 +105,8 @@ def test_the_activity_from_which_joining_changes_nothing_is_named(bands: str, fi
         ("yes", "yes", "serve what the gate has chosen"),
         ("no", "yes", "Join for the newcomers"),
         ("yes", "cannot tell", "newcomers gain nothing yet"),
-        ("cannot tell", None, "joining does not pay"),
+        ("no", "cannot tell", "joining does not pay"),
+        ("cannot tell", None, "joining shows no clear gain"),
     ],
 )
 def test_the_advice_follows_from_who_gains(known: str, new: str | None, advice: str) -> None:
@@ -116,3 +120,53 @@ def test_the_verdict_is_yes_if_anybody_gains_and_no_if_somebody_only_loses() -> 
             verdicts = {*ratings, *(lists or ())}
             expected = "yes" if "yes" in verdicts else "no" if "no" in verdicts else "cannot tell"
             assert verdict(lift(ratings, lists)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratings", "lists", "words", "figures"),
+    [
+        (
+            ("yes", "yes"),
+            ("no", "no"),
+            "Joining pays.",
+            "RMSE of predicted ratings for customers that the parties",
+        ),
+        (
+            ("no", "yes"),
+            None,
+            "for customers new to",
+            "federated 0.9000, item means 1.1000; gain +4.2 %, +2.6 to +5.6.",
+        ),
+        (
+            (None, None),
+            ("yes", "no"),
+            "for customers that the parties know.",
+            "NDCG@20 of lists for customers that",
+        ),
+        (
+            ("cannot tell", "no"),
+            None,
+            "Joining does not pay.",
+            "federated 0.9000, item means 1.1000; gain -3.1 %",
+        ),
+        (("no", None), None, "Joining does not pay.", "federated 0.9000, alone 1.0500, own means 1.1000"),
+        (("cannot tell", None), ("cannot tell", None), "The data cannot tell", "own means"),
+        ((None, None), None, "The data cannot tell", "no test cases"),
+    ],
+)
+def test_the_headline_says_who_gains_and_names_the_figures_that_decide(
+    ratings: tuple[str | None, str | None],
+    lists: tuple[str | None, str | None] | None,
+    words: str,
+    figures: str,
+) -> None:
+    found = lift(ratings, lists)
+    assert words in headline(found)
+    assert figures in deciding_figures(found)
+    check_sentences(headline(found))
+
+
+def test_a_lift_without_newcomers_says_how_to_judge_them() -> None:
+    found = {key: value for key, value in lift(("yes", None), None).items() if key != "newcomers"}
+    assert headline(found) == "Joining pays for customers that the parties know."
+    assert "--lift" in check_sentences(summarise(found))[-1]

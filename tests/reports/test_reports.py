@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,11 +15,15 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.cli.audit_command import audit
 from verfedgnn.cli.report_command import report
+from verfedgnn.evaluation.lift import quick_lift
+from verfedgnn.evaluation.verdict import deciding_figures, headline, verdict
 from verfedgnn.privacy.visibility import who_sees_what
-from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Points, Table
-from verfedgnn.reports.lift_view import answer, format_gain, format_weights, gate_rows
+from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Points, Table
+from verfedgnn.reports.lift_summary import lift_html
+from verfedgnn.reports.lift_view import format_gain, format_weights, gate_rows
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.reports.run_report import run_document
+from verfedgnn.reports.run_summary import run_html
 from verfedgnn.reports.svg_charts import (
     BAD_COLOUR,
     GOOD_COLOUR,
@@ -46,12 +51,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
     document = Document(HOSTILE)
-    blocks = [Heading(HOSTILE), Paragraph(HOSTILE), Points([HOSTILE]), Table([HOSTILE], [[HOSTILE]]), None]
+    blocks = [
+        Banner("good", HOSTILE, HOSTILE),
+        Heading(HOSTILE),
+        Paragraph(HOSTILE),
+        Points([HOSTILE]),
+        Table([HOSTILE], [[HOSTILE]]),
+        None,
+    ]
     document.add(*blocks, Picture("drawn", HOSTILE, '<?xml version="1.0"?><svg></svg>'))
     page, text = document.write(tmp_path / "new", "page")
     for path in (page, text):
         assert "<script" not in path.read_text()
-    assert page.read_text().count("<strong>y</strong>") == 6  # the title stays plain
+    assert page.read_text().count("<strong>y</strong>") == 8  # the title stays plain
     assert "<code>x</code>" in page.read_text()
     assert "a\\|b" in text.read_text()
     assert "](drawn.svg)" in text.read_text()
@@ -193,8 +205,9 @@ def test_a_report_begins_with_the_verdict_and_shows_every_lift_table(lifted: vf.
     document = run_document(lifted, "x")
     lift = lifted.metrics["lift"]
     first = document.blocks[0]
-    assert isinstance(first, Paragraph)
-    assert first.text == f"**{answer(lift)}** {lift['summary']}"
+    assert isinstance(first, Banner)
+    assert (first.headline, first.text) == (headline(lift), deciding_figures(lift))
+    assert first.tone == {"yes": "good", "no": "bad"}.get(verdict(lift), "unclear")
     page, text = document.write(tmp_path, "report")
     markdown = text.read_text()
     for half in (lift, lift["lists"]):
@@ -205,6 +218,32 @@ def test_a_report_begins_with_the_verdict_and_shows_every_lift_table(lifted: vf.
     assert "A second model orders lists" in markdown
     assert "Privacy guarantees of the lists' training" in markdown
     assert not re.findall(r'(?:src|href)="(?!data:)', page.read_text())
+
+
+def test_a_report_without_a_lift_judges_the_customers_that_the_parties_know(lifted: vf.Run) -> None:
+    """Its figures are those of the whole lift, and it trains nothing."""
+    whole = lifted.metrics["lift"]
+    run = replace(lifted, metrics={name: value for name, value in lifted.metrics.items() if name != "lift"})
+    quick = quick_lift(run)
+    assert quick is not None
+    for half, known in ((whole, quick), (whole["lists"], quick["lists"])):
+        for name in ("cases", "users", "simple", "alone", "federated", "gain", "pays"):
+            assert known["overall"][name] == half["overall"][name]
+        assert "newcomers" not in known
+    page = run_document(run, "x").html()
+    assert headline(quick) in page
+    assert "newcomers are judged by" in page
+
+
+def test_notebooks_show_verdict_table_and_curve(lifted: vf.Run) -> None:
+    lift = lifted.metrics["lift"]
+    html = run_html(lifted)
+    for part in (html, lift_html(lift)):
+        assert headline(lift) in part
+        assert f"{lift['overall']['federated']:.4f}" in part
+        assert "<script" not in part
+    assert f"{lifted.metrics['parties'][0]['test']['rmse']:.4f}" in html
+    assert "on the validation part by round" in html
 
 
 def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: pytest.MonkeyPatch) -> None:

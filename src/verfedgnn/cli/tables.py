@@ -224,11 +224,14 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
 
 def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
     """Return the answer to "does joining pay?" in words, then its tables."""
-    from verfedgnn.reports.lift_view import answer, readable_tables
+    from verfedgnn.evaluation.verdict import NO, YES, deciding_figures, headline, verdict
+    from verfedgnn.reports.lift_view import readable_tables
 
     summary = Text()
-    summary.append(answer(lift), style="bold")
-    summary.append(f" {lift['summary']}\n")
+    summary.append(
+        headline(lift), style={YES: "bold green", NO: "bold red"}.get(verdict(lift), "bold yellow")
+    )
+    summary.append(f" {deciding_figures(lift)}\n{lift['summary']}\n")
     texts: list[RenderableType] = [summary]
     for table in readable_tables(lift):
         texts += [_lift_table(table), ""]

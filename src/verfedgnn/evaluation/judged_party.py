@@ -113,13 +113,20 @@ def lift_row(judged: Sequence[JudgedParty], reference: str, chosen: Choice | Non
     return row | {"gain": found.to_dict(), "pays": found.pays}
 
 
-def lift_tables(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
-    """Return the lift tables: all parties together, by party, by own ratings, and by number of other parties."""
+def lift_by_party(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
+    """Return the lift of all parties together and of each party."""
     return {
         "metric": judged[0].metric,
         "reference": reference,
         "overall": lift_row(judged, reference),
         "parties": [{"name": each.name, **lift_row([each], reference)} for each in judged],
+    }
+
+
+def lift_tables(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
+    """Return the lift tables: all parties together, by party, by own ratings, and by number of other parties."""
+    return {
+        **lift_by_party(judged, reference),
         "by_own_ratings": _by_own_ratings(judged, reference),
         "by_other_parties": _by_other_parties(judged, reference),
     }

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.data import PartyData, find_pooled_items, pool_parties
-from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_tables
+from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_by_party, lift_tables
 from verfedgnn.evaluation.verdict import summarise
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
@@ -54,18 +54,31 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     return found
 
 
+def quick_lift(run: Run) -> dict[str, Any] | None:
+    """Return the lift for customers that the parties know, by party, from the models that the run holds.
+
+    It trains nothing, so it has neither newcomers nor pooled models. It is None for a run without a gate, or whose split holds
+    out newcomers.
+    """
+    models = [run] if run.lists is None else [run, run.lists]
+    if run.config.split.kind == "newcomers" or any(each.alone is None for each in models):
+        return None
+    tables = [lift_by_party(_judge(each, pooled=None), "alone") for each in models]
+    found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
+    return found | {"summary": summarise(found)}
+
+
 def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
     """Evaluate the run's models of ratings and, if there are any, those of lists."""
     models = [run] if run.lists is None else [run, run.lists]
-    return [_judge(each, label, **options) for each in models]
+    return [_judge(each, _pooled_models(each, label, **options), **options) for each in models]
 
 
-def _judge(run: Run, label: str, **options: Any) -> list[JudgedParty]:
-    """Evaluate the simple, alone, federated and pooled model of each party."""
+def _judge(run: Run, pooled: Sequence[PartyModel] | None, **options: Any) -> list[JudgedParty]:
+    """Evaluate the simple, alone, federated and, if there is one, pooled model of each party."""
     ranks = run.config.training.ranks
     prepared = run.prepared()
     alone = run.alone or _alone_models(run, prepared, **options)
-    pooled = _pooled_models(run, label, **options)
     elsewhere = count_other_parties(prepared)
     judged = []
     for p, party in enumerate(prepared):
@@ -73,8 +86,9 @@ def _judge(run: Run, label: str, **options: Any) -> list[JudgedParty]:
             "simple": simple_model(party, ranks=ranks),
             "alone": alone[p],
             "federated": run.models[p],
-            "pooled": pooled[p],
         }
+        if pooled is not None:
+            ways["pooled"] = pooled[p]
         judged.append(judge_party(party, ways, elsewhere[p], ranks=ranks))
     return judged
 

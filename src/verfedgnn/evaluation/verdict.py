@@ -2,38 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-YES, NO = "yes", "no"
+YES, NO, UNCLEAR = "yes", "no", "cannot tell"
 WHAT = {"rmse": "predicted ratings", "ndcg@20": "lists"}
+KNOWN = "customers that the parties know"
+NEW = "customers new to one party and known to another"
+_BETTER = {"rmse": "lower", "ndcg@20": "higher"}
+_SIMPLE = {
+    ("rmse", KNOWN): "own means",
+    ("rmse", NEW): "item means",
+    ("ndcg@20", KNOWN): "popularity",
+    ("ndcg@20", NEW): "popularity",
+}
+"""The name of the simple model, by metric and customers."""
 
 
-def summarise(lift: dict[str, Any]) -> str:
+def summarise(lift: Mapping[str, Any]) -> str:
     """Return one paragraph that summarises the `lift` part of metrics.json."""
-    tables = [lift, *([lift["lists"]] if "lists" in lift else [])]
-    sentences = [_known(table) for table in tables]
-    sentences += [_new(table["newcomers"]) for table in tables]
-    activity = _activity(tables[-1])
+    halves = _halves(lift)
+    sentences = [_known(table) for table in halves]
+    sentences += [_new(table["newcomers"]) for table in halves if "newcomers" in table]
+    activity = _activity(halves[-1])
     if activity:
         sentences.append(activity)
-    sentences.append(_advice(tables))
+    sentences.append(_advise(lift))
     return " ".join(sentences)
 
 
-def verdict(lift: dict[str, Any]) -> str:
+def judged_tables(lift: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return every table of a lift with its customers: all tables of known customers, then those of newcomers."""
+    halves = _halves(lift)
+    new = [(NEW, half["newcomers"]) for half in halves if "newcomers" in half]
+    return [*((KNOWN, half) for half in halves), *new]
+
+
+def verdict(lift: Mapping[str, Any]) -> str:
     """Return the verdict over all tables: yes if any of them says yes, else no if any says no, else cannot tell."""
-    rows = [
-        table["overall"]
-        for half in (lift, lift.get("lists"))
-        if half is not None
-        for table in (half, half["newcomers"])
-    ]
-    verdicts = {row["pays"] for row in rows}
-    return YES if YES in verdicts else NO if NO in verdicts else "cannot tell"
+    verdicts = {table["overall"]["pays"] for _, table in judged_tables(lift)}
+    return YES if YES in verdicts else NO if NO in verdicts else UNCLEAR
 
 
-def _known(table: dict[str, Any]) -> str:
+def headline(lift: Mapping[str, Any]) -> str:
+    """Return the verdict as a short sentence. Terminal, reports, notebooks and the web page show the same one."""
+    gains = {customers for customers, table in judged_tables(lift) if table["overall"]["pays"] == YES}
+    if gains == {KNOWN, NEW}:
+        return "Joining pays."
+    if gains:
+        return f"Joining pays for {gains.pop()}."
+    if verdict(lift) == NO:
+        return "Joining does not pay."
+    return "The data cannot tell whether joining pays."
+
+
+def deciding_figures(lift: Mapping[str, Any]) -> str:
+    """Return a sentence with the figures of the first table that has the verdict: federated beside alone and simple."""
+    word = verdict(lift)
+    for customers, table in judged_tables(lift):
+        row = table["overall"]
+        if row["pays"] == word and row["gain"] is not None:
+            metric = table["metric"]
+            ways = {"federated": "federated", "alone": "alone", "simple": _SIMPLE[metric, customers]}
+            if customers == NEW:
+                del ways["alone"]  # without ratings of the customer, it is the simple model
+            figures = ", ".join(f"{name} {row[way]:.4f}" for way, name in ways.items())
+            return (
+                f"{metric.upper()} of {WHAT[metric]} for {customers}, {_BETTER[metric]} is better: {figures}; "
+                f"gain {_bare_percent(row)}."
+            )
+    return "There are no test cases to decide by."
+
+
+def _halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tables of ratings and those of lists, or the only ones there are."""
+    return [lift, lift["lists"]] if "lists" in lift else [lift]
+
+
+def _known(table: Mapping[str, Any]) -> str:
     """Return a sentence on the gain for customers that the parties know."""
     row = table["overall"]
     what = WHAT[table["metric"]]
@@ -48,7 +94,7 @@ def _known(table: dict[str, Any]) -> str:
     return f"{text}, compared with the best each party has alone{_exceptions(table['parties'], row['pays'])}."
 
 
-def _new(table: dict[str, Any]) -> str:
+def _new(table: Mapping[str, Any]) -> str:
     """Return a sentence on the gain for customers who are new to one party and known to another."""
     row = table["overall"]
     what = WHAT[table["metric"]]
@@ -65,7 +111,7 @@ def _new(table: dict[str, Any]) -> str:
     return f"{text}, compared with {reference}{_exceptions(table['parties'], row['pays'])}."
 
 
-def _exceptions(rows: Sequence[dict[str, Any]], overall: str) -> str:
+def _exceptions(rows: Sequence[Mapping[str, Any]], overall: str) -> str:
     """Return a list of the parties whose verdict contradicts the one over all parties."""
     against = {YES: NO, NO: YES}.get(overall)
     wanted = (against,) if against else (YES, NO)
@@ -73,9 +119,9 @@ def _exceptions(rows: Sequence[dict[str, Any]], overall: str) -> str:
     return f" ({'; '.join(named[:5])})" if named else ""
 
 
-def _activity(table: dict[str, Any]) -> str | None:
+def _activity(table: Mapping[str, Any]) -> str | None:
     """Return a sentence on the most active customers if joining makes no clear difference for them; else None."""
-    bands = [row for row in table["by_own_ratings"] if row["gain"] is not None and row["from"] > 0]
+    bands = [row for row in table.get("by_own_ratings", []) if row["gain"] is not None and row["from"] > 0]
     same = None
     for row in reversed(bands):
         if row["pays"] == YES:
@@ -89,30 +135,34 @@ def _activity(table: dict[str, Any]) -> str | None:
     )
 
 
-def _advice(tables: Sequence[dict[str, Any]]) -> str:
+def _advise(lift: Mapping[str, Any]) -> str:
     """Return a sentence that recommends what to do next."""
-    known = any(table["overall"]["pays"] == YES for table in tables)
-    new = any(table["newcomers"]["overall"]["pays"] == YES for table in tables)
-    if known and new:
+    gains = {customers for customers, table in judged_tables(lift) if table["overall"]["pays"] == YES}
+    if "newcomers" not in lift:
+        judge = "newcomers are judged by `verfedgnn train` with --lift."
+        return f"Join; {judge}" if gains else f"Before you decide: {judge}"
+    if gains == {KNOWN, NEW}:
         return "Join, and serve what the gate has chosen for each party."
-    if new:
+    if gains == {NEW}:
         return "Join for the newcomers; the gate keeps serving the other customers what each party has alone."
-    if known:
+    if gains == {KNOWN}:
         return "Join; newcomers gain nothing yet, so look again when more customers are shared."
+    found = "does not pay" if verdict(lift) == NO else "shows no clear gain"
     return (
-        "On this data joining does not pay: look at the overlap with `verfedgnn data check`, add a party that shares more "
+        f"On this data joining {found}: look at the overlap with `verfedgnn data check`, add a party that shares more "
         "customers, or stay with what each party has alone."
     )
 
 
-def _percent(row: dict[str, Any]) -> str:
+def _percent(row: Mapping[str, Any]) -> str:
     """Return the size of a gain or loss with its interval, such as `41.0 % (32.1 to 50.3)`."""
     found = row["gain"]
     ends = sorted(abs(found[end]) for end in ("low_percent", "high_percent"))
     return f"{abs(found['percent']):.1f} % ({ends[0]:.1f} to {ends[1]:.1f})"
 
 
-def _bare_percent(row: dict[str, Any]) -> str:
+def _bare_percent(row: Mapping[str, Any]) -> str:
     """Return a signed gain for use inside brackets."""
     found = row["gain"]
-    return f"{found['percent']:+.1f} %, {found['low_percent']:+.1f} to {found['high_percent']:+.1f}"
+    gain, low, high = (round(found[end], 1) + 0.0 for end in ("percent", "low_percent", "high_percent"))
+    return f"{gain:+.1f} %, {low:+.1f} to {high:+.1f}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -45,6 +45,16 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Banner:
+    """The verdict on top of a document: a headline in the colour of its tone, with a sentence below."""
+
+    kind: ClassVar = "banner"
+    tone: Literal["good", "bad", "unclear"]
+    headline: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Table:
     """A table with a header row."""
 
@@ -71,7 +81,7 @@ class Code:
     text: str
 
 
-Block = Heading | Paragraph | Points | Table | Picture | Code
+Block = Heading | Paragraph | Points | Banner | Table | Picture | Code
 
 
 @dataclass
@@ -82,7 +92,7 @@ class Document:
     blocks: list[Block] = field(default_factory=list)
 
     def add(self, *blocks: Block | None) -> None:
-        """Append blocks; None, such as a picture that needs matplotlib, is skipped."""
+        """Append blocks; None, such as a chart without data, is skipped."""
         self.blocks.extend(block for block in blocks if block is not None)
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
@@ -106,11 +116,17 @@ class Document:
         """Return the document as one HTML page that loads no scripts, fonts or pictures."""
         return _make_environment().get_template("document.html").render(title=self.title, blocks=self.blocks)
 
+    def fragment(self) -> str:
+        """Return the blocks as HTML for a notebook cell, without the title."""
+        return _make_environment().get_template("notebook.html").render(blocks=self.blocks)
+
 
 def _render_markdown(block: Block) -> str:
     match block:
         case Heading(text):
             return f"## {_escape_markdown(text)}"
+        case Banner(_, headline, text):
+            return f"> **{_escape_markdown(headline)}** {_escape_markdown(text)}"
         case Paragraph(text):
             return _escape_markdown(text)
         case Points(items):

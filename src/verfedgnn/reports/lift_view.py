@@ -8,7 +8,7 @@ from typing import Any
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.lift_plots import band
-from verfedgnn.evaluation.verdict import WHAT, verdict
+from verfedgnn.evaluation.verdict import KNOWN, WHAT, judged_tables
 
 NEWCOMERS = "Customers new to a party and known elsewhere"
 MEASURES = {"rmse": "test RMSE, lower is better", "ndcg@20": "test NDCG@20, higher is better"}
@@ -43,7 +43,13 @@ class LiftTable:
     @property
     def ways(self) -> dict[str, str]:
         """The columns of figures, with their headings."""
-        return {"simple": SIMPLE[self.metric], "alone": "alone", "federated": "federated", "pooled": "pooled"}
+        names = {
+            "simple": SIMPLE[self.metric],
+            "alone": "alone",
+            "federated": "federated",
+            "pooled": "pooled",
+        }
+        return {way: name for way, name in names.items() if way in self.rows[0][1]}
 
     @property
     def header(self) -> list[str]:
@@ -56,10 +62,24 @@ class LiftTable:
         return [name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]]
 
 
-def answer(lift: Mapping[str, Any]) -> str:
-    """Return the question with its answer in a word."""
-    found = verdict(dict(lift))
-    return f"Does joining pay? {found.capitalize()}."
+SHORT_HEADER = ["", "users", "simple", "alone", "federated", "gain", "pays"]
+SHORT_NOTE = (
+    "Measured on test ratings: RMSE of predicted ratings (lower is better), NDCG@20 of lists (higher is better). "
+    "simple: own means or popularity. alone: the best that a party has without the others. federated: what it serves. "
+    "gain: over alone, for newcomers over simple, with its 95 % interval."
+)
+
+
+def short_rows(lift: Mapping[str, Any]) -> list[list[str]]:
+    """Return one row for each table of a lift, over all parties."""
+    rows = []
+    for customers, table in judged_tables(lift):
+        row = table["overall"]
+        figures = ["-" if row[way] is None else f"{row[way]:.4f}" for way in ("simple", "alone", "federated")]
+        who = "known customers" if customers == KNOWN else "newcomers"
+        name = f"{WHAT[table['metric']]}, {who}"
+        rows.append([name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]])
+    return rows
 
 
 def halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -76,15 +96,16 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
         note = _NOTES[part["metric"]] if number else f"{_NOTES[part['metric']]} {_COLUMNS}"
         tables.append(_by_party(part, f"{what} ({MEASURES[part['metric']]})", note))
     for part in parts:
-        new = part["newcomers"]
-        if new["overall"]["cases"]:
+        new = part.get("newcomers")
+        if new is not None and new["overall"]["cases"]:
             tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift, new)))
     for part in parts:
-        rows = [(band(row), row) for row in part["by_own_ratings"]]
+        rows = [(band(row), row) for row in part.get("by_own_ratings", [])]
         title = f"By a customer's training ratings at the party: {_title(part)}"
-        tables.append(LiftTable(title, "own ratings", part["metric"], part["reference"], rows))
+        if rows:
+            tables.append(LiftTable(title, "own ratings", part["metric"], part["reference"], rows))
     for part in parts:
-        rows = [(str(row["other_parties"]), row) for row in part["by_other_parties"]]
+        rows = [(str(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
         title = f"By other parties that know the customer: {_title(part)}"
         if len(rows) > 1:  # a single row repeats the total
             tables.append(LiftTable(title, "other parties", part["metric"], part["reference"], rows))

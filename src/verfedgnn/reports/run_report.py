@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from verfedgnn.core.version import installed_version
+from verfedgnn.evaluation.lift import quick_lift
 from verfedgnn.evaluation.lift_plots import WAYS, band, gains_in_percent
 from verfedgnn.evaluation.verdict import WHAT
 from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table
+from verfedgnn.reports.lift_summary import add_verdict
 from verfedgnn.reports.lift_view import (
     GATE_HEADER,
     GATE_NOTE,
     MEASURES,
     SIMPLE,
-    answer,
     gate_rows,
     halves,
     readable_tables,
@@ -35,12 +36,13 @@ def run_document(run: Run, name: str) -> Document:
     """Build the report of a run."""
     metrics = run.metrics
     document = Document(f"Run {name}")
-    _add_verdict(document, metrics.get("lift"))
-    document.add(Paragraph(_describe_data(run)))
+    lift = metrics.get("lift") or quick_lift(run)
+    add_verdict(document, lift)
+    document.add(Paragraph(describe_data(run)))
     _add_accuracy(document, metrics)
-    _add_lift(document, metrics.get("lift"))
+    _add_lift(document, lift)
     _add_gates(document, metrics)
-    _add_curve(document, run)
+    document.add(*training_curves(run))
     _add_traffic(document, run)
     add_guarantees(document, metrics["privacy"])
     if "lists" in metrics:
@@ -59,7 +61,8 @@ def run_document(run: Run, name: str) -> Document:
     return document
 
 
-def _describe_data(run: Run) -> str:
+def describe_data(run: Run) -> str:
+    """Return sentences on the parties, users, ratings and model of a run."""
     names = ", ".join(party.name for party in run.parties)
     parties = f"{len(run.parties)} parties ({names})" if len(run.parties) > 1 else f"Party {names}"
     users = run.parties[0].ratings.n_users
@@ -70,8 +73,8 @@ def _describe_data(run: Run) -> str:
     )
 
 
-def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
-    traffic = metrics["bytes"]
+def accuracy_table(metrics: Mapping[str, Any]) -> Table:
+    """Return the test metrics of each party, of all parties together, and of the most popular items."""
     names = list(metrics["test"])
     rows = [
         [
@@ -85,10 +88,15 @@ def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
     rows.append(["**all**", "", "", *(format_metric(metrics["test"][name]) for name in names)])
     popular = metrics["popularity"]
     rows.append(["the most popular items", "", "", *(format_metric(popular.get(name)) for name in names)])
+    return Table(["party", "items", "ratings", *names], rows)
+
+
+def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
+    traffic = metrics["bytes"]
     warning = warn_of_lists(metrics)
     document.add(
         Heading("Accuracy"),
-        Table(["party", "items", "ratings", *names], rows),
+        accuracy_table(metrics),
         Paragraph(f"**Warning:** {warning}") if warning else None,
         Paragraph(
             "Measured on the test part, which was used neither for training nor for model selection. Lower is better for "
@@ -113,10 +121,11 @@ def _describe_lists(lists: dict[str, Any]) -> str:
     )
 
 
-def _add_curve(document: Document, run: Run) -> None:
+def training_curves(run: Run) -> list[Picture | None]:
+    """Return charts of the validation error by round and by traffic."""
     name = next((key for key in (run.history[0] if run.history else {}) if key.startswith("valid_")), None)
     if name is None:
-        return
+        return []
     metric = name.removeprefix("valid_").upper()
     values = [entry[name] for entry in run.history]
     colours = {metric: WAYS["federated"]}
@@ -133,15 +142,10 @@ def _add_curve(document: Document, run: Run) -> None:
         "total traffic in MB",
         f"validation {metric}",
     )
-    document.add(
+    return [
         _picture("curve", f"{metric} on the validation part by round", by_round),
         _picture("curve-traffic", f"{metric} on the validation part by traffic", by_traffic),
-    )
-
-
-def _add_verdict(document: Document, lift: dict[str, Any] | None) -> None:
-    if lift is not None:
-        document.add(Paragraph(f"**{answer(lift)}** {lift['summary']}"))
+    ]
 
 
 def _add_gates(document: Document, metrics: dict[str, Any]) -> None:
@@ -168,13 +172,16 @@ def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
     """Add Recall@20 and HitRate@20 of lists, for known customers and for newcomers."""
     if "recall@20" not in part["overall"]:
         return
-    tables = {"customers that the parties know": part["overall"], "newcomers": part["newcomers"]["overall"]}
+    ways = [way for way in WAYS if way in part["overall"]]
+    tables = {"customers that the parties know": part["overall"]}
+    if "newcomers" in part:
+        tables["newcomers"] = part["newcomers"]["overall"]
     rows = [
-        [who, name, *(format_metric(row[name][way]) for way in WAYS)]
+        [who, name, *(format_metric(row[name][way]) for way in ways)]
         for who, row in tables.items()
         for name in ("recall@20", "hitrate@20")
     ]
-    header = ["for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in WAYS)]
+    header = ["for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in ways)]
     document.add(Paragraph("**Other metrics of lists.** Higher is better."), Table(header, rows))
 
 
@@ -184,7 +191,7 @@ def _add_lift_pictures(document: Document, part: Mapping[str, Any]) -> None:
     simple = SIMPLE[part["metric"]]
     kind = "ratings" if part["metric"] == "rmse" else "lists"
     axis = "% gained by joining, with its 95 % interval"
-    rows = [row for row in part["by_own_ratings"] if all(row[way] is not None for way in WAYS)]
+    rows = [row for row in part.get("by_own_ratings", []) if all(row[way] is not None for way in WAYS)]
     places = list(range(len(rows)))
     curves = {simple if way == "simple" else way: (places, [float(row[way]) for row in rows]) for way in WAYS}
     document.add(
@@ -197,7 +204,9 @@ def _add_lift_pictures(document: Document, part: Mapping[str, Any]) -> None:
             f"lift-{kind}-newcomers",
             f"Gain in {what} for customers new to a party, over {simple}",
             draw_intervals([Interval(*found) for found in gains_in_percent(part["newcomers"])], axis),
-        ),
+        )
+        if "newcomers" in part
+        else None,
         _picture(
             f"lift-{kind}-activity",
             f"Accuracy of {what} by a customer's training ratings at the party",

@@ -1,0 +1,20 @@
+"""A run as HTML for a notebook: verdict, table and learning curve."""
+
+from __future__ import annotations
+
+from verfedgnn.reports.document import Document, Paragraph
+from verfedgnn.reports.lift_summary import add_verdict
+from verfedgnn.reports.run_report import accuracy_table, describe_data, training_curves
+from verfedgnn.runs.run import Run
+
+
+def run_html(run: Run) -> str:
+    """Return the verdict, the accuracy of each party and the learning curve as HTML for a notebook.
+
+    The verdict is that of `run.metrics["lift"]`. Nothing is computed, so a run without a lift has no verdict.
+    """
+    document = Document("Run")
+    document.add(Paragraph(describe_data(run)))
+    add_verdict(document, run.metrics.get("lift"))
+    document.add(accuracy_table(run.metrics), *training_curves(run)[:1])
+    return document.fragment()
