@@ -109,6 +109,8 @@ MISTAKES = {
     "export": "none --out x",
     "serve": "none",
     "report": "none",
+    "runs": "none",
+    "diff": "none none",
     "tune": "mine.txt",
     "data check": "none.csv",
     "data synth": "--out x.parquet --like nothing",
@@ -147,6 +149,7 @@ UNWRITABLE = {
     "train": "--out file/run --data none.csv",
     "report": "run --out file/report",
     "export": "run --out file/vectors",
+    "diff": "run run --out file/diff.html",
     "tune": "file/mine.toml --data none.csv",
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",
@@ -178,6 +181,8 @@ RESULTS = {
     "recommend": "run --user u0003 --top 3",
     "export": "run --out {}",
     "report": "run --out {}",
+    "runs": ".",
+    "diff": "run run --out {}.html",
     "data check": "small.csv",
     "tune": "{}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
     "data synth": "--out {}.parquet --scale-down 2000",
@@ -384,6 +389,7 @@ LIGHT = (
     "federation renew hub",
     "federation revoke hub books",
     "status run",
+    "runs .",
 )
 """What organisations do before they train, and while: keys, certificates, roster, agreement, a look at the state."""
 

@@ -22,6 +22,7 @@ from verfedgnn.cli.broken_pipe import lasting_streams
 from verfedgnn.cli.compare_command import compare
 from verfedgnn.cli.completion import joined_bash_words
 from verfedgnn.cli.coordinator_command import coordinator
+from verfedgnn.cli.diff_command import diff
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
 from verfedgnn.cli.output import SafeConsole
@@ -29,6 +30,7 @@ from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
 from verfedgnn.cli.recommend_command import recommend
 from verfedgnn.cli.report_command import report
+from verfedgnn.cli.runs_command import runs
 from verfedgnn.cli.serve_command import serve
 from verfedgnn.cli.settings_command import settings
 from verfedgnn.cli.signals import interrupt
@@ -77,7 +79,7 @@ _TRAIN = "Train"
 app.add_typer(data.app, rich_help_panel=_TRAIN)
 for command in (train, evaluate, settings, tune):
     app.command(rich_help_panel=_TRAIN)(command)
-for command in (recommend, serve, export, report):
+for command in (recommend, serve, export, report, runs, diff):
     app.command(rich_help_panel="Use a trained model")(command)
 _ACROSS = "Across organisations"
 app.add_typer(federation.app, rich_help_panel=_ACROSS)

@@ -1,0 +1,192 @@
+"""Runs of two nights: the list of runs, and how tonight differs from yesterday."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import verfedgnn as vf
+from verfedgnn.data import TEST, TRAIN
+from verfedgnn.evaluation.matched_runs import compare_runs, in_both_tests, match_parties
+from verfedgnn.evaluation.run_difference import compare_recommendations, difference
+from verfedgnn.runs.run_list import list_runs
+
+Command = Callable[..., tuple[int, str, str]]
+SHORT = vf.Config.preset("best", epochs=6, dim=4, evaluate_every=2)
+
+
+def yesterday_of(parties: list[vf.PartyData]) -> list[vf.PartyData]:
+    """Return the parties before a tenth of the ratings, some users and an item of each party came."""
+    before = []
+    for party in parties:
+        table = party.ratings.take(np.arange(len(party.ratings)) % 10 != 0)
+        table = table.take((table.user % 12 != 0) & (table.item != 0))
+        table = table.select_users(np.unique(table.user)).select_items(np.unique(table.item))
+        before.append(vf.PartyData(party.name, table))
+    return vf.align_users(before)
+
+
+@pytest.fixture(scope="module")
+def nights(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs monday and tuesday, tuesday starting from monday, and the link current to monday."""
+    folder = tmp_path_factory.mktemp("nights")
+    vf.train(yesterday_of(small_parties), SHORT, out=folder / "monday")
+    vf.train(small_parties, SHORT, out=folder / "tuesday", start_from=folder / "monday")
+    os.utime(folder / "monday" / "metrics.json", (1.8e9, 1.8e9))
+    (folder / "current").symlink_to("monday")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(nights: Path) -> tuple[vf.Run, vf.Run]:
+    return vf.Run.load(nights / "monday"), vf.Run.load(nights / "tuesday")
+
+
+# -- the list of runs ----------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_with_their_figures(
+    nights: Path, runs: tuple[vf.Run, vf.Run], command: Command
+) -> None:
+    code, out, _ = command("runs", nights, "--json")
+    found = {row["folder"]: row for row in json.loads(out)}
+    assert code == 0
+    assert set(found) == {"monday", "tuesday"}
+    for name, run in zip(found, runs if next(iter(found)) == "monday" else runs[::-1], strict=True):
+        assert found[name]["rmse"] == run.metrics["test"]["rmse"]
+        assert found[name]["ndcg"] == run.metrics["test"]["ndcg@20"]
+        assert run.lists is not None
+        assert found[name]["bytes"] == run.ledger.total() + run.lists.ledger.total()
+        assert found[name]["finished"]
+        assert found[name]["parties"] == [party.name for party in run.parties]
+    assert found["tuesday"]["ancestor"] == "monday"
+    assert found["monday"]["ancestor"] is None
+    assert found["monday"]["links"] == ["current"]
+    assert found["monday"]["date"] == "2027-01-15T08:00:00+00:00"
+    code, out, _ = command("runs", nights)
+    assert "monday <- current" in out
+
+
+def test_an_unfinished_run_is_listed_as_such(nights: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(nights / "tuesday", tmp_path / "member" / "run")
+    (tmp_path / "member" / "run" / "metrics.json").unlink()
+    (row,) = list_runs(tmp_path)
+    assert (row.folder, row.finished, row.rmse) == ("member/run", False, None)
+    assert len(row.ancestor or "") == 64, "the ancestor is not in the list, so its hash is named"
+    assert "not finished" in command("runs", tmp_path)[1]
+    (tmp_path / "member" / "run" / "from.json").write_text("{")
+    assert command("runs", tmp_path)[0] == 2
+
+
+def test_a_spent_budget_is_listed(nights: Path, tmp_path: Path) -> None:
+    shutil.copytree(nights / "monday", tmp_path / "private")
+    file = tmp_path / "private" / "metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["privacy"]["gradients"] |= {"mechanism": "skellam", "composed": {"epsilon": 7.5, "delta": 1e-6}}
+    file.write_text(json.dumps(metrics))
+    assert [run.epsilon for run in list_runs(tmp_path)] == [7.5]
+    assert [run.epsilon for run in list_runs(nights)] == [None, None], "ternary gradients have no epsilon"
+
+
+# -- differences ---------------------------------------------------------------------------------------------------------
+
+
+def test_ratings_are_matched_by_ids(runs: tuple[vf.Run, vf.Run]) -> None:
+    before, after = runs
+    for party in match_parties(before, after):
+        old, new = before.parties[party.before].ratings, after.parties[party.after].ratings
+        then = {
+            (str(old.user_ids[u]), str(old.item_ids[v])): (row, part)
+            for row, (u, v, part) in enumerate(
+                zip(old.user, old.item, before.parts[party.before], strict=True)
+            )
+        }
+        for row, (u, v) in enumerate(zip(new.user, new.item, strict=True)):
+            expected = then.get((str(new.user_ids[u]), str(new.item_ids[v])), (-1, -1))
+            assert (party.earlier_rating[row], party.earlier_part[row]) == expected
+
+
+def test_a_difference_says_what_came_and_went(
+    runs: tuple[vf.Run, vf.Run], small_parties: list[vf.PartyData]
+) -> None:
+    found = difference(*runs)
+    assert found["configuration"] == []
+    for row, old, new in zip(found["data"]["parties"], runs[0].parties, small_parties, strict=True):
+        assert row["ratings"]["added"] == len(new.ratings) - len(old.ratings)
+        assert row["ratings"]["removed"] == row["ratings"]["changed"] == 0
+        assert row["items"]["added"] == 1
+    backwards = difference(*runs[::-1])
+    assert backwards["data"]["users"]["removed"] == found["data"]["users"]["added"] == 10
+    changed = replace(runs[1], config=runs[1].config.with_values({"lr": 0.5}))
+    (setting,) = difference(runs[0], changed)["configuration"]
+    assert (setting["setting"], setting["after"]) == ("training.lr", 0.5)
+
+
+def test_figures_are_those_of_the_runs_where_the_data_is_the_same(runs: tuple[vf.Run, vf.Run]) -> None:
+    run = runs[1]
+    figures = compare_runs(run, run, match_parties(run, run), in_both_tests)
+    for metric in ("rmse", "ndcg@20"):
+        overall = figures[metric]["overall"]
+        assert overall["before"] == overall["after"] == pytest.approx(run.metrics["test"][metric])
+        assert overall["better"] == "cannot tell"
+
+
+def test_only_test_ratings_of_both_are_judged(runs: tuple[vf.Run, vf.Run]) -> None:
+    before, after = runs
+    cases = difference(before, after)["figures"]["rmse"]["overall"]["cases"]
+    parties = match_parties(before, after)
+    assert 0 < cases == sum(int(((p.part == TEST) & (p.earlier_part == TEST)).sum()) for p in parties)
+    leaking = replace(before, parts=[np.full_like(part, TRAIN) for part in before.parts])
+    figures = difference(leaking, after)["figures"]["rmse"]
+    assert figures["overall"]["cases"] == 0
+    assert figures["overall"]["gain"] is None
+
+
+def test_a_worse_run_is_worse(runs: tuple[vf.Run, vf.Run]) -> None:
+    before, after = runs
+    models = [replace(model, users=model.users * 0.8) for model in after.models]
+    figures = difference(before, replace(after, models=models))["figures"]
+    assert figures["rmse"]["overall"]["better"] == "no"
+
+
+def test_the_overlap_is_that_of_the_served_lists(runs: tuple[vf.Run, vf.Run]) -> None:
+    before, after = runs
+    found = compare_recommendations(before, after, match_parties(before, after))
+    assert found["users_compared"] == found["users_in_both"] == len(before.parties[0].ratings.known_users)
+    for row in found["most_affected"]:
+        lists = [{(i.party, i.item) for i in run.recommend(row["user"])} for run in runs]
+        assert row["overlap"] == len(lists[0] & lists[1]) / 10
+    assert found["most_affected"][0]["overlap"] <= found["overlap"]
+    same = compare_recommendations(after, after, match_parties(after, after), sample=7)
+    assert (same["users_compared"], same["overlap"], same["most_affected"]) == (7, 1.0, [])
+
+
+def test_parties_that_came_and_went(runs: tuple[vf.Run, vf.Run]) -> None:
+    before, after = runs
+    fewer = replace(
+        before, parties=before.parties[:2], models=before.models[:2], parts=before.parts[:2], lists=None
+    )
+    found = difference(fewer, after)
+    assert found["data"]["parties_added"] == [after.parties[2].name]
+    assert len(found["figures"]["ndcg@20"]["parties"]) == 2
+
+
+def test_the_command_prints_and_writes_the_same(nights: Path, tmp_path: Path, command: Command) -> None:
+    page = tmp_path / "diff.html"
+    code, out, err = command("diff", nights / "monday", nights / "tuesday", "--out", page)
+    assert code == 0
+    assert "written" in err
+    for text in ("Test ratings of both runs", "ratings added", "Both runs have the same settings"):
+        assert text in out
+        assert text in page.read_text("utf-8")
+        assert text in page.with_suffix(".md").read_text("utf-8")
+    code, out, _ = command("diff", nights / "current", nights / "tuesday", "--json")
+    assert set(json.loads(out)) == {"configuration", "data", "figures", "recommendations"}
+    assert command("diff", nights / "monday", nights / "tuesday", "--out", tmp_path / "diff")[0] == 2
