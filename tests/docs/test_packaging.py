@@ -69,7 +69,6 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         "federation",
         "psi",
         "track",
-        "plot",
         "research",
         "dev",
     }

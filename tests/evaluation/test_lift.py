@@ -17,7 +17,6 @@ from verfedgnn.core.pairs import Pairs
 from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.evaluation.bootstrap import gain
 from verfedgnn.evaluation.lift import count_other_parties, lift
-from verfedgnn.evaluation.lift_plots import draw_lift, draw_study
 from verfedgnn.evaluation.verdict import verdict
 from verfedgnn.gnn.model import Propagation
 from verfedgnn.protocol.round.forward_backward import PassInputs
@@ -146,12 +145,6 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
     assert found["newcomers"]["training"] == "second"
     assert (found["reference"], found["newcomers"]["reference"]) == ("alone", "simple")
     assert found["summary"].endswith(".")
-
-
-def test_lift_is_drawn(joined: tuple[vf.Run, dict[str, Any]], tmp_path: Path) -> None:
-    _, found = joined
-    assert draw_lift(found, tmp_path / "lift.png")
-    assert (tmp_path / "lift.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_default_training_lists_is_ordered_by_its_lists(joined: tuple[vf.Run, dict[str, Any]]) -> None:
@@ -310,7 +303,6 @@ def test_tuning_goes_on_where_it_stopped(small_parties: list[vf.PartyData], tmp_
     assert run.metrics["valid"]["rmse"] == pytest.approx(second.error, abs=1e-6)
     with pytest.raises(vf.ConfigError, match="other data, settings or ranges"):
         tune(small_parties, best(epochs=21), trials=5, **options)
-    assert draw_study(second.history, tmp_path / "study.png")
 
 
 def test_spaces_are_read_or_refused() -> None:

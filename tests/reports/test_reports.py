@@ -19,8 +19,8 @@ from verfedgnn.evaluation.lift import quick_lift
 from verfedgnn.evaluation.verdict import deciding_figures, headline, verdict
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Points, Table
-from verfedgnn.reports.lift_summary import lift_html
-from verfedgnn.reports.lift_view import format_gain, format_weights, gate_rows
+from verfedgnn.reports.lift_report import lift_document, lift_html
+from verfedgnn.reports.lift_view import PAYS_TONES, format_gain, format_weights, gate_rows
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.reports.run_report import run_document
 from verfedgnn.reports.run_summary import run_html
@@ -28,9 +28,14 @@ from verfedgnn.reports.svg_charts import (
     BAD_COLOUR,
     GOOD_COLOUR,
     UNCLEAR_COLOUR,
+    Bars,
     Interval,
+    draw_bars,
     draw_intervals,
     draw_lines,
+    draw_points,
+    draw_study,
+    standalone,
 )
 from verfedgnn.research.attacks import audit as auditing
 from verfedgnn.research.attacks.audit import THIS, Audit, safer
@@ -59,7 +64,10 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
         Table([HOSTILE], [[HOSTILE]]),
         None,
     ]
-    document.add(*blocks, Picture("drawn", HOSTILE, '<?xml version="1.0"?><svg></svg>'))
+    document.add(
+        *blocks,
+        Picture("drawn", HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2)], HOSTILE) or ""),
+    )
     page, text = document.write(tmp_path / "new", "page")
     for path in (page, text):
         assert "<script" not in path.read_text()
@@ -255,9 +263,16 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
     kinds = [
         f"lift-{what}{which}" for what in ("ratings", "lists") for which in ("", "-newcomers", "-activity")
     ]
-    assert set(pictures) == {"curve", "curve-traffic", *kinds}
+    assert set(pictures) == {"curve", "curve-traffic", "bytes", "overlap", *kinds}
     for svg in pictures.values():
-        ElementTree.fromstring(svg)
+        root = ElementTree.fromstring(svg)
+        title, description = (
+            root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc")
+        )
+        assert title
+        assert re.search(r"\d", description or "")
+        assert root.get("role") == "img"
+        ElementTree.fromstring(standalone(svg))
 
 
 def test_the_gate_in_words(lifted: vf.Run) -> None:
@@ -287,7 +302,7 @@ def test_a_gain_of_few_users_is_not_shown() -> None:
 
 def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> None:
     rows = [Interval("<a & b>", 10, 5, 15), Interval("b", -10, -15, -5), Interval("c", 0, -5, 5)]
-    svg = draw_intervals(rows, "axis")
+    svg = draw_intervals("title", rows, "axis")
     assert svg is not None
     root = ElementTree.fromstring(svg)
     assert "<a & b>" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -295,16 +310,74 @@ def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> No
     assert [dot.get("fill") for dot in dots] == [GOOD_COLOUR, BAD_COLOUR, UNCLEAR_COLOUR]
     first, second, third = (float(dot.get("cx", "nan")) for dot in dots)
     assert first - third == pytest.approx(third - second, abs=0.2)
-    assert draw_intervals([], "axis") is None
+    assert draw_intervals("title", [], "axis") is None
 
 
 @pytest.mark.parametrize("ys", [[1.0, 1.0], [0.0, 0.0], [1e-6, 2e-6], [-3.0, 1e6]])
 def test_lines_of_any_range_can_be_drawn(ys: list[float]) -> None:
-    svg = draw_lines({"<x>": ([0, 1], ys)}, {"<x>": "#000000"}, "x", "y", names=["a", "b"])
+    for names, log in ((["a", "b"], ""), (None, "y" if min(ys) > 0 else "")):
+        svg = draw_lines("title", {"<x>": ([0, 1], ys)}, "x", "y", names=names, log=log)
+        assert svg is not None
+        ElementTree.fromstring(svg)
+        assert "nan" not in svg
+    assert draw_lines("title", {}, "x", "y") is None
+
+
+def test_logarithmic_axes_have_equal_steps_for_equal_factors() -> None:
+    svg = draw_lines("title", {"a": ([1, 10, 100], [1, 2, 4])}, "x", "y", log="xy")
     assert svg is not None
-    ElementTree.fromstring(svg)
-    assert "nan" not in svg
-    assert draw_lines({}, {}, "x", "y") is None
+    dots = list(ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}circle"))
+    for axis in ("cx", "cy"):
+        first, second, third = (float(dot.get(axis, "nan")) for dot in dots)
+        assert second - first == pytest.approx(third - second, abs=0.2)
+
+
+def test_bars_have_lengths_in_proportion_and_say_their_figures() -> None:
+    rows = [Bars("a", [2, 1], "two and one"), Bars("b", [4, 0], "four")]
+    svg = draw_bars("title", rows, {"attack": BAD_COLOUR, "guess": UNCLEAR_COLOUR})
+    assert svg is not None
+    root = ElementTree.fromstring(svg)
+    widths = [float(bar.get("width", "nan")) for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths == [198, 99, 396, 1]  # nothing is a hair, not a gap
+    assert "two and one" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert draw_bars("title", [], {"a": BAD_COLOUR}) is None
+
+
+def test_names_of_points_do_not_cover_each_other() -> None:
+    svg = draw_points("title", {"a": (0.5, 0.1), "b": (0.5, 0.1), "c": (0.1, 0.1)}, "x", "y")
+    assert svg is not None
+    texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    heights = sorted(float(text.get("y", "nan")) for text in texts if text.text in ("a", "b", "c"))
+    assert heights[1] - heights[0] >= 14
+    assert heights[2] - heights[1] >= 14
+    assert draw_points("title", {}, "x", "y") is None
+
+
+@pytest.mark.parametrize("errors", [[], [None], [2.0], [2.0, None, 1.5]])
+def test_a_study_is_drawn_with_any_number_of_trials(errors: list[float | None]) -> None:
+    ElementTree.fromstring(draw_study(errors))
+
+
+def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:
+    rows = [
+        ["a", "1,234", "+12.2 % (+11.2 to +13.1)", "0.7380", "1.5 MB", "2 or 3", "yes"],
+        ["b", "5", "-", "-", "3 B", "4", "no"],
+    ]
+    table = Table(["party", "users", "gain", "rmse", "size", "words", "pays"], rows, "Lift", PAYS_TONES)
+    assert table.numeric == [False, True, True, True, True, False, False]
+    document = Document("x", [table])
+    page = document.html()
+    assert '<div class="table" tabindex="0" role="region" aria-label="Lift">' in page
+    assert '<td class="good">yes</td>' in page
+    assert '<td class="bad">no</td>' in page
+    assert "| --- | ---: | ---: | ---: | ---: | --- | --- |" in document.markdown()
+
+
+def test_the_page_of_a_lift_begins_with_its_verdict(lifted: vf.Run) -> None:
+    lift = lifted.metrics["lift"]
+    page = lift_document(lift, "x").html()
+    assert page.index(headline(lift)) < page.index(deciding_figures(lift)) < page.index("<table")
+    assert page.count("<svg") == 6
 
 
 def test_lists_that_lose_to_popularity_are_named() -> None:

@@ -55,14 +55,12 @@ def bench(
     the running one, and the same command resumes. Other recommenders are measured if they are installed.
     """
     from verfedgnn.core.files import check_writable
-    from verfedgnn.research import require_packages
     from verfedgnn.research.bench import QUESTIONS as ASKED
     from verfedgnn.research.bench.bench_report import bench_document
     from verfedgnn.research.bench.bench_suite import BenchScope, choose_questions
     from verfedgnn.research.bench.measure import free_memory
     from verfedgnn.research.bench.task_queue import TaskRecords, run_tasks
 
-    require_packages("bench", "matplotlib")
     output = Output(quiet=quiet, as_json=as_json)
     scope = BenchScope(quick, data)
     folder = out or Path("bench-quick" if quick else "bench")

@@ -225,7 +225,7 @@ def _resumable(folder: Path | None, words: list[str]) -> Iterator[None]:
 def _lift(run: Run, folder: Path | None, **options: Any) -> None:
     from verfedgnn.core.files import writing
     from verfedgnn.evaluation.lift import lift as compute_lift
-    from verfedgnn.evaluation.lift_plots import draw_lift
+    from verfedgnn.reports.lift_report import lift_document
     from verfedgnn.runs.run import write_json
 
     try:
@@ -235,7 +235,7 @@ def _lift(run: Run, folder: Path | None, **options: Any) -> None:
     if folder is not None:
         with writing(folder):
             write_json(folder / "metrics.json", run.metrics)
-        draw_lift(run.metrics["lift"], folder / "lift.png")
+        lift_document(run.metrics["lift"], folder.resolve().name).write(folder / "lift", "lift")
 
 
 def _report(run: Run, folder: Path | None, sources: Sequence[str], output: Output) -> None:

@@ -72,7 +72,7 @@ def tune(
     from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
     from verfedgnn.data.source_address import redact
-    from verfedgnn.evaluation.lift_plots import draw_study
+    from verfedgnn.reports.svg_charts import draw_study
     from verfedgnn.research import require_packages
     from verfedgnn.training.tuning import parse_space
     from verfedgnn.training.tuning import tune as tune_study
@@ -119,12 +119,12 @@ def tune(
             watch=show,
             stop=halt.asked,
         )
+    picture = out.with_suffix(".svg")
     with writing(out):
         write_bytes(out, tuned.to_preset().encode())
-    drawn = draw_study(tuned.history, out.with_suffix(".png"))
+        write_bytes(picture, draw_study(tuned.history).encode())
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
-    picture = f", {out.with_suffix('.png')}" if drawn else ""
-    output.result(found, tuned.provenance, f"written: {out}{picture}; the study is {database}")
+    output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
     words = [word for source in data or [] for word in ("--data", redact(source))] + reading.to_arguments()
     words += ["--parties", str(parties)] if parties is not None else []
     words += ["--by", by] if by is not None else []

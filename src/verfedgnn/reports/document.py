@@ -5,9 +5,8 @@ Text may contain **bold** and `code`. Everything else is escaped, including text
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,12 @@ from markupsafe import Markup, escape
 
 from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.core.printable import make_printable
+from verfedgnn.reports.svg_charts import standalone
+
+Tone = Literal["good", "bad", "unclear"]
+_NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to)*")
+"""A cell that is a number: with a sign, a unit or an interval."""
+_EMPTY = ("", "-", "–")
 
 
 @dataclass(frozen=True)
@@ -49,28 +54,47 @@ class Banner:
     """The verdict on top of a document: a headline in the colour of its tone, with a sentence below."""
 
     kind: ClassVar = "banner"
-    tone: Literal["good", "bad", "unclear"]
+    tone: Tone
     headline: str
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a header row."""
+    """A table with a header row. Columns of numbers are aligned right, and the first column names the row."""
 
     kind: ClassVar = "table"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str = ""
+    """What the table shows, for screen readers."""
+    tones: Mapping[str, Tone] = field(default_factory=dict)
+    """The tone of each verdict in the last column, which stays in sight on narrow screens; empty without verdicts."""
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column holds numbers only."""
+        columns = [[row[place] for row in self.rows] for place in range(len(self.header))]
+        return [
+            any(cell not in _EMPTY for cell in cells)
+            and all(cell in _EMPTY or _NUMBER.fullmatch(cell) for cell in cells)
+            for cells in columns
+        ]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG picture; `name` is the name of its file beside the Markdown."""
+    """A chart of `svg_charts`, which escapes its text; `name` is the name of its file beside the Markdown."""
 
     kind: ClassVar = "picture"
     name: str
     caption: str
     svg: str
+
+
+def picture(name: str, caption: str, svg: str | None) -> Picture | None:
+    """Return a picture, or None if there was nothing to draw."""
+    return None if svg is None else Picture(name, caption, svg)
 
 
 @dataclass(frozen=True)
@@ -102,7 +126,7 @@ class Document:
             make_folder(folder)
             for block in self.blocks:
                 if isinstance(block, Picture):
-                    write_bytes(folder / f"{block.name}.svg", block.svg.encode())
+                    write_bytes(folder / f"{block.name}.svg", standalone(block.svg).encode())
             write_bytes(page, make_printable(self.html()).encode())
             write_bytes(text, make_printable(self.markdown()).encode())
         return page, text
@@ -132,7 +156,8 @@ def _render_markdown(block: Block) -> str:
         case Points(items):
             return "\n".join(f"- {_escape_markdown(item)}" for item in items)
         case Table(header, rows):
-            lines = [header, ["---"] * len(header), *rows]
+            rule = ["---:" if number else "---" for number in block.numeric]
+            lines = [header, rule, *rows]
             return "\n".join(
                 "| " + " | ".join(_escape_markdown(cell).replace("|", "\\|") for cell in line) + " |"
                 for line in lines
@@ -157,8 +182,6 @@ def _make_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["inline"] = _render_inline
-    environment.filters["base64"] = lambda text: base64.b64encode(text.encode()).decode()
-    environment.tests["numeric"] = lambda text: re.fullmatch(r"[*+\-−±.,\d\s%]+", text) is not None
     return environment
 
 

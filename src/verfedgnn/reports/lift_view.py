@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
-from verfedgnn.evaluation.lift_plots import band
 from verfedgnn.evaluation.verdict import KNOWN, WHAT, judged_tables
+from verfedgnn.reports.document import Tone
 
 NEWCOMERS = "Customers new to a party and known elsewhere"
 MEASURES = {"rmse": "test RMSE, lower is better", "ndcg@20": "test NDCG@20, higher is better"}
 SIMPLE = {"rmse": "means", "ndcg@20": "popularity"}
 """The name of the simple model, by metric."""
+PAYS_TONES: dict[str, Tone] = {"yes": "good", "no": "bad", "cannot tell": "unclear"}
 _NOTES = {
     "rmse": "means: user and item means of the party's own ratings. alone: the best mixture of them and a model of its own.",
     "ndcg@20": "popularity: the most rated items. alone: the best mixture of popularity, EASE and a model of its own.",
@@ -62,7 +63,7 @@ class LiftTable:
         return [name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]]
 
 
-SHORT_HEADER = ["", "users", "simple", "alone", "federated", "gain", "pays"]
+SHORT_HEADER = ["prediction", "users", "simple", "alone", "federated", "gain", "pays"]
 SHORT_NOTE = (
     "Measured on test ratings: RMSE of predicted ratings (lower is better), NDCG@20 of lists (higher is better). "
     "simple: own means or popularity. alone: the best that a party has without the others. federated: what it serves. "
@@ -110,6 +111,12 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
         if len(rows) > 1:  # a single row repeats the total
             tables.append(LiftTable(title, "other parties", part["metric"], part["reference"], rows))
     return tables
+
+
+def band(row: Mapping[str, Any]) -> str:
+    """Format a range of numbers of ratings, such as `3-5`."""
+    low, high = row["from"], row["to"]
+    return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"
 
 
 def format_gain(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The report of a run: verdict, accuracy, lift, gates, learning curve, traffic, privacy guarantees, largest errors and configuration."""
+"""The report of a run: verdict, accuracy, lift, overlap, gates, training, traffic, privacy, largest errors and configuration."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from verfedgnn.core.version import installed_version
 from verfedgnn.evaluation.lift import quick_lift
-from verfedgnn.evaluation.lift_plots import WAYS, band, gains_in_percent
-from verfedgnn.evaluation.verdict import WHAT
-from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table
-from verfedgnn.reports.lift_summary import add_verdict
-from verfedgnn.reports.lift_view import (
-    GATE_HEADER,
-    GATE_NOTE,
-    MEASURES,
-    SIMPLE,
-    gate_rows,
-    halves,
-    readable_tables,
-)
+from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table, picture
+from verfedgnn.reports.lift_report import add_lift, add_verdict
+from verfedgnn.reports.lift_view import GATE_HEADER, GATE_NOTE, gate_rows
 from verfedgnn.reports.phrases import format_metric, format_size, warn_of_lists
 from verfedgnn.reports.privacy_card import add_guarantees
-from verfedgnn.reports.svg_charts import Interval, draw_intervals, draw_lines
+from verfedgnn.reports.svg_charts import POINT_COLOUR, WAYS, Bars, draw_bars, draw_lines
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
@@ -40,9 +32,11 @@ def run_document(run: Run, name: str) -> Document:
     add_verdict(document, lift)
     document.add(Paragraph(describe_data(run)))
     _add_accuracy(document, metrics)
-    _add_lift(document, lift)
+    if lift is not None:
+        add_lift(document, lift)
+    _add_overlap(document, run)
     _add_gates(document, metrics)
-    document.add(*training_curves(run))
+    document.add(Heading("Training"), *training_curves(run))
     _add_traffic(document, run)
     add_guarantees(document, metrics["privacy"])
     if "lists" in metrics:
@@ -74,7 +68,7 @@ def describe_data(run: Run) -> str:
 
 
 def accuracy_table(metrics: Mapping[str, Any]) -> Table:
-    """Return the test metrics of each party, of all parties together, and of the most popular items."""
+    """Return the test metrics of each party, of all parties together, of the parties' own means, and of popular items."""
     names = list(metrics["test"])
     rows = [
         [
@@ -86,9 +80,12 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
         for party in metrics["parties"]
     ]
     rows.append(["**all**", "", "", *(format_metric(metrics["test"][name]) for name in names)])
+    means = metrics.get("means", {})
+    if means.get("rmse") is not None:
+        rows.append(["own means", "", "", *(format_metric(means.get(name)) for name in names)])
     popular = metrics["popularity"]
     rows.append(["the most popular items", "", "", *(format_metric(popular.get(name)) for name in names)])
-    return Table(["party", "items", "ratings", *names], rows)
+    return Table(["party", "items", "ratings", *names], rows, "Accuracy on the test part")
 
 
 def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
@@ -100,7 +97,7 @@ def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
         Paragraph(f"**Warning:** {warning}") if warning else None,
         Paragraph(
             "Measured on the test part, which was used neither for training nor for model selection. Lower is better for "
-            "RMSE and MAE, higher for all other metrics."
+            "RMSE and MAE, higher for all other metrics. Own means: what each party predicts from its own user and item means."
         ),
         Paragraph(
             f"Training took {metrics['rounds']:,} rounds and {metrics['seconds']:.0f} s. The model of round "
@@ -128,101 +125,70 @@ def training_curves(run: Run) -> list[Picture | None]:
         return []
     metric = name.removeprefix("valid_").upper()
     values = [entry[name] for entry in run.history]
+    rounds = [entry["round"] for entry in run.history]
+    sent = [entry["bytes"] / 1e6 for entry in run.history]
+    kept = run.metrics["best_round"]
+    by_round = f"{metric} on the validation part by round"
+    by_traffic = f"{metric} on the validation part by traffic"
     colours = {metric: WAYS["federated"]}
-    by_round = draw_lines(
-        {metric: ([entry["round"] for entry in run.history], values)},
-        colours,
-        "round (dashed: kept)",
-        f"validation {metric}",
-        mark=run.metrics["best_round"],
-    )
-    by_traffic = draw_lines(
-        {metric: ([entry["bytes"] / 1e6 for entry in run.history], values)},
-        colours,
-        "total traffic in MB",
-        f"validation {metric}",
-    )
     return [
-        _picture("curve", f"{metric} on the validation part by round", by_round),
-        _picture("curve-traffic", f"{metric} on the validation part by traffic", by_traffic),
+        picture(
+            "curve",
+            by_round,
+            draw_lines(
+                by_round,
+                {metric: (rounds, values)},
+                "round",
+                f"validation {metric}",
+                colours=colours,
+                marks={f"round {kept:,} is kept": kept},
+            ),
+        ),
+        picture(
+            "curve-traffic",
+            by_traffic,
+            draw_lines(
+                by_traffic,
+                {metric: (sent, values)},
+                "total traffic in MB",
+                f"validation {metric}",
+                colours=colours,
+            ),
+        ),
     ]
+
+
+def _add_overlap(document: Document, run: Run) -> None:
+    """Add how many customers each party shares with others, and a chart of customers by their number of parties."""
+    if len(run.parties) < 2:
+        return
+    present = np.zeros((len(run.parties), run.parties[0].ratings.n_users), bool)
+    for row, party in zip(present, run.parties, strict=True):
+        row[party.ratings.user] = True
+    parties = present.sum(0)
+    rows = []
+    for row, party in zip(present, run.parties, strict=True):
+        elsewhere = int((parties[row] > 1).sum())
+        users = int(row.sum())
+        rows.append([party.name, f"{users:,}", f"{elsewhere:,}", f"{elsewhere / max(1, users):.1%}"])
+    counts = np.bincount(parties, minlength=len(run.parties) + 1)[1:]
+    total = max(1, int(counts.sum()))
+    title = "Customers by the number of parties at which they have ratings"
+    bars = [
+        Bars("1 party" if place == 1 else f"{place} parties", [count], f"{count:,} ({count / total:.1%})")
+        for place, count in enumerate(counts.tolist(), 1)
+    ]
+    document.add(
+        Heading("Overlap"),
+        picture("overlap", title, draw_bars(title, bars, {"customers": POINT_COLOUR})),
+        Table(["party", "customers", "also elsewhere", "share"], rows, "Customers that a party shares"),
+    )
 
 
 def _add_gates(document: Document, metrics: dict[str, Any]) -> None:
     rows = gate_rows(metrics)
     if rows:
         document.add(Heading("What each party serves"), Paragraph(GATE_NOTE), Table(GATE_HEADER, rows))
-
-
-def _add_lift(document: Document, lift: dict[str, Any] | None) -> None:
-    if lift is None:
-        return
-    document.add(Heading("Does joining pay?"))
-    for table in readable_tables(lift):
-        rows = [table.cells(name, row) for name, row in table.rows]
-        if table.overall is not None:
-            rows.append(table.cells("**all**", table.overall))
-        document.add(Paragraph(f"**{table.title}.** {table.note}".strip()), Table(table.header, rows))
-    for part in halves(lift):
-        _add_other_metrics(document, part)
-        _add_lift_pictures(document, part)
-
-
-def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
-    """Add Recall@20 and HitRate@20 of lists, for known customers and for newcomers."""
-    if "recall@20" not in part["overall"]:
-        return
-    ways = [way for way in WAYS if way in part["overall"]]
-    tables = {"customers that the parties know": part["overall"]}
-    if "newcomers" in part:
-        tables["newcomers"] = part["newcomers"]["overall"]
-    rows = [
-        [who, name, *(format_metric(row[name][way]) for way in ways)]
-        for who, row in tables.items()
-        for name in ("recall@20", "hitrate@20")
-    ]
-    header = ["for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in ways)]
-    document.add(Paragraph("**Other metrics of lists.** Higher is better."), Table(header, rows))
-
-
-def _add_lift_pictures(document: Document, part: Mapping[str, Any]) -> None:
-    """Add the charts of ratings or of lists: gain by party, gain for newcomers, and figures by activity."""
-    what = WHAT[part["metric"]]
-    simple = SIMPLE[part["metric"]]
-    kind = "ratings" if part["metric"] == "rmse" else "lists"
-    axis = "% gained by joining, with its 95 % interval"
-    rows = [row for row in part.get("by_own_ratings", []) if all(row[way] is not None for way in WAYS)]
-    places = list(range(len(rows)))
-    curves = {simple if way == "simple" else way: (places, [float(row[way]) for row in rows]) for way in WAYS}
-    document.add(
-        _picture(
-            f"lift-{kind}",
-            f"Gain in {what} by party, over what it has alone",
-            draw_intervals([Interval(*found) for found in gains_in_percent(part)], axis),
-        ),
-        _picture(
-            f"lift-{kind}-newcomers",
-            f"Gain in {what} for customers new to a party, over {simple}",
-            draw_intervals([Interval(*found) for found in gains_in_percent(part["newcomers"])], axis),
-        )
-        if "newcomers" in part
-        else None,
-        _picture(
-            f"lift-{kind}-activity",
-            f"Accuracy of {what} by a customer's training ratings at the party",
-            draw_lines(
-                curves,
-                {simple if way == "simple" else way: colour for way, colour in WAYS.items()},
-                "training ratings at the party",
-                MEASURES[part["metric"]],
-                names=[band(row) for row in rows],
-            ),
-        ),
-    )
-
-
-def _picture(name: str, caption: str, svg: str | None) -> Picture | None:
-    return None if svg is None else Picture(name, caption, svg)
 
 
 MESSAGES = {
@@ -260,7 +226,15 @@ def _add_traffic(document: Document, run: Run) -> None:
         [kind, way, f"{count:,}", format_size(amount), f"{amount / total:.1%}"]
         for kind, way, count, amount in traffic
     ]
-    document.add(Heading("Traffic"), Table(["message", "direction", "messages", "size", "share"], rows))
+    title = "Bytes by message and direction"
+    bars = [
+        Bars(f"{kind} {way}", [amount], format_size(amount)) for kind, way, _, amount in traffic if amount
+    ]
+    document.add(
+        Heading("Traffic"),
+        picture("bytes", title, draw_bars(title, bars, {"bytes": POINT_COLOUR})),
+        Table(["message", "direction", "messages", "size", "share"], rows, title),
+    )
 
 
 def _add_largest_errors(document: Document, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verfedgnn.reports.document import Document, Paragraph
-from verfedgnn.reports.lift_summary import add_verdict
+from verfedgnn.reports.lift_report import add_verdict
 from verfedgnn.reports.run_report import accuracy_table, describe_data, training_curves
 from verfedgnn.runs.run import Run
 

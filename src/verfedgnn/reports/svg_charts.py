@@ -1,20 +1,32 @@
-"""Small charts as SVG text that need no drawing library."""
+"""Charts as SVG text: intervals, bars, lines and named points. They need no drawing library.
+
+A chart is 400 units wide, so that its labels can be read on a phone. Text and axes take the colour of the text around them, and
+marks have colours that are visible on light and dark ground. Each chart has a title and a description for screen readers.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import escape
 
-GOOD_COLOUR = "#2a6fb0"
-BAD_COLOUR = "#d1603d"
-UNCLEAR_COLOUR = "#7d7d7d"
-_WIDTH = 760
-_ROW = 26
-_CHARACTER = 7.2
-"""Approximate width of a character of the labels, in pixels."""
+GOOD_COLOUR = "#2f9e62"
+BAD_COLOUR = "#cf5f3c"
+UNCLEAR_COLOUR = "#8a94a3"
+POINT_COLOUR = "#3b82c4"
+CURVE_COLOURS = ("#3b82c4", "#cf5f3c", "#2f9e62", "#9a6cc8", "#b58a1c", "#7a8698", "#cc4f8a")
+WAYS = {"simple": "#8a94a3", "alone": "#d07a2d", "federated": "#3b82c4", "pooled": "#2f9e8f"}
+"""Colour of each way of `lift` in all charts."""
+_WIDTH = 400
+_CHARACTER = 6.3
+"""Approximate width of a character of the labels."""
+_STYLE = (
+    "<style>:root{color:#1b2430;background:#fff}"
+    "@media (prefers-color-scheme:dark){:root{color:#e7ecf3;background:#191f27}}</style>"
+)
 
 Curve = tuple[Sequence[float], Sequence[float]]
 """The x and y values of a curve."""
@@ -34,61 +46,118 @@ class Interval:
         """The colour of a gain, of a loss, or of an interval that includes 0."""
         return GOOD_COLOUR if self.low > 0 else BAD_COLOUR if self.high < 0 else UNCLEAR_COLOUR
 
+    @property
+    def text(self) -> str:
+        """The value with its interval, in per cent."""
+        value, low, high = (round(end, 1) + 0.0 for end in (self.value, self.low, self.high))
+        return f"{value:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A named group of bars: the length of each, and the figures in words."""
+
+    name: str
+    values: Sequence[float]
+    text: str
+
 
 @dataclass
 class _Canvas:
     """Shapes that are collected into one SVG."""
 
-    width: float
     height: float
     shapes: list[str] = field(default_factory=list)
 
     def line(
-        self, x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1, dash: str = ""
+        self, x1: float, y1: float, x2: float, y2: float, colour: str = "", width: float = 1, dash: str = ""
     ) -> None:
+        """Draw a line; without a colour it is a faint line of the grid."""
+        look = f'stroke="{colour}"' if colour else 'stroke="currentColor" stroke-opacity=".16"'
         more = f' stroke-dasharray="{dash}"' if dash else ""
         self.shapes.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{more}/>'
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {look} stroke-width="{width}"{more}/>'
         )
 
     def dot(self, x: float, y: float, colour: str, radius: float = 4) -> None:
         self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"/>')
 
+    def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
+        size = f'width="{max(width, 1):.1f}" height="{height:.1f}"'
+        self.shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{colour}"/>')
+
     def path(self, points: Sequence[tuple[float, float]], colour: str) -> None:
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self.shapes.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        self.shapes.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"/>')
 
-    def text(self, x: float, y: float, words: str, anchor: str = "start", colour: str = "#333333") -> None:
+    def text(self, x: float, y: float, words: str, anchor: str = "start", *, soft: bool = False) -> None:
+        faint = ' fill-opacity=".75"' if soft else ""
         self.shapes.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{faint}>{escape(words)}</text>'
         )
 
-    def svg(self) -> str:
-        size = f'width="{self.width:.0f}" height="{self.height:.0f}" viewBox="0 0 {self.width:.0f} {self.height:.0f}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">'
-        return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff"/>', *self.shapes, "</svg>"])
+    def legend(self, names: Mapping[str, str], y: float) -> float:
+        """Draw names with their colours, in as many rows as they need, and return the y below them."""
+        x = 4.0
+        for name, colour in names.items():
+            width = 32 + _CHARACTER * len(name)
+            if x > 4 and x + width > _WIDTH:
+                x = 4.0
+                y += 18
+            self.dot(x + 4, y - 4, colour)
+            self.text(x + 13, y, name)
+            x += width
+        return y + 18
+
+    def svg(self, title: str, description: str) -> str:
+        """Return the chart, with its title and description for screen readers."""
+        key = hashlib.sha256(f"{title}\n{description}".encode()).hexdigest()[:10]
+        size = f'viewBox="0 0 {_WIDTH} {self.height:.0f}" width="{_WIDTH}" height="{self.height:.0f}"'
+        look = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look} role="img" aria-labelledby="t{key} d{key}">',
+                f'<title id="t{key}">{escape(title)}</title>',
+                f'<desc id="d{key}">{escape(description)}</desc>',
+                *self.shapes,
+                "</svg>",
+            ]
+        )
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """A linear scale from values to pixels, with round ticks."""
+    """A linear or logarithmic scale from values to the width or height of a chart, with round ticks."""
 
     low: float
     high: float
     start: float
     end: float
+    log: bool = False
 
     @classmethod
-    def over(cls, values: Sequence[float], start: float, end: float) -> _Axis:
-        low = min(values)
-        high = max(values)
+    def over(
+        cls,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        log: bool = False,
+        floor: float | None = None,
+    ) -> _Axis:
+        found = [math.log10(value) for value in values if value > 0] if log else list(values)
+        low = min(found, default=0.0)
+        high = max(found, default=1.0)
         spare = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
-        return cls(low - spare, high + spare, start, end)
+        return cls(low - spare if floor is None else floor, high + spare, start, end, log)
 
     def place(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+        at = math.log10(value) if self.log else value
+        return self.start + (at - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def ticks(self, most: int = 6) -> list[float]:
+    def ticks(self, most: int = 5) -> list[float]:
+        if self.log:
+            return self._log_ticks(most)
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
@@ -96,76 +165,184 @@ class _Axis:
         last = math.floor(self.high / step)
         return [round(number * step, 10) for number in range(first, last + 1)]
 
+    def _log_ticks(self, most: int) -> list[float]:
+        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
+        for factors in ((1, 2, 5), (1, 3), (1,)):
+            found = [factor * 10.0**power for power in powers for factor in factors]
+            inside = [value for value in found if self.low <= math.log10(value) <= self.high]
+            if len(inside) <= most:
+                break
+        return inside[:: math.ceil(len(inside) / most) or 1]
 
-def draw_intervals(rows: Sequence[Interval], axis: str) -> str | None:
+
+def standalone(svg: str) -> str:
+    """Return a chart for a file of its own, with its own colours of text and ground."""
+    head, end, rest = svg.partition(">")
+    return f"{head}{end}{_STYLE}{rest}"
+
+
+def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str | None:
     """Draw a dot and an interval for each row, around a line at 0; None without rows."""
     if not rows:
         return None
-    left = 24 + min(240.0, _CHARACTER * max(len(row.name) for row in rows))
-    right = _WIDTH - 24
-    bottom = 12 + _ROW * len(rows)
-    canvas = _Canvas(_WIDTH, bottom + 46)
+    row_height = 38
+    bottom = 6 + row_height * len(rows)
+    canvas = _Canvas(bottom + 42)
     values = [0.0, *(row.low for row in rows), *(row.high for row in rows)]
-    scale = _Axis.over(values, left, right)
-    for tick in scale.ticks():
-        canvas.line(scale.place(tick), 8, scale.place(tick), bottom, "#e6e6e6")
-        canvas.text(scale.place(tick), bottom + 18, f"{tick:+g}" if tick else "0", "middle")
-    canvas.line(scale.place(0), 8, scale.place(0), bottom, "#444444")
+    scale = _Axis.over(values, 14, _WIDTH - 14)
+    ticks = scale.ticks()
+    for tick in ticks:
+        canvas.text(scale.place(tick), bottom + 16, f"{tick:+g}" if tick else "0", "middle")
     for number, row in enumerate(rows):
-        height = 12 + _ROW * (number + 0.5)
-        canvas.text(left - 12, height + 4, _shorten(row.name), "end")
-        canvas.line(scale.place(row.low), height, scale.place(row.high), height, row.colour, 2)
+        top = 6 + row_height * number
+        height = top + 26
+        canvas.text(2, top + 12, _shorten(row.name, 34))
+        canvas.text(_WIDTH - 2, top + 12, row.text, "end")
+        for tick in ticks:
+            look = "" if tick else "currentColor"
+            canvas.line(scale.place(tick), top + 17, scale.place(tick), top + 35, look)
+        canvas.line(scale.place(row.low), height, scale.place(row.high), height, row.colour, 2.5)
         for end in (row.low, row.high):
             canvas.line(scale.place(end), height - 5, scale.place(end), height + 5, row.colour, 2)
-        canvas.dot(scale.place(row.value), height, row.colour)
-    canvas.text((left + right) / 2, bottom + 38, axis, "middle")
-    return canvas.svg()
+        canvas.dot(scale.place(row.value), height, row.colour, 4.5)
+    canvas.text(_WIDTH / 2, bottom + 35, axis, "middle", soft=True)
+    return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
+
+
+def draw_bars(title: str, rows: Sequence[Bars], colours: Mapping[str, str], *, most: float = 0) -> str | None:
+    """Draw a group of bars for each row, one bar for each of `colours`, up to at least `most`; None without rows."""
+    if not rows:
+        return None
+    bar = 9
+    row_height = 24 + bar * len(colours)
+    top = 18.0 if len(colours) > 1 else 4.0
+    canvas = _Canvas(0)
+    if len(colours) > 1:
+        top = canvas.legend(colours, 14) - 6
+    canvas.height = top + row_height * len(rows)
+    longest = max(most, *(value for row in rows for value in row.values)) or 1
+    for number, row in enumerate(rows):
+        y = top + row_height * number
+        canvas.text(2, y + 12, _shorten(row.name, 60 - len(row.text)))
+        canvas.text(_WIDTH - 2, y + 12, row.text, "end")
+        for place, (value, colour) in enumerate(zip(row.values, colours.values(), strict=True)):
+            canvas.bar(2, y + 17 + bar * place, (_WIDTH - 4) * value / longest, bar - 1, colour)
+    return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
 
 
 def draw_lines(
+    title: str,
     curves: Mapping[str, Curve],
-    colours: Mapping[str, str],
     x_label: str,
     y_label: str,
     *,
+    colours: Mapping[str, str] | None = None,
     names: Sequence[str] | None = None,
-    mark: float | None = None,
+    log: str = "",
+    floor: float | None = None,
+    marks: Mapping[str, float] | None = None,
+    levels: Mapping[str, float] | None = None,
 ) -> str | None:
-    """Draw named curves; `names` label the places 0, 1, ... of the x axis, and `mark` adds a dashed vertical line."""
+    """Draw named curves; None without points.
+
+    `names` label the places 0, 1, ... of the x axis, and `log` names the logarithmic axes (x, y). `marks` adds named vertical
+    lines and `levels` named horizontal ones.
+    """
     every_x = [x for xs, _ in curves.values() for x in xs]
     every_y = [y for _, ys in curves.values() for y in ys]
     if not every_x:
         return None
-    top, bottom, left, right = 34.0, 250.0, 64.0, _WIDTH - 24.0
-    canvas = _Canvas(_WIDTH, bottom + 46)
-    across = _Axis.over(every_x, left, right)
-    upward = _Axis.over(every_y, bottom, top)
-    for tick in upward.ticks(5):
-        canvas.line(left, upward.place(tick), right, upward.place(tick), "#e6e6e6")
-        canvas.text(left - 8, upward.place(tick) + 4, f"{tick:g}", "end")
-    places = list(range(len(names))) if names is not None else across.ticks()
-    for number, tick in enumerate(places):
-        canvas.text(
-            across.place(tick), bottom + 18, f"{tick:,g}" if names is None else names[number], "middle"
-        )
-    canvas.line(left, bottom, right, bottom, "#444444")
-    if mark is not None:
-        canvas.line(across.place(mark), top, across.place(mark), bottom, UNCLEAR_COLOUR, 1, "4 3")
-    legend = left
+    colour = {name: CURVE_COLOURS[n % len(CURVE_COLOURS)] for n, name in enumerate(curves)} | dict(
+        colours or {}
+    )
+    canvas = _Canvas(0)
+    top = canvas.legend({name: colour[name] for name in curves}, 14) if len(curves) > 1 else 14.0
+    canvas.text(2, top, y_label, soft=True)
+    top += 10
+    bottom = top + 180
+    canvas.height = bottom + 44
+    left, right = 48.0, _WIDTH - 12.0
+    across = _Axis.over(every_x, left, right, log="x" in log)
+    upward = _Axis.over([*every_y, *(levels or {}).values()], bottom, top, log="y" in log, floor=floor)
+    for tick in upward.ticks():
+        canvas.line(left, upward.place(tick), right, upward.place(tick))
+        canvas.text(left - 6, upward.place(tick) + 4, f"{tick:,g}", "end")
+    for number, tick in enumerate(across.ticks() if names is None else range(len(names))):
+        words = f"{tick:,g}" if names is None else names[number]
+        canvas.text(across.place(tick), bottom + 16, words, "middle")
+    canvas.line(left, bottom, right, bottom, "currentColor")
+    for name, height in (levels or {}).items():
+        canvas.line(left, upward.place(height), right, upward.place(height), UNCLEAR_COLOUR, 1.5, "4 3")
+        canvas.text(right, upward.place(height) - 4, name, "end", soft=True)
+    for name, mark in (marks or {}).items():
+        x = across.place(mark)
+        canvas.line(x, top, x, bottom, UNCLEAR_COLOUR, 1.5, "4 3")
+        late = x > (left + right) / 2
+        canvas.text(x - 5 if late else x + 5, top + 11, name, "end" if late else "start", soft=True)
     for name, (xs, ys) in curves.items():
         points = [(across.place(x), upward.place(y)) for x, y in zip(xs, ys, strict=True)]
-        canvas.path(points, colours[name])
-        if names is not None:
+        canvas.path(points, colour[name])
+        if len(points) <= 12:
             for x, y in points:
-                canvas.dot(x, y, colours[name], 3)
-        if len(curves) > 1:
-            canvas.dot(legend + 4, 16, colours[name])
-            canvas.text(legend + 13, 20, name)
-            legend += 36 + _CHARACTER * len(name)
-    canvas.text((left + right) / 2, bottom + 38, x_label, "middle")
-    canvas.text(right, 20, y_label, "end")
-    return canvas.svg()
+                canvas.dot(x, y, colour[name], 3)
+    canvas.text((left + right) / 2, bottom + 36, x_label, "middle", soft=True)
+    return canvas.svg(title, _describe_curves(curves, names, x_label, y_label))
 
 
-def _shorten(name: str, most: int = 33) -> str:
+def draw_study(errors: Sequence[float | None]) -> str:
+    """Draw the validation errors of a study's trials and the best so far, for a file of its own; None is a pruned trial."""
+    known = [(number, error) for number, error in enumerate(errors, 1) if error is not None]
+    numbers = [number for number, _ in known]
+    values = [error for _, error in known]
+    best = [min(values[: place + 1]) for place in range(len(values))]
+    title = f"{len(errors)} trials, {len(errors) - len(known)} given up early"
+    curves = {"trial": (numbers, values), "best so far": (numbers, best)}
+    colours = {"trial": UNCLEAR_COLOUR, "best so far": POINT_COLOUR}
+    svg = draw_lines(title, curves, "trial", "validation error, lower is better", colours=colours)
+    return standalone(svg or _Canvas(40).svg(title, "no finished trials"))
+
+
+def draw_points(
+    title: str, points: Mapping[str, tuple[float, float]], x_label: str, y_label: str
+) -> str | None:
+    """Draw named points around the lines at 0; None without points."""
+    if not points:
+        return None
+    top, bottom, left, right = 26.0, 230.0, 48.0, _WIDTH - 12.0
+    canvas = _Canvas(bottom + 44)
+    canvas.text(2, 14, y_label, soft=True)
+    across = _Axis.over([0.0, *(x for x, _ in points.values())], left, right)
+    upward = _Axis.over([0.0, *(y for _, y in points.values())], bottom, top)
+    for tick in upward.ticks():
+        canvas.line(left, upward.place(tick), right, upward.place(tick))
+        canvas.text(left - 6, upward.place(tick) + 4, f"{tick:g}", "end")
+    for tick in across.ticks():
+        canvas.text(across.place(tick), bottom + 16, f"{tick:g}", "middle")
+    canvas.line(across.place(0), top, across.place(0), bottom, "currentColor")
+    canvas.line(left, upward.place(0), right, upward.place(0), "currentColor")
+    lowest = top - 4
+    for name, (x, y) in sorted(points.items(), key=lambda point: -point[1][1]):
+        canvas.dot(across.place(x), upward.place(y), POINT_COLOUR, 5)
+        late = across.place(x) > (left + right) / 2
+        lowest = max(lowest + 14, upward.place(y) + 4)  # names of points at one height stand below each other
+        aside = -9 if late else 9
+        canvas.text(across.place(x) + aside, lowest, name, "end" if late else "start")
+    canvas.text((left + right) / 2, bottom + 36, x_label, "middle", soft=True)
+    words = "; ".join(f"{name}: {x:.3g}, {y:.3g}" for name, (x, y) in points.items())
+    return canvas.svg(title, f"{x_label} and {y_label}. {words}")
+
+
+def _describe_curves(
+    curves: Mapping[str, Curve], names: Sequence[str] | None, x_label: str, y_label: str
+) -> str:
+    """Return the values of short curves, and the ends of long ones."""
+    parts = []
+    for name, (xs, ys) in curves.items():
+        places = names if names is not None else [f"{x:,g}" for x in xs]
+        found = [f"{y:.4g} at {place}" for place, y in zip(places, ys, strict=True)]
+        parts.append(f"{name}: {', '.join(found if len(found) <= 8 else [found[0], found[-1]])}")
+    return f"{y_label} by {x_label}. {'; '.join(parts)}"
+
+
+def _shorten(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"

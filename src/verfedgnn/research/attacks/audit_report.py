@@ -8,9 +8,9 @@ from typing import Any
 
 from verfedgnn.core.version import installed_version
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
-from verfedgnn.reports.document import Document, Heading, Paragraph, Picture, Points, Table
-from verfedgnn.reports.drawing import draw_attacks, draw_tradeoff
+from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Points, Table, Tone, picture
 from verfedgnn.reports.privacy_card import add_guarantees
+from verfedgnn.reports.svg_charts import BAD_COLOUR, UNCLEAR_COLOUR, Bars, draw_bars, draw_points
 from verfedgnn.research.attacks.audit import THIS, Audit
 from verfedgnn.research.attacks.overlap_attack import FEWEST, ROUNDS, USERS
 
@@ -18,6 +18,7 @@ MARGIN = 0.02
 """Margin above the guess up to which an attack counts as a guess: about two standard errors with 500
 victims.
 """
+LEARNT_TONES: dict[str, Tone] = {"yes": "bad", "no": "good"}
 NEARLY_CERTAIN = 0.9
 """AUC from which on a party is said to see which of its users are elsewhere."""
 
@@ -103,12 +104,12 @@ def audit_document(audit: Audit) -> Document:
     document = Document("Privacy audit")
     names = ", ".join(party.name for party in run.parties)
     users = run.parties[0].ratings.n_users
+    _add_verdict(document, found)
     document.add(
         Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} users, trained for "
                   f"{run.metrics['rounds']:,} rounds with a test RMSE of {_format_rmse(run.metrics['test']['rmse'])}. This report says what each participant could learn."),
     )  # fmt: skip
-    _in_short(document, found)
-    document.add(Heading("Who sees what"), Table(HEADER, who_sees_what(run.config)))
+    document.add(Heading("Who sees what"), Table(HEADER, who_sees_what(run.config), "Who sees what"))
     add_guarantees(document, run.metrics["privacy"])
     _attacks(document, audit)
     _changes(document, audit)
@@ -116,29 +117,36 @@ def audit_document(audit: Audit) -> Document:
     return document
 
 
-def _in_short(document: Document, found: Mapping[str, Any]) -> None:
+def _add_verdict(document: Document, found: Mapping[str, Any]) -> None:
+    """Add the verdict, and the strongest attack of each attacker as a table and as a chart."""
     reached = strongest(found)
     rows = [
-        [ATTACKERS[r.attacker].title, ATTACKERS[r.attacker].learns, f"{r.figure} {r.found:.2f}", f"{r.guess:.2f}",
-         "**yes**" if r.learnt else "no"]
+        [ATTACKERS[r.attacker].title, ATTACKERS[r.attacker].learns, r.figure, f"{r.found:.2f}", f"{r.guess:.2f}",
+         "yes" if r.learnt else "no"]
         for r in reached
     ]  # fmt: skip
     leaks = [ATTACKERS[r.attacker].title for r in reached if r.learnt]
-    verdict = (
-        f"**These attackers learnt more than a guess: {'; '.join(leaks)}.**"
-        if leaks
-        else "**No attack learnt more than a guess.**"
-    )
-    bars = draw_attacks([ATTACKERS[r.attacker].title for r in reached], [r.found for r in reached], [r.guess for r in reached],
-                 "F1 (which items) or AUC (all others)")  # fmt: skip
+    title = "The strongest attack of each attacker, next to a guess without an attack"
+    bars = [
+        Bars(
+            ATTACKERS[r.attacker].title,
+            [r.found, r.guess],
+            f"{r.figure} {r.found:.2f}, guess {r.guess:.2f}",
+        )
+        for r in reached
+    ]
     document.add(
-        Heading("In short"),
-        Paragraph(verdict),
-        Table(["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"], rows),
-        Picture("attacks", "The strongest attack of each attacker, next to a guess without an attack", bars)
-        if bars
-        else None,
-    )
+        Banner("bad", f"{len(leaks)} of {len(reached)} attackers learnt more than a guess.", f"{_capitalize('; '.join(leaks))}.")
+        if leaks
+        else Banner("good", "No attack learnt more than a guess.", "Attacks are lower bounds; only guarantees hold against everybody."),
+        Table(["attacker", "tries to learn", "figure", "strongest attack", "guess", "more than a guess"], rows, title, LEARNT_TONES),
+        Paragraph("F1: the harmonic mean of precision and recall, 1 if all items are found. AUC: 0.5 is a coin toss, 1 is certainty."),
+        picture("attacks", title, draw_bars(title, bars, {"attack": BAD_COLOUR, "guess": UNCLEAR_COLOUR}, most=1)),
+    )  # fmt: skip
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _attacks(document: Document, audit: Audit) -> None:
@@ -243,9 +251,7 @@ def _changes(document: Document, audit: Audit) -> None:
         "epsilon for a rating",
     ]
     rows = []
-    names = []
-    learnt = []
-    cost = []
+    points: dict[str, tuple[float, float]] = {}
     helps: dict[str, list[tuple[float, str]]] = {
         r.attacker: [] for r in strongest(audit.found[THIS]) if r.learnt
     }
@@ -264,15 +270,12 @@ def _changes(document: Document, audit: Audit) -> None:
             [name, _format_rmse(rmse), "–" if change is None else f"{change:+.4f}", *figures, epsilon]
         )
         if change is not None:
-            names.append(name)
-            learnt.append(max((r.found - r.guess for r in reached.values()), default=0.0))
-            cost.append(change)
+            points[name] = (max((r.found - r.guess for r in reached.values()), default=0.0), change)
             for attacker, ways in helps.items():
                 if attacker not in reached or not reached[attacker].learnt:
                     ways.append((change, name))
-    picture = draw_tradeoff(
-        names, learnt, cost, ("strongest attack minus its guess", "test RMSE minus this run's")
-    )
+    title = "What the strongest attack learns, against the cost of preventing it"
+    chart = draw_points(title, points, "strongest attack minus its guess", "test RMSE minus this run's")
     advice = [
         f"Against {ATTACKERS[attacker].title}: "
         + (f"**{min(ways)[1]}** (RMSE {min(ways)[0]:+.4f})." if ways else "none of these variants is enough.")
@@ -288,9 +291,7 @@ def _changes(document: Document, audit: Audit) -> None:
         if advice
         else None,
         Points(advice) if advice else None,
-        Picture("changes", "Gain of the strongest attack against the cost of preventing it", picture)
-        if picture
-        else None,
+        picture("changes", title, chart),
         Points([f"`{name}`: {HOW[name]}" for name in others]),
     )
 

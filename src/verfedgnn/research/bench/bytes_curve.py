@@ -8,8 +8,8 @@ from typing import Any
 
 from verfedgnn.config import Config
 from verfedgnn.data import read_parties
-from verfedgnn.reports.document import Block, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import draw_curves
+from verfedgnn.reports.document import Block, Paragraph, Table, picture
+from verfedgnn.reports.svg_charts import draw_lines
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
@@ -108,16 +108,17 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
         name: ([size / 1e6 for _, size, *_ in f["points"]], [rmse for _, _, rmse, _ in f["points"]])
         for name, f in mine.items()
     }
-    svg = draw_curves(
+    title = "Validation RMSE against bytes"
+    svg = draw_lines(
+        title,
         curves,
         "MB, all parties, both directions",
         "validation RMSE",
         log="x",
-        dots=False,
-        marks={"0.9152, the paper's GCN": 0.9152, "0.875": 0.875},
+        levels={"0.9152, the paper's GCN": 0.9152, "0.875": 0.875},
     )
     return [
-        Picture(f"{folder}/bytes", "Validation RMSE against bytes", svg) if svg else None,
+        picture(f"{folder}/bytes", title, svg),
         Table(header, rows),
         Paragraph(
             "Ten parties, seed 0, `--set gate=false`. **sparing**: `--set user_blocks=4 --set exchange.bits=12 --set "

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from verfedgnn.data.synthetic_shapes import LIKE
-from verfedgnn.reports.document import Block, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import draw_curves
+from verfedgnn.reports.document import Block, Paragraph, Picture, Table, picture
+from verfedgnn.reports.svg_charts import draw_lines
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.two_process import memory
 
@@ -127,8 +127,9 @@ def _picture(at: list[tuple[int, dict[str, float]]], folder: str) -> Picture | N
         for key, title in SHOWN.items()
         if len(at) > 1
     }
-    svg = draw_curves(curves, "users", f"times the value at {sizes[0]:,} users", log="xy")
-    return Picture(f"{folder}/users", "Growth with users", svg) if svg else None
+    title = "Growth with users"
+    svg = draw_lines(title, curves, "users", f"times the value at {sizes[0]:,} users", log="xy")
+    return picture(f"{folder}/users", title, svg)
 
 
 QUESTION = Question("growth", "Growth", tasks, answer)

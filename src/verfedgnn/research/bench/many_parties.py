@@ -10,8 +10,8 @@ from typing import Any
 from verfedgnn.core.random_streams import simulated_secret
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
-from verfedgnn.reports.document import Block, Paragraph, Picture, Table
-from verfedgnn.reports.drawing import draw_curves
+from verfedgnn.reports.document import Block, Paragraph, Table, picture
+from verfedgnn.reports.svg_charts import draw_lines
 from verfedgnn.research.bench.bench_suite import BenchScope, Figures, Question, Task
 from verfedgnn.research.bench.growth import exponent
 from verfedgnn.research.bench.measure import medians, peak_memory, timed
@@ -112,9 +112,9 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {
         name: (counts, [v / at[0] for v in at]) for name, at in grown.items()
     }
-    svg = draw_curves(
-        curves, "parties", f"of one party, times the value with {counts[0]}", log="x", floor=0.0
-    )
+    title = "Cost of a party by the number of parties"
+    label = f"of one party, times the value with {counts[0]}"
+    svg = draw_lines(title, curves, "parties", label, log="x", floor=0.0)
     exponents = (
         ", ".join(f"{name} {exponent(counts, at):.2f}" for name, at in grown.items())
         if len(counts) > 1
@@ -122,7 +122,7 @@ def answer(found: Mapping[str, Figures], folder: str) -> Sequence[Block | None]:
     )
     return [
         Table(header, rows),
-        Picture(f"{folder}/parties", "Cost of a party by the number of parties", svg) if svg else None,
+        picture(f"{folder}/parties", title, svg),
         Paragraph(
             f"{singles[0]['users']:,} users, every party with 200 items and as many ratings as users, GCN, D = 20, K = 2, "
             "all parties active, the coordinator's share included. Only the bits of a sum grow, with the logarithm of the "

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verfedgnn.reports.drawing import make_figure, render_svg
 from verfedgnn.research import missing_packages
 from verfedgnn.research.paper.paper_experiment import GNNS, TITLES, BySeed, PaperScope
 
@@ -27,9 +26,7 @@ def draw_study_panels(
     """Draw one panel per data set: the mean over seeds with its standard deviation, and the paper's Table
     2 where printed.
     """
-    figure = make_figure(10, 3.8)
-    if figure is None:
-        raise missing_packages("paper", "matplotlib")
+    figure = _make_figure()
     from matplotlib.transforms import offset_copy
 
     for axes, data in zip(figure.subplots(1, len(scope.data), squeeze=False)[0], scope.data, strict=True):
@@ -74,9 +71,7 @@ def draw_communication(
     bits: Mapping[tuple[Any, ...], float], users: Sequence[int], ratios: Sequence[float], folder: Path
 ) -> None:
     """Draw the bits of a round by users (left) and by N/q (right)."""
-    figure = make_figure(10, 3.8)
-    if figure is None:
-        raise missing_packages("paper", "matplotlib")
+    figure = _make_figure()
     left, right = figure.subplots(1, 2)
     for quantized, colour in ((True, COLOURS["gcn"]), (False, COLOURS["gat"])):
         name = "ternary" if quantized else "not quantized"
@@ -108,7 +103,19 @@ def draw_communication(
     _save(figure, folder / "figure5")
 
 
+def _make_figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise missing_packages("paper", "matplotlib") from None
+    return Figure(figsize=(10, 3.8), layout="constrained")
+
+
 def _save(figure: Any, path: Path) -> None:
+    """Write a figure as SVG and PNG; equal figures give equal files."""
+    import matplotlib as mpl
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".svg").write_text(render_svg(figure), "utf-8")
+    with mpl.rc_context({"svg.hashsalt": "verfedgnn"}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), dpi=130)

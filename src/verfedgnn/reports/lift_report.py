@@ -1,0 +1,156 @@
+"""Documents about a lift: the verdict on top, charts, and every table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.verdict import NO, WHAT, YES, deciding_figures, headline, verdict
+from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Table, Tone, picture
+from verfedgnn.reports.lift_view import (
+    MEASURES,
+    PAYS_TONES,
+    SHORT_HEADER,
+    SHORT_NOTE,
+    SIMPLE,
+    band,
+    halves,
+    readable_tables,
+    short_rows,
+)
+from verfedgnn.reports.phrases import format_metric
+from verfedgnn.reports.svg_charts import WAYS, Interval, draw_intervals, draw_lines
+
+NOT_JUDGED = (
+    "This run has no models of the parties alone to compare with. Train with preset `best` and `--lift` "
+    "(in Python: `verfedgnn.lift(run)`)."
+)
+_AXIS = "% gained by joining, with its 95 % interval"
+
+
+def lift_document(lift: Mapping[str, Any], name: str) -> Document:
+    """Build the page of a lift."""
+    document = Document(f"Does joining pay? {name}")
+    add_verdict(document, lift)
+    add_lift(document, lift)
+    return document
+
+
+def lift_html(lift: Mapping[str, Any]) -> str:
+    """Return the verdict, the short table and the gains by party of a lift as HTML for a notebook."""
+    document = Document("Lift")
+    add_verdict(document, lift)
+    document.add(*(_party_chart(part) for part in halves(lift)))
+    return document.fragment()
+
+
+def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
+    """Add the verdict in words and colour, a short table and the summary; or say that there is no verdict."""
+    if lift is None:
+        document.add(Banner("unclear", "Whether joining pays was not judged.", NOT_JUDGED))
+        return
+    tones: dict[str, Literal["good", "bad"]] = {YES: "good", NO: "bad"}
+    tone: Tone = tones.get(verdict(lift), "unclear")
+    document.add(
+        Banner(tone, headline(lift), deciding_figures(lift)),
+        Table(SHORT_HEADER, short_rows(lift), "The lift of all parties together", PAYS_TONES),
+        Paragraph(SHORT_NOTE),
+        Paragraph(str(lift["summary"])),
+    )
+
+
+def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
+    """Add the charts and the tables of a lift."""
+    for part in halves(lift):
+        document.add(Heading(f"What joining gains: {WHAT[part['metric']]}"), *_charts(part))
+        _add_other_metrics(document, part)
+    document.add(Heading("Lift in detail"))
+    for table in readable_tables(lift):
+        rows = [table.cells(name, row) for name, row in table.rows]
+        if table.overall is not None:
+            rows.append(table.cells("**all**", table.overall))
+        document.add(
+            Paragraph(f"**{table.title}.** {table.note}".strip()),
+            Table(table.header, rows, table.title, PAYS_TONES),
+        )
+
+
+def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
+    """Add Recall@20 and HitRate@20 of lists, for known customers and for newcomers."""
+    if "recall@20" not in part["overall"]:
+        return
+    ways = [way for way in WAYS if way in part["overall"]]
+    tables = {"customers that the parties know": part["overall"]}
+    if "newcomers" in part:
+        tables["newcomers"] = part["newcomers"]["overall"]
+    rows = [
+        [who, name, *(format_metric(row[name][way]) for way in ways)]
+        for who, row in tables.items()
+        for name in ("recall@20", "hitrate@20")
+    ]
+    header = ["for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in ways)]
+    title = "Other metrics of lists"
+    document.add(Paragraph(f"**{title}.** Higher is better."), Table(header, rows, title))
+
+
+def _charts(part: Mapping[str, Any]) -> list[Picture | None]:
+    """Return the charts of ratings or of lists: gains by party, for newcomers and by overlap, and accuracy by activity."""
+    what = WHAT[part["metric"]]
+    simple = SIMPLE[part["metric"]]
+    charts = [_party_chart(part)]
+    if "newcomers" in part:
+        title = f"Gain in {what} for customers new to a party, over {simple}"
+        new = _intervals(_party_rows(part["newcomers"]))
+        charts.append(picture(f"{_kind(part)}-newcomers", title, draw_intervals(title, new, _AXIS)))
+    charts.append(_activity_chart(part, what, simple))
+    overlap = [(_count_others(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
+    title = f"Gain in {what} by the number of other parties that know the customer"
+    intervals = _intervals(overlap)
+    if len(intervals) > 1:
+        charts.append(picture(f"{_kind(part)}-overlap", title, draw_intervals(title, intervals, _AXIS)))
+    return charts
+
+
+def _party_chart(part: Mapping[str, Any]) -> Picture | None:
+    title = f"Gain in {WHAT[part['metric']]} by party, over what it has alone"
+    return picture(_kind(part), title, draw_intervals(title, _intervals(_party_rows(part)), _AXIS))
+
+
+def _party_rows(part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [*((row["name"], row) for row in part["parties"]), ("all parties", part["overall"])]
+
+
+def _activity_chart(part: Mapping[str, Any], what: str, simple: str) -> Picture | None:
+    rows = [row for row in part.get("by_own_ratings", []) if row["users"] >= FEWEST_USERS]
+    if not rows:
+        return None
+    names = {way: simple if way == "simple" else way for way in WAYS if way in rows[0]}
+    places = list(range(len(rows)))
+    title = f"Accuracy of {what} by a customer's training ratings at the party"
+    svg = draw_lines(
+        title,
+        {name: (places, [float(row[way]) for row in rows]) for way, name in names.items()},
+        "training ratings at the party",
+        MEASURES[part["metric"]],
+        colours={name: WAYS[way] for way, name in names.items()},
+        names=[band(row) for row in rows],
+    )
+    return picture(f"{_kind(part)}-activity", title, svg)
+
+
+def _intervals(rows: list[tuple[str, Mapping[str, Any]]]) -> list[Interval]:
+    """Return the gains in per cent of the rows with enough users."""
+    return [
+        Interval(name, *(row["gain"][end] for end in ("percent", "low_percent", "high_percent")))
+        for name, row in rows
+        if row["gain"] is not None and row["users"] >= FEWEST_USERS
+    ]
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    return "lift-ratings" if part["metric"] == "rmse" else "lift-lists"
+
+
+def _count_others(number: int) -> str:
+    return {0: "no other party", 1: "1 other party"}.get(number, f"{number} other parties")
