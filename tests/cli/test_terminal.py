@@ -125,6 +125,7 @@ MISTAKES = {
     "federation revoke": "none film",
     "federation renew": "none",
     "federation show": "none",
+    "federation finish": "none",
     "federation verify": "none --federation none",
     "coordinator": "none",
     "party": "--federation none",
@@ -388,6 +389,7 @@ LIGHT = (
     "federation show hub",
     "federation renew hub",
     "federation revoke hub books",
+    "federation finish hub --out run",
     "status run",
     "runs .",
 )
@@ -403,6 +405,8 @@ def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
     )
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "status.json").write_text(json.dumps({"state": "finished", "parties": {}}))
+    for name in ("config.toml", "history.jsonl"):
+        (tmp_path / "run" / name).touch()
     script = (
         "import sys; from verfedgnn.cli.main import app\n"
         "for line in sys.argv[1:]:\n"

@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from verfedgnn.config import Config, explain_invalid
+from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
@@ -51,6 +52,15 @@ class Timeouts(Section):
     """Time without an acknowledgement from the network after which a connection counts as lost."""
     finish: float = Field(60, gt=0)
     """Time the coordinator waits after training for absent parties to fetch the result."""
+
+
+class Absence(Section):
+    """What happens when a training lacks parties without which no round can start."""
+
+    deadline: float = Field(0.0, ge=0)
+    """Seconds that a training waits for missing parties; 0 waits without end."""
+    then: Literal["finish", "continue"] = "finish"
+    """After that: finish with the model of the best validation, or continue with more than half of the parties, at least two."""
 
 
 class Member(Section):
@@ -102,6 +112,8 @@ class Agreement(Section):
     """Number of users a party may align, 0 for no limit. It bounds what a party can learn by inventing ids."""
     min_users: int = Field(100, ge=1)
     """Number of users the federation must have. A sum over few users shows what single users contribute."""
+    absent: Absence = Absence()
+    """What happens when parties stay away."""
     timeouts: Timeouts = Timeouts()
     """Waiting times of the members."""
     authority: str
@@ -162,7 +174,15 @@ class Agreement(Section):
     def quorum(self) -> int:
         """Number of parties a round needs, at most the number of parties."""
         count = len(self.parties)
-        return min(count, self.min_parties or max(2, count // 2 + 1))
+        return min(count, self.min_parties or _majority(count))
+
+    @property
+    def smallest_sum(self) -> int:
+        """Number of parties that a sum has at least, also after the deadline for absent parties."""
+        count = len(self.parties)
+        if not self.absent.deadline or self.absent.then == "finish":
+            return self.quorum
+        return min(self.quorum, max(_majority(count), fewest_parties_in_sum(self.training_config, count)))
 
     @property
     def training_config(self) -> Config:
@@ -181,6 +201,7 @@ class Agreement(Section):
             self.max_users,
             self.min_users,
             self.quorum,
+            self.absent.model_dump(),
             self.config.digest(),
             roster,
             self.coordinator.fingerprint,
@@ -270,6 +291,11 @@ def save_agreement(path: Path, agreement: Agreement) -> None:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
         ) from None
+
+
+def _majority(parties: int) -> int:
+    """Return more than half of the parties, and at least two."""
+    return max(2, parties // 2 + 1)
 
 
 def _parse_address(address: str) -> tuple[str, int]:

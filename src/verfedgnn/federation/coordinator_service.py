@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError
+from verfedgnn.federation.absence import has_request, remove_request
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.coordinator_store import TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
@@ -78,6 +79,7 @@ class CoordinatorService:
             None if start_from is None else read_public_start(stage.folder(start_from)) for stage in stages
         ]
         self.agreement = agreement
+        self.folder = folder
         self.transcript = Transcript(folder, identity)
         self.transport = transport
         self.publisher = publisher
@@ -128,11 +130,14 @@ class CoordinatorService:
                 parties=stage.coordinator.names,
                 config=stage.stage.config.digest(),
             )
+            if self.stages[0].record.ended is not None and not stage.coordinator.began:
+                stage.end(self.stages[0].record.ended)
             self._run_stage(stage, stop)
         self.publisher.update(self.status, now=True)
         self._add_lists()
         self.transcript.finish()
-        without = self.stage.without_result
+        names = self.coordinator.names
+        without = [name for name in names if any(name in stage.without_result for stage in self.stages)]
         if without:
             raise Interrupted(
                 f"training has finished, but {', '.join(without)} did not receive the result",
@@ -149,10 +154,18 @@ class CoordinatorService:
             event = self.transport.next(_TICK)
             if event is not None:
                 self._handle(event)
+            self._take_request(stage)
             while stage.step():
                 pass
             self._send_sign_of_life()
             self.publisher.update(self.status)
+
+    def _take_request(self, stage: CoordinatorStage) -> None:
+        """End the training if an operator asked for it with `verfedgnn federation finish`."""
+        if has_request(self.folder):
+            if not stage.finishing and stage.record.ended is None:
+                stage.end("the coordinator's operator asked to finish")
+            remove_request(self.folder)
 
     def _add_lists(self) -> None:
         """Report the training of lists in the figures of the run."""

@@ -5,6 +5,7 @@ step: open, restart or close a trip, or finish
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import Counter
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from verfedgnn.core.errors import ProtocolError
+from verfedgnn.core.errors import ProtocolError, RunError
+from verfedgnn.federation.absence import AbsenceClock
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
@@ -25,7 +27,7 @@ from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
-from verfedgnn.protocol.wire.messages import Finished, Hello, Message, Waiting, encode
+from verfedgnn.protocol.wire.messages import Finish, Finished, Hello, Message, Refused, Waiting, encode
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
 
@@ -82,11 +84,12 @@ class CoordinatorStage:
         self._round_began = 0.0
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
+        self.absence = AbsenceClock(agreement.absent.deadline)
         self.store.claim()
         restored = self.store.restore(self.coordinator)
+        self.record = restored or TrainingRecord()
         if restored is not None:
             log_event("resuming from checkpoint", stage=stage.name, round=self.coordinator.round)
-        self.record = restored or TrainingRecord()
 
     @property
     def finishing(self) -> bool:
@@ -95,10 +98,10 @@ class CoordinatorStage:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: all parties have the result, or after the last training the time is up."""
+        """Whether nothing is left to do: all parties have the result, or the time to fetch it is up."""
         if self._finish_deadline is None:
             return False
-        return not self.without_result or (self.stage.last and time.monotonic() >= self._finish_deadline)
+        return not self.without_result or time.monotonic() >= self._finish_deadline
 
     @property
     def without_result(self) -> list[str]:
@@ -117,6 +120,9 @@ class CoordinatorStage:
         """Let a party join, or tell it for whom it waits."""
         self.coordinator.hello(message)
         self.greeted.add(name)
+        if self.coordinator.state is CoordinatorState.CANCELLED:
+            self.office.send(name, self._last_message())
+            return
         if self.coordinator.began:
             self._admit_greeted()
             return
@@ -164,15 +170,20 @@ class CoordinatorStage:
                 self.office.send(name, Waiting(missing=[]))  # acknowledges the Hello; a Welcome may take long
                 self.office.send(name, self.coordinator.welcome(name))
                 if self.finishing:
-                    self.office.send(name, self.coordinator.finish())
+                    self.office.send(name, self._last_message())
 
     # -- rounds ------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Do one thing that can be done now; return whether there may be more to do."""
         coordinator = self.coordinator
-        if not coordinator.began or self.finishing:
+        if self.finishing:
             return False
+        if self.record.ended is not None:
+            self._finish()
+            return True
+        if not coordinator.began:
+            return not self.stage.first and self._act_on_absence()
         if coordinator.open_parties:
             return self._continue_trip()
         if coordinator.done or self.skipped:
@@ -180,11 +191,46 @@ class CoordinatorStage:
             return True
         return self._open_if_ready()
 
+    def end(self, reason: str) -> None:
+        """End the training early, with the model of the best validation; raise `RunError` if the first one has none."""
+        coordinator = self.coordinator
+        if self.stage.first and not coordinator.best.round:
+            problem = f"the training ends without a model, before the first validation: {reason}"
+            for name in sorted(self.greeted):
+                self.office.send(name, Refused(reason=problem[:500]))
+            raise RunError(f"{problem}; start again with a new --out at all members")
+        log_warning("training ends early", stage=self.stage.name, round=coordinator.round, reason=reason)
+        self.record.ended = reason
+        if coordinator.open_parties:
+            self._abandon(reason)
+        elif coordinator.began:
+            self._write_checkpoint()
+
+    # -- absent parties ----------------------------------------------------------------------------------
+
+    def _act_on_absence(self) -> bool:
+        """Finish, or continue with fewer parties, if parties were missing for the agreed time; return whether to go on."""
+        self.absence.start()
+        if not self.absence.is_over:
+            return False
+        agreement = self.office.agreement
+        members = self.coordinator.members
+        began = self.coordinator.began
+        missing = members.missing if began else [n for n in members.names if n not in members.hellos]
+        if agreement.absent.then == "continue" and began:
+            if not agreement.smallest_sum <= len(members.present) < members.quorum:
+                return False
+            log_warning("continuing without parties", missing=missing, needed=agreement.smallest_sum)
+            members.quorum = agreement.smallest_sum
+            return True
+        seconds = agreement.absent.deadline
+        self.end(f"{', '.join(missing)} stayed away for {seconds:g} s")
+        return True
+
     def _open_if_ready(self) -> bool:
         """Open or restart a trip if enough parties are present; return whether it was opened."""
         if not self.coordinator.ready:
-            self._report_waiting()
-            return False
+            return self._wait_for_parties()
         self._open_trip()
         return True
 
@@ -217,8 +263,7 @@ class CoordinatorStage:
         if coordinator.ready:
             self._abandon("a party of the only possible sum was lost")
             return True
-        self._report_waiting()
-        return False
+        return self._wait_for_parties()
 
     def _settle_commitments(self) -> bool:
         """Restart or abandon the open trip if parties committed to another sum, before this coordinator was restarted."""
@@ -254,6 +299,9 @@ class CoordinatorStage:
         if self.waiting_for is not None:
             log_event("enough parties are here", round=coordinator.round)
             self.waiting_for = None
+        self.absence.stop()
+        if len(coordinator.members.present) >= self.office.agreement.quorum:
+            coordinator.members.quorum = self.office.agreement.quorum
         restarted = bool(coordinator.open_parties)
         if among is None:
             among = self.search.choose_parties(coordinator)
@@ -275,7 +323,8 @@ class CoordinatorStage:
             self.office.send(name, message, encoded[id(message)])
         self._reply_deadline = time.monotonic() + self.office.agreement.timeouts.reply
 
-    def _report_waiting(self) -> None:
+    def _wait_for_parties(self) -> bool:
+        """Log the missing parties, and act if they were missing for the agreed time; return whether to go on."""
         members = self.coordinator.members
         if members.missing != self.waiting_for:
             self.waiting_for = members.missing
@@ -286,6 +335,7 @@ class CoordinatorStage:
                 needed=members.quorum,
                 round=self.coordinator.round,
             )
+        return self._act_on_absence()
 
     def _close_trip(self) -> bool:
         """Close the open trip and, after its last trip, the round; return True."""
@@ -350,10 +400,16 @@ class CoordinatorStage:
     def _finish(self) -> None:
         """Write the result and send it to all connected parties; the others get it when they join again."""
         coordinator = self.coordinator
-        message = coordinator.finish()
+        agreement = self.office.agreement
+        message = self._last_message()
         data = encode(message)
-        self._finish_deadline = time.monotonic() + self.office.agreement.timeouts.finish
-        if self.skipped:
+        seconds = agreement.timeouts.finish
+        if not self.stage.last and self.record.ended is None:
+            seconds = agreement.absent.deadline or math.inf  # the next training needs every party
+        self._finish_deadline = time.monotonic() + seconds
+        if not coordinator.began:
+            log_warning("no lists are trained", reason=self.record.ended)
+        elif self.skipped:
             log_warning("no lists are trained: a party has no training rating that counts as a like")
         else:
             log_event(
@@ -365,6 +421,15 @@ class CoordinatorStage:
         self._write_result()
         for name in sorted(self.greeted):
             self.office.send(name, message, data)
+
+    def _last_message(self) -> Finish:
+        """Return the message that ends the training. Its round is 0 if lists ended before their first validation."""
+        coordinator = self.coordinator
+        if not coordinator.began:
+            return coordinator.cancel()
+        message = coordinator.finish()
+        without_model = self.record.ended is not None and not coordinator.best.round
+        return message.model_copy(update={"round": 0}) if without_model else message
 
     def take_finished(self, name: str, message: Finished) -> None:
         """Note that a party has the result; raise `ProtocolError` if it is another one."""

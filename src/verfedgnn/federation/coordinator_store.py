@@ -34,6 +34,8 @@ class TrainingRecord:
     """Number of rounds without an update."""
     finished: set[str] = field(default_factory=set)
     """Parties that have received the result."""
+    ended: str | None = None
+    """Why the training ended before its last round; None if it did not."""
 
 
 class CoordinatorStore:
@@ -63,7 +65,7 @@ class CoordinatorStore:
         """Load the last checkpoint into `coordinator` and return its record; None without a checkpoint."""
         found = read_checkpoint(self.folder / "checkpoint")
         if found is None:
-            return None
+            return self._read_cancelled()
         states, values = found
         coordinator.restore(states["_coordinator"])
         record = TrainingRecord(
@@ -71,6 +73,7 @@ class CoordinatorStore:
             seconds=values["seconds"],
             repeats=values["repeats"],
             abandoned=values["abandoned"],
+            ended=values["ended"],
         )
         if (self.folder / "history.jsonl").is_file():
             record.history = [e for e in read_history(self.folder) if e["round"] <= coordinator.round]
@@ -80,6 +83,15 @@ class CoordinatorStore:
             record.finished = {party["name"] for party in parties if party["has_result"]}
         return record
 
+    def _read_cancelled(self) -> TrainingRecord | None:
+        """Return the record of a training that was cancelled before it started; None without one."""
+        metrics_file = self.folder / "metrics.json"
+        if not metrics_file.is_file():
+            return None
+        metrics = json.loads(metrics_file.read_text("utf-8"))
+        finished = {party["name"] for party in metrics["parties"] if party["has_result"]}
+        return TrainingRecord(finished=finished, ended=metrics["ended"])
+
     def write_checkpoint(self, coordinator: Coordinator, record: TrainingRecord) -> None:
         """Write the state of the protocol and the record."""
         values = {
@@ -87,6 +99,7 @@ class CoordinatorStore:
             "seconds": record.seconds,
             "repeats": record.repeats,
             "abandoned": record.abandoned,
+            "ended": record.ended,
         }
         states = {"_coordinator": coordinator.checkpoint()}
         write_checkpoint(self.folder / "checkpoint", coordinator.round, states, values)
@@ -112,6 +125,8 @@ class CoordinatorStore:
             "config": config.fingerprint(),
             "seed": config.seed,
         }
+        if record.ended is not None:
+            metrics["ended"] = record.ended
         ancestor = recorded_ancestor(self.folder)
         if ancestor is not None:
             metrics["from"] = ancestor

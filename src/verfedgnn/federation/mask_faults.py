@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_parties_in_sum
+from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip
 
 MOST_FAILURES = 3
 """Sums out of range after which a training stops if no smaller group of parties may be added up."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from verfedgnn.config.party_counts import active_count
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -22,7 +23,7 @@ from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.survivor_log import SurvivorLog
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error
-from verfedgnn.protocol.coordinator.coordinator import ClosedRound, active_count
+from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
@@ -30,6 +31,7 @@ from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.state_table import Event
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
 from verfedgnn.protocol.wire.messages import (
     Finish,
@@ -131,7 +133,7 @@ class PartyService:
             agreement.digest(),
             alignment,
             self.identity,
-            smallest=min(agreement.quorum, active) if self.config.masking else 1,
+            smallest=min(agreement.smallest_sum, active) if self.config.masking else 1,
             place=(self.identity.index, len(agreement.parties)),
             fresh_noise="noise" not in self.config.unprotected,
         )
@@ -169,8 +171,11 @@ class PartyService:
 
     def _handle(self, message: Message) -> None:
         """Act on a message."""
-        realign = isinstance(message, Waiting) and message.align
-        event = AlignStart if realign else type(message)
+        event: Event = type(message)
+        if isinstance(message, Waiting) and message.align:
+            event = AlignStart
+        elif isinstance(message, Finish) and message.round == 0 and not self.stage.first:
+            event = PartyEvent.SKIP
         if event is AlignStart and (self.progress.training is not None or not self.stage.first):
             raise ProtocolError(
                 "the coordinator asked to align users again during a training; the training here is kept"
@@ -258,7 +263,9 @@ class PartyService:
     def _finish(self, message: Finish) -> None:
         """Store the result and report it."""
         if not self.stage.first and message.round == 0:
-            log_event("no lists are trained: a party has no training rating that counts as a like")
+            log_event(
+                "no lists are trained: a party is missing or has no training rating that counts as a like"
+            )
             self.store.write_result(self.stage, StageResult(0, {}, self.link.ledger, {}))
             self.link.send(Finished(digest=parameters_digest(torch.from_numpy(message.parameters))))
             return

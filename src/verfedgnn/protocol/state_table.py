@@ -44,6 +44,6 @@ class StateTable(Generic[S]):
             f"{start}unexpected {what} in this state ({state.value}); {self.remedies[state]}"
         )
 
-    def ignores(self, state: S, event: type[Message]) -> bool:
-        """Return whether `state` ignores a message as late."""
+    def ignores(self, state: S, event: Event) -> bool:
+        """Return whether `state` ignores an event as a late message."""
         return event in self.late.get(state, frozenset())

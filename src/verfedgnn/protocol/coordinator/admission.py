@@ -1,11 +1,10 @@
-"""The rules of joining a training: why a party may not join, and why a federation is too small for its configuration."""
+"""The rules of joining a training: why a party may not join."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from verfedgnn.config import Config
-from verfedgnn.protocol.round.exchange_plan import fewest_parties_in_sum
 from verfedgnn.protocol.wire.messages import Hello
 
 
@@ -51,26 +50,3 @@ def refusal(
 
 def _facts(hello: Hello) -> tuple[object, ...]:
     return hello.users, hello.items, hello.ratings, tuple(hello.scale)
-
-
-def too_few(config: Config, least: int, parties: int) -> str | None:
-    """Return why a federation of `parties` cannot have the configured protection; None if it can.
-
-    `least` is the smallest number of parties that a sum may have.
-    """
-    if config.masking and least < 2:
-        return "masking hides nothing with a single active party; use more parties or masking=false"
-    wanted = fewest_parties_in_sum(config, parties)
-    if least >= wanted:
-        return None
-    remedy = (
-        "two parties use --set exchange.mode=projected, or --set exchange.mode=noised --set exchange.noise=0.05 "
-        "--set exchange.row_clip=0.5, or off"
-        if parties == 2
-        else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, off, or "
-        "noised (with exchange.noise and .row_clip), or --set unprotected=sums"
-    )
-    return (
-        f"exchange.mode = {config.exchange.mode} needs {wanted} parties in every sum, but a sum may have {least}. Exact sums over "
-        f"fewer parties, or over changing sets, show a single party's matrix; {remedy}"
-    )

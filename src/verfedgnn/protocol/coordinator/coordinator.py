@@ -10,7 +10,6 @@ It never sees ratings, degrees or item embeddings: no message carries them. `coo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
+from verfedgnn.config.party_counts import active_count, too_few
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.protocol.coordinator.admission import refusal, too_few
+from verfedgnn.protocol.coordinator.admission import refusal
 from verfedgnn.protocol.coordinator.best_validation import BestValidation
 from verfedgnn.protocol.coordinator.coordinator_states import (
     COORDINATOR_STATES,
@@ -158,13 +158,13 @@ class Coordinator:
         self.lose(message.party)
         self._shares_ahead = None  # they are sealed for the keys of an earlier stay
         self.members.join(message)
-        if self.members.complete and not self.began:
+        if self.members.complete and self.state is CoordinatorState.GATHERING:
             self._start_training()
 
     @property
     def began(self) -> bool:
         """Whether all parties have joined once, so that the replica exists."""
-        return self.state is not CoordinatorState.GATHERING
+        return self.state not in (CoordinatorState.GATHERING, CoordinatorState.CANCELLED)
 
     def _start_training(self) -> None:
         self._advance(CoordinatorAction.START_TRAINING)
@@ -538,6 +538,12 @@ class Coordinator:
         parameters = self.best.parameters.cpu().numpy()
         return Finish(round=self.round, best_round=self.best.round, parameters=parameters)
 
+    def cancel(self) -> Finish:
+        """Cancel the training before it starts, and return the last message to every party."""
+        self._advance(CoordinatorAction.CANCEL)
+        self.best.parameters = torch.zeros(1)
+        return Finish(round=0, best_round=0, parameters=self.best.parameters.numpy())
+
     # -- checkpoints -------------------------------------------------------------------------------------
 
     def checkpoint(self) -> CheckpointState:
@@ -582,13 +588,3 @@ class Coordinator:
         for block, parties, round, trip in values["neighbourhoods"]:
             total = arrays[f"neighbourhoods.{block}"]
             self.neighbourhoods[block] = NeighbourhoodSum(parties, (round, trip), total)
-
-
-def active_count(config: Config, parties: int) -> int:
-    """Return how many of `parties` take part in a round (Sec. 4.6)."""
-    return max(1, round_half_up(config.training.participation * parties))
-
-
-def round_half_up(value: float) -> int:
-    """Round to the nearest integer, halves upwards."""
-    return math.floor(value + 0.5)

@@ -7,6 +7,8 @@ With masks, a trip has more steps. It can be opened again, or abandoned, in each
     IDLE --ask for shares--> SHARING --open--> TRIP --unmask--> UNMASKING --close--> IDLE
                                                 '--agree--> AGREEING --unmask--^
 
+    GATHERING --cancel--> CANCELLED
+
 Parties may say hello, or be lost, in every state. Users are aligned while the coordinator is GATHERING.
 """
 
@@ -37,6 +39,7 @@ class CoordinatorState(Enum):
     AGREEING = "training, waiting for signatures of the survivor list"
     UNMASKING = "training, waiting for shares to unmask a sum"
     FINISHING = "training is over"
+    CANCELLED = "the training does not take place"
 
 
 class CoordinatorAction(Enum):
@@ -50,6 +53,7 @@ class CoordinatorAction(Enum):
     CLOSE = "close the trip"
     ABANDON = "abandon the round"
     FINISH = "finish the training"
+    CANCEL = "cancel the training before it starts"
 
 
 def _stay(state: CoordinatorState) -> dict[Event, CoordinatorState]:
@@ -81,6 +85,7 @@ COORDINATOR_STATES = StateTable(
             **_stay(CoordinatorState.GATHERING),
             AlignHello: CoordinatorState.GATHERING,
             CoordinatorAction.START_TRAINING: CoordinatorState.IDLE,
+            CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,
         },
         CoordinatorState.IDLE: {
             **_stay(CoordinatorState.IDLE),
@@ -104,6 +109,11 @@ COORDINATOR_STATES = StateTable(
             Finished: CoordinatorState.FINISHING,
             CoordinatorAction.FINISH: CoordinatorState.FINISHING,  # once for every party that joins again
         },
+        CoordinatorState.CANCELLED: {
+            **_stay(CoordinatorState.CANCELLED),
+            Finished: CoordinatorState.CANCELLED,
+            CoordinatorAction.CANCEL: CoordinatorState.CANCELLED,  # once for every party that joins
+        },
     },
     remedies={
         CoordinatorState.GATHERING: "say hello and wait for a Welcome",
@@ -113,6 +123,7 @@ COORDINATOR_STATES = StateTable(
         CoordinatorState.AGREEING: RESUME,
         CoordinatorState.UNMASKING: RESUME,
         CoordinatorState.FINISHING: RESUME,
+        CoordinatorState.CANCELLED: RESUME,
     },
 )
 """The coordinator's state machine."""

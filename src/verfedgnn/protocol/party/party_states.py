@@ -4,7 +4,7 @@
         '---------------Welcome---------------^   '-- ShareRequest, TripShares, RoundStart, Survivors: stays JOINED
 
 After every lost connection a party says hello again and is GREETING. Until it has joined, the coordinator may ask it to align its
-users again.
+users again, or to skip the training.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class PartyEvent(Enum):
     """Events other than a received message."""
 
     SAY_HELLO = "say hello"
+    SKIP = "skip a training that does not take place"
 
 
 OF_LAST_STAY: frozenset[type[Message]] = frozenset(
@@ -52,12 +53,14 @@ PARTY_STATES = StateTable(
             PartyEvent.SAY_HELLO: PartyState.GREETING,
             Waiting: PartyState.QUEUED,
             AlignStart: PartyState.REALIGNING,
+            PartyEvent.SKIP: PartyState.FINISHED,
             Welcome: PartyState.JOINED,
         },
         PartyState.QUEUED: {
             PartyEvent.SAY_HELLO: PartyState.GREETING,
             Waiting: PartyState.QUEUED,
             AlignStart: PartyState.REALIGNING,
+            PartyEvent.SKIP: PartyState.FINISHED,
             Welcome: PartyState.JOINED,
         },
         PartyState.REALIGNING: {},
@@ -68,6 +71,7 @@ PARTY_STATES = StateTable(
             TripShares: PartyState.JOINED,
             RoundStart: PartyState.JOINED,
             Survivors: PartyState.JOINED,
+            PartyEvent.SKIP: PartyState.FINISHED,
             Finish: PartyState.FINISHED,
         },
         PartyState.FINISHED: {},

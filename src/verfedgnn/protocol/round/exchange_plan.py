@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from verfedgnn.config import Config
+from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.privacy.masking import share_threshold
 from verfedgnn.privacy.projection import IdentityProjection, Projection
@@ -16,17 +17,6 @@ def exchanges_in_trip(config: Config, round: int, trip: int) -> bool:
     if config.exchange.mode == "off":
         return False
     return trip > 0 or completed_passes(config, round) % config.exchange.every == 0
-
-
-def fewest_parties_in_sum(config: Config, parties: int) -> int:
-    """Return how many of `parties` every sum of neighbourhoods must include.
-
-    Masked sums are exact. With two parties, the sum minus a party's own share is the other's matrix; sums over changing sets can
-    be solved for single parties. So a masked sum includes all parties, and at least three, unless `unprotected` names `sums`.
-    """
-    if config.exchange.mode == "masked":
-        return 3 if "sums" in config.unprotected else max(3, parties)
-    return 2 if config.exchange.mode == "noised" else 1
 
 
 def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int, exchange: bool) -> int:

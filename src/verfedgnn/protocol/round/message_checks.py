@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
+from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.aggregation import (
@@ -17,7 +18,7 @@ from verfedgnn.protocol.round.aggregation import (
     neighbourhood_type,
     update_type,
 )
-from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_parties_in_sum
+from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome

@@ -13,7 +13,7 @@ party receives. Tries to learn: the matrix of one honest party, and from it who 
     k < P - 2   the sum of P - k
 
 With `participation` below 1 only active parties count, and sums over different sets of parties can be subtracted from each
-other. Masked sums over fewer than all parties are therefore refused (`exchange_plan.fewest_parties_in_sum`).
+other. Masked sums over fewer than all parties are therefore refused (`party_counts.fewest_parties_in_sum`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""Parties that stay away for good: the agreed deadline, the agreed decision, and an operator who asks to finish."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_federation import HASTY, die, in_round, local, settings, trial
+from typer.testing import CliRunner
+
+import verfedgnn as vf
+from hub import SERVER, Trial, agree
+from verfedgnn.cli.main import app
+from verfedgnn.core.errors import RunError
+from verfedgnn.federation.agreement import Absence
+
+
+def lose_in_round(
+    folder: Path, parties: list[vf.PartyData], number: int, config: vf.Config, **values: Any
+) -> Trial:
+    """Return a federation of which all parties are required and the first one dies for good in a round."""
+    federated = trial(folder, parties, config, timeouts=HASTY, **values)
+    gone, *rest = federated.parties
+    for name in (SERVER, *rest):
+        federated.start(name)
+    federated.start(gone, in_round(number, die), restart=False)
+    return federated
+
+
+def wait_until(wanted: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_after_the_deadline_the_others_finish_with_the_best_model(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    absent = Absence(deadline=0.3)
+    federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=absent)
+    federated.join()
+    gone, *rest = federated.parties
+    metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
+    assert metrics["ended"] == f"{gone} stayed away for 0.3 s"
+    assert metrics["best_round"] == 3
+    expected = local(small_parties, settings(epochs=3))
+    for name in rest:
+        assert torch.equal(federated.public(name), expected.public)
+    # The party fetches the same result when it is back; the decision survives a restart of the coordinator.
+    federated.threads.clear()
+    federated.stopping = False
+    federated.start(SERVER)
+    federated.start(gone)
+    federated.join()
+    assert torch.equal(federated.public(gone), expected.public)
+
+
+def test_after_the_deadline_the_others_continue_if_agreed(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    absent = Absence(deadline=0.3, then="continue")
+    federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=absent)
+    wait_until(lambda: SERVER in federated.services and federated.services[SERVER].coordinator.round > 6)
+    federated.join()
+    service = federated.services[SERVER]
+    assert not federated.errors
+    assert service.coordinator.round == 9
+    assert service.record.ended is None
+    assert service.coordinator.log.last[0].parties == [1, 2]
+    first, second = (federated.public(name) for name in list(federated.parties)[1:])
+    assert torch.equal(first, second)
+
+
+def test_exact_sums_are_never_continued_without_a_party(tmp_path: Path) -> None:
+    absent = Absence(deadline=10, then="continue")
+    names = ["a", "b", "c", "d"]
+    masked, _ = agree(tmp_path, names, vf.Config.preset("best"), min_parties=4, absent=absent)
+    projected = masked.with_values(config=settings())
+    assert masked.smallest_sum == 4
+    assert projected.smallest_sum == 3
+    assert projected.with_values(absent=Absence()).smallest_sum == 4
+    assert projected.digest() != projected.with_values(absent=Absence()).digest()
+
+
+def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = lose_in_round(tmp_path, small_parties, 2, settings(), absent=Absence(deadline=0.3))
+    federated.join()
+    gone, *rest = federated.parties
+    for name in (SERVER, *rest):
+        (error,) = federated.errors[name]
+        assert f"before the first validation: {gone} stayed away" in str(error)
+
+
+def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    config = settings(lists=True, gate=True, epochs=6)
+    federated = lose_in_round(tmp_path, small_parties, 5, config, absent=Absence(deadline=0.3))
+    federated.join()
+    _, *rest = federated.parties
+    assert {name: federated.runs[name].lists for name in rest} == dict.fromkeys(rest)
+    metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
+    assert metrics["lists"]["rounds"] == 0
+    assert metrics["lists"]["ended"] == metrics["ended"]
+
+
+def test_an_operator_finishes_a_training(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = lose_in_round(tmp_path, small_parties, 5, settings())
+    run = tmp_path / f"run-{SERVER}"
+
+    def finish() -> Any:
+        return CliRunner().invoke(app, ["federation", "finish", str(tmp_path), "--out", str(run)])
+
+    wait_until(
+        lambda: SERVER in federated.services and federated.services[SERVER].stage.waiting_for is not None
+    )
+    assert finish().exit_code == 0
+    federated.join()
+    assert json.loads((run / "metrics.json").read_text())["best_round"] == 3
+    assert not (run / "finish.request").exists()
+    again = finish()
+    assert isinstance(again.exception, RunError)
+    assert "has already finished" in str(again.exception)
+
+
+@pytest.mark.parametrize("files", [(), ("config.toml",)])
+def test_nothing_to_finish(tmp_path: Path, files: tuple[str, ...]) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    done = CliRunner().invoke(app, ["federation", "finish", str(tmp_path), "--out", str(tmp_path)])
+    assert isinstance(done.exception, RunError)
