@@ -22,7 +22,7 @@ def evaluate(
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
-    loaded = Run.load(run)
+    loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
     lift = lift_texts(figures["lift"]) if "lift" in figures else []

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from verfedgnn.cli import data_command as data
 from verfedgnn.cli import federation_command as federation
+from verfedgnn.cli import items_command as items
 from verfedgnn.cli.attack_command import attack
 from verfedgnn.cli.audit_command import audit
 from verfedgnn.cli.bench_command import bench
@@ -81,6 +82,7 @@ for command in (train, evaluate, settings, tune):
     app.command(rich_help_panel=_TRAIN)(command)
 for command in (recommend, serve, export, report, runs, diff):
     app.command(rich_help_panel="Use a trained model")(command)
+app.add_typer(items.app, rich_help_panel="Use a trained model")
 _ACROSS = "Across organisations"
 app.add_typer(federation.app, rich_help_panel=_ACROSS)
 for command in (align, coordinator, party, status):

@@ -26,7 +26,7 @@ def report(
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
-    loaded = Run.load(run)
+    loaded = Run.load(run, added=False)
     folder = run / "report" if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):

@@ -134,14 +134,17 @@ def check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Create `folder` and lock it for this process; raise `RunError` if another process holds the lock."""
+def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Create `folder` and lock it for this process; raise `RunError` if another process holds the lock.
+
+    With `wait`, wait for the lock instead.
+    """
     with writing(folder):
         make_folder(folder)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(
                 f"{folder} is in use by another process; stop that process, or choose another --out"

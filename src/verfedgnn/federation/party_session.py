@@ -104,7 +104,7 @@ def run_party(
 def load_finished(store: PartyStore, device: str = "cpu") -> Run:
     """Return the run of a party whose trainings are over, after choosing its gates if it was stopped before that."""
     log_event("this run has already finished", run=str(store.folder))
-    return Run.load(store.folder) if store.is_finished else complete_run(store, device)
+    return Run.load(store.folder, added=False) if store.is_finished else complete_run(store, device)
 
 
 def _log_limits(agreement: Agreement) -> None:

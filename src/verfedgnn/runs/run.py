@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,6 +30,7 @@ from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, to_numpy
 from verfedgnn.data.ratings import format_count
 from verfedgnn.plugins import origin
+from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
@@ -76,6 +77,36 @@ class Run:
     """For each party, the sum of the other parties' user means (N, 2), which the gate uses; None if they were not exchanged."""
     lists: Run | None = None
     """The run of the model that orders lists; None if only one model was trained."""
+
+    def with_added(self, added: Sequence[Mapping[str, AddedItem]]) -> Run:
+        """Return the run with items that were added after its training, by party."""
+        if not any(added):
+            return self
+        found = self._with_vectors(added, "model")
+        if self.lists is not None:
+            found.lists = self.lists._with_vectors(added, f"{LISTS}/model")
+        return found
+
+    def _with_vectors(self, added: Sequence[Mapping[str, AddedItem]], name: str) -> Run:
+        """Return this run, of ratings or of lists, with added items; `name` is the folder of its models."""
+        tables = [
+            extend_party(party, part, items)
+            for party, part, items in zip(self.parties, self.parts, added, strict=True)
+        ]
+
+        def extend(models: Sequence[PartyModel], key: str) -> list[PartyModel]:
+            return [
+                extend_model(model, [item.vectors[key] for item in items.values()])
+                for model, items in zip(models, added, strict=True)
+            ]
+
+        return replace(
+            self,
+            parties=[party for party, _ in tables],
+            parts=[part for _, part in tables],
+            models=extend(self.models, name),
+            alone=None if self.alone is None else extend(self.alone, f"{name}/alone"),
+        )
 
     @property
     def ranker(self) -> Run:
@@ -245,8 +276,8 @@ class Run:
             write_json(folder / "metrics.json", self.metrics)
 
     @classmethod
-    def load(cls, path: str | Path) -> Run:
-        """Read a finished run from its folder."""
+    def load(cls, path: str | Path, *, added: bool = True) -> Run:
+        """Read a finished run from its folder, with the items that were added after its training unless `added` is False."""
         folder = Path(path)
         config = read_run_config(folder)
         if not (folder / "metrics.json").is_file():
@@ -260,7 +291,7 @@ class Run:
         if (folder / LISTS / "metrics.json").is_file():
             own = folder / LISTS
             run.lists = cls._read(own, load_config(own / "config.toml"), parties, parts)
-        return run
+        return run.with_added(read_added_items(folder, parties)) if added else run
 
     @classmethod
     def _read(
@@ -292,6 +323,11 @@ class Run:
             alone=alone,
             others_means=others_means,
         )
+
+
+def read_added_items(folder: Path, parties: Sequence[PartyData]) -> list[dict[str, AddedItem]]:
+    """Return the items that each party added to the run in `folder` after its training, by id."""
+    return [read_added(added_file(folder, name)) for name in safe_names(parties)]
 
 
 def read_run_config(folder: Path) -> Config:

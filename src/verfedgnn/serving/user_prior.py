@@ -30,8 +30,9 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.core.rating_scale import upper_quarter
-from verfedgnn.data import VALID, Ratings
+from verfedgnn.data import Ratings
 from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.upkeep.item_prior import measure_variance
 
 Matrix = NDArray[np.float32]
 SAMPLE = 100_000
@@ -87,7 +88,7 @@ def fit_user_prior(
     ends = np.cumsum([model.users.shape[1] for model in models])[:-1]
     parties = zip(models, np.split(mean, ends), np.split(factor, ends), data, strict=True)
     return [
-        _make_prior(model, centre, spread, table, 1.0 if ranks else _measure_variance(model, table, part))
+        _make_prior(model, centre, spread, table, 1.0 if ranks else measure_variance(model, table, part))
         for model, centre, spread, (table, part) in parties
     ]
 
@@ -119,11 +120,3 @@ def _make_prior(
         variance=variance,
         liked_from=upper_quarter(table.scale),
     )
-
-
-def _measure_variance(model: PartyModel, table: Ratings, part: NDArray[np.int8]) -> float:
-    chosen = part == VALID if (part == VALID).any() else np.ones(len(part), bool)
-    if not chosen.any():
-        return 1.0
-    predicted = model.predict_rows(torch.from_numpy(table.user[chosen]), torch.from_numpy(table.item[chosen]))
-    return max(float((predicted - torch.from_numpy(table.rating[chosen])).square().mean()), 1e-6)

@@ -95,7 +95,7 @@ def resume(
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder} holds no run to resume; start one with `verfedgnn train --out {folder}`")
     if (folder / "metrics.json").is_file():
-        return Run.load(folder)
+        return Run.load(folder, added=False)
     config = load_config(folder / "config.toml")
     other = describe_code_change(config)
     if other is not None:

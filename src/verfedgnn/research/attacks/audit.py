@@ -84,7 +84,7 @@ class Audit:
     def __init__(
         self, folder: Path, *, rounds: int, victims: int, compare: bool, thorough: bool = False
     ) -> None:
-        self.run = Run.load(folder)
+        self.run = Run.load(folder, added=False)
         if len(self.run.parties) < 2:
             raise ConfigError(
                 "an audit needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"

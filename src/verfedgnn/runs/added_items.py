@@ -1,0 +1,151 @@
+"""Items that a party added to a run after its training: an append-only file with their ratings and vectors.
+
+    RUN/added/PARTY.jsonl
+
+A line is one item: its id, title and columns, the ratings that it has so far, and its vector in each model of the run. The last
+line of an item is valid. A line that a kill cut short is ignored, and the next item replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import lock_folder, sync_folder, write_bytes, writing
+from verfedgnn.data import TRAIN, PartyData, Ratings
+from verfedgnn.data.ids import StrArray, find_positions
+from verfedgnn.runs.party_model import PartyModel
+
+ADDED = "added"
+"""Folder in a run's folder with the items that were added after the training."""
+
+
+@dataclass(frozen=True)
+class AddedItem:
+    """An item that was not in training."""
+
+    item: str
+    """Its id."""
+    title: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    ratings: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
+    """Rating and its time in seconds since 1970, None if unknown, by the id of a user who was in training."""
+    vectors: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Vector in each model of the run, by the model's folder in the run folder, such as `lists/model`."""
+
+
+def added_file(run: Path, party_file: str) -> Path:
+    """Return the file of a party's added items; `party_file` is the party's name among files."""
+    return run / ADDED / f"{party_file}.jsonl"
+
+
+def read_added(file: Path) -> dict[str, AddedItem]:
+    """Return the added items by id, in the order in which they were added first."""
+    found: dict[str, AddedItem] = {}
+    try:
+        lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
+        for line in lines:
+            entry = AddedItem(**json.loads(line))
+            found[entry.item] = entry
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); remove it and add the items again") from None
+    return found
+
+
+def lock_added(run: Path) -> AbstractContextManager[None]:
+    """Lock the added items of a run while they are read and changed; wait for others who do the same."""
+    return lock_folder(run / ADDED, wait=True)
+
+
+def append_added(file: Path, items: Iterable[AddedItem]) -> None:
+    """Append items to the file. After a kill, it holds each of them completely or not at all."""
+    with writing(file):
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        with open(handle, "rb+") as stream:
+            stream.truncate(stream.read().rfind(b"\n") + 1)  # removes a line that was cut short
+            stream.seek(0, os.SEEK_END)
+            stream.write(b"".join(_line(item) for item in items))
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_folder(file.parent)
+
+
+def rewrite_added(file: Path, items: Iterable[AddedItem]) -> None:
+    """Replace the file by one with these items only, or remove it if there are none."""
+    lines = b"".join(_line(item) for item in items)
+    with writing(file):
+        if lines:
+            write_bytes(file, lines)
+        else:
+            file.unlink(missing_ok=True)
+
+
+def _line(item: AddedItem) -> bytes:
+    return json.dumps(asdict(item), allow_nan=False).encode() + b"\n"
+
+
+def extend_party(
+    party: PartyData, part: NDArray[np.int8], items: Mapping[str, AddedItem]
+) -> tuple[PartyData, NDArray[np.int8]]:
+    """Return a party's table and parts with added items at the end; their ratings are in the training part."""
+    table = party.ratings
+    ids = np.array(list(items), dtype=np.str_)
+    given = [
+        (user, place, rating, time)
+        for place, item in enumerate(items.values())
+        for user, (rating, time) in item.ratings.items()
+    ]
+    rows = find_positions(np.array([user for user, *_ in given], dtype=np.str_), table.user_ids)
+    known = rows >= 0
+    place = table.n_items + np.array([place for _, place, _, _ in given], np.int32)[known]
+    rating = np.array([rating for _, _, rating, _ in given], np.float32)[known]
+    time = None
+    if table.time is not None:
+        newest = int(table.time.max(initial=0))
+        times = np.array([newest if at is None else at for *_, at in given], np.int64)
+        time = np.concatenate([table.time, times[known]])
+    described = list(items.values())
+    titles = [item.title for item in described]
+    with_titles = table.titles is not None or any(titles)
+    ratings = replace(
+        table,
+        user=np.concatenate([table.user, rows[known].astype(np.int32)]),
+        item=np.concatenate([table.item, place.astype(np.int32)]),
+        rating=np.concatenate([table.rating, rating]),
+        time=time,
+        item_ids=np.concatenate([table.item_ids, ids]),
+        titles=_extend_texts(table.titles, titles, table) if with_titles else None,
+        columns={
+            name: _extend_texts(values, [item.columns.get(name, "") for item in described], table)
+            for name, values in table.columns.items()
+        },
+    )
+    return PartyData(party.name, ratings), np.concatenate([part, np.full(int(known.sum()), TRAIN, np.int8)])
+
+
+def _extend_texts(texts: StrArray | None, more: Sequence[str], table: Ratings) -> StrArray:
+    first = np.full(table.n_items, "") if texts is None else texts
+    return np.concatenate([first, np.array(more, dtype=np.str_)])
+
+
+def extend_model(model: PartyModel, vectors: Sequence[Sequence[float]]) -> PartyModel:
+    """Return a model with the vectors of added items at the end."""
+    more = torch.tensor(vectors, dtype=model.items.dtype).reshape(len(vectors), model.items.shape[1])
+    scores = model.item_scores
+    return replace(
+        model,
+        items=torch.cat([model.items, more]),
+        embeddings=torch.cat(
+            [model.embeddings, model.embeddings.new_zeros((len(vectors), model.embeddings.shape[1]))]
+        ),
+        item_scores=None if scores is None else replace(scores, items=scores.items + len(vectors)),
+    )

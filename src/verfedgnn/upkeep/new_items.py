@@ -1,0 +1,166 @@
+"""Items that come after a training: a vector from their first ratings, at the party, without the federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from verfedgnn.core.errors import DataError, RunError
+from verfedgnn.data.ids import find_positions
+from verfedgnn.data.item_table import ItemTable
+from verfedgnn.data.ratings import Ratings
+from verfedgnn.runs.added_items import AddedItem, added_file, append_added, lock_added, read_added
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_tables import safe_names
+from verfedgnn.runs.run import Run
+from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.upkeep.item_prior import ItemPrior, fit_item_prior
+
+
+@dataclass(frozen=True)
+class AddedReport:
+    """What was added."""
+
+    items: list[AddedItem]
+    """The items as they are stored now."""
+    unknown_users: int
+    """Number of given ratings that were left out, because their users were not in training."""
+
+
+class NewItems:
+    """One party's new items: it estimates their vectors and keeps them in the run folder."""
+
+    def __init__(self, folder: Path, run: Run, party: str) -> None:
+        """`run` is the run in `folder` as it was trained, without added items."""
+        names = [each.name for each in run.parties]
+        if party not in names:
+            raise RunError(f"there is no party '{party}' in this run; use one of: {', '.join(names)}")
+        self._number = names.index(party)
+        self._folder = folder
+        self._run = run
+        self._file = added_file(folder, safe_names(run.parties)[self._number])
+
+    @property
+    def table(self) -> Ratings:
+        """The party's ratings in training."""
+        return self._run.parties[self._number].ratings
+
+    @cached_property
+    def priors(self) -> dict[str, ItemPrior]:
+        """The prior of each model of the party, by its folder in the run folder."""
+        part = self._run.parts[self._number]
+        found = {}
+        for name, (model, ranks) in self._models().items():
+            found[name] = fit_item_prior(model, self.table, part, ranks=ranks)
+        return found
+
+    def _models(self) -> dict[str, tuple[PartyModel, bool]]:
+        runs = {"model": self._run} | ({} if self._run.lists is None else {f"{LISTS}/model": self._run.lists})
+        found = {}
+        for name, run in runs.items():
+            found[name] = (run.models[self._number], run.config.training.ranks)
+            if run.alone is not None:
+                found[f"{name}/alone"] = (run.alone[self._number], run.config.training.ranks)
+        return found
+
+    def add(self, items: Mapping[str, AddedItem]) -> AddedReport:
+        """Add items, or add ratings to items that were added before, and store their new vectors.
+
+        Ratings of users who were not in training are left out. Vectors of `items` are ignored.
+        """
+        self._check(items)
+        with lock_added(self._folder):
+            before = read_added(self._file)
+            merged = [self._merge(item, before.get(name)) for name, item in items.items()]
+            now = self._newest([*before.values(), *merged])
+            stored = [self.with_vectors(item, now) for item in merged]
+            append_added(self._file, stored)
+        given = {(item.item, user) for item in items.values() for user in item.ratings}
+        kept = {(item.item, user) for item in stored for user in item.ratings}
+        return AddedReport(stored, len(given - kept))
+
+    def _merge(self, item: AddedItem, before: AddedItem | None) -> AddedItem:
+        """Return an item with what was known of it before, and without ratings of unknown users."""
+        known = AddedItem(item.item) if before is None else before
+        ids = np.array(list(item.ratings), dtype=np.str_)
+        here = ids[(find_positions(ids, self.table.user_ids) >= 0) & (ids != "")]
+        return AddedItem(
+            item.item,
+            item.title or known.title,
+            {**known.columns, **item.columns},
+            {**known.ratings, **{user: item.ratings[user] for user in here.tolist()}},
+        )
+
+    def _newest(self, items: Sequence[AddedItem]) -> int | None:
+        """Return the newest time in the party's data, which counts as now; None if its ratings have no times."""
+        if self.table.time is None or not len(self.table.time):
+            return None
+        given = [at for item in items for _, at in item.ratings.values() if at is not None]
+        return max([int(self.table.time.max()), *given])
+
+    def with_vectors(self, item: AddedItem, now: int | None) -> AddedItem:
+        """Return an item with the vectors that follow from its ratings."""
+        rows = find_positions(np.array(list(item.ratings), dtype=np.str_), self.table.user_ids)
+        values = np.array([rating for rating, _ in item.ratings.values()], np.float32)
+        exposure = self._exposure([at for _, at in item.ratings.values()], now)
+        return replace(
+            item,
+            vectors={
+                name: prior.estimate(rows, values, exposure=exposure).tolist()
+                for name, prior in self.priors.items()
+            },
+        )
+
+    def _exposure(self, times: Sequence[int | None], now: int | None) -> float | None:
+        """Return the time since an item's first rating as a share of the training period; None if it is unknown."""
+        known = [at for at in times if at is not None]
+        if now is None or self.table.time is None or not times or len(known) < len(times):
+            return None
+        period = int(self.table.time.max() - self.table.time.min())
+        return (now - min(known)) / period if period else None
+
+    def _check(self, items: Mapping[str, AddedItem]) -> None:
+        trained = find_positions(np.array(list(items), dtype=np.str_), self.table.item_ids) >= 0
+        if trained.any():
+            first = list(items)[int(trained.argmax())]
+            raise DataError(
+                f"item '{first}' was in training; leave it out: its new ratings take part in the next training"
+            )
+        low, high = self.table.scale
+        for item in items.values():
+            for rating, _ in item.ratings.values():
+                if not low <= rating <= high:
+                    raise DataError(
+                        f"item '{item.item}' has the rating {rating:g}, outside the scale {low:g} to {high:g}; correct it"
+                    )
+
+
+def make_items(ratings: Ratings | None, described: ItemTable | None) -> dict[str, AddedItem]:
+    """Return the items of a table of ratings, of a table with titles and columns, or of both."""
+    texts = {} if described is None else described.texts()
+    rows = {} if described is None else {str(name): row for row, name in enumerate(described.ids)}
+    found = {}
+    for name in dict.fromkeys([*([] if ratings is None else ratings.item_ids.tolist()), *rows]):
+        columns = {} if ratings is None else _own_columns(ratings, name)
+        if name in rows:
+            columns |= {column: str(values[rows[name]]) for column, values in texts.items()}
+        title = columns.pop("title", "")
+        found[name] = AddedItem(name, title, columns, {} if ratings is None else _own_ratings(ratings, name))
+    return found
+
+
+def _own_columns(ratings: Ratings, name: str) -> dict[str, str]:
+    columns = dict(ratings.columns) | ({} if ratings.titles is None else {"title": ratings.titles})
+    (places,) = np.nonzero(ratings.item_ids == name)
+    return {column: str(values[place]) for column, values in columns.items() for place in places}
+
+
+def _own_ratings(ratings: Ratings, name: str) -> dict[str, tuple[float, int | None]]:
+    (rows,) = np.nonzero(ratings.item_ids[ratings.item] == name)
+    users = ratings.user_ids[ratings.user[rows]].tolist()
+    times = [None] * len(rows) if ratings.time is None else ratings.time[rows].tolist()
+    return dict(zip(users, zip(ratings.rating[rows].tolist(), times, strict=True), strict=True))
