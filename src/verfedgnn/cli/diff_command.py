@@ -43,7 +43,7 @@ def diff(
                 f"--out {out} is not a page; use for example --out {out.with_suffix('.html').name}"
             )
         check_writable(out.parent)
-    runs = [Run.load(folder) for folder in (before, after)]
+    runs = [Run.load(folder, added=False) for folder in (before, after)]
     with output.busy("comparing"):
         found = difference(*runs, sample=sample)
     names = [folder.resolve().name for folder in (before, after)]
