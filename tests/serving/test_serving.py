@@ -28,14 +28,15 @@ from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.serving.approximate_index import ApproximateRanker
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue, IdIndex
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import explain_recommendations, find_similar, merge_rankings
 from verfedgnn.serving.fold_in import UserRatings, fold_in
+from verfedgnn.serving.id_index import IdIndex
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 from verfedgnn.serving.recommendation_table import write_table
 from verfedgnn.serving.run_overview import describe_run
 from verfedgnn.serving.user_prior import fit_user_prior
-from verfedgnn.serving.user_profile import make_queries, profile_newcomer, profile_user
+from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
 from verfedgnn.training.simple_models import ease_model
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
@@ -222,7 +223,7 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
     named = 0
     for user in range(0, 200, 20):
         for p, ranker in enumerate(catalogue.rankers[model]):
-            profile = profile_user(catalogue, model, user, [p])
+            profile = profile_user(catalogue, model, ServedUser(user), [p])
             queries = [query for _, query in make_queries(catalogue, model, profile, 3, {})]
             best = merge_rankings([p], ranker.rank(queries), 3)
             rated = catalogue.find_training_ratings(user, [p])
@@ -241,12 +242,14 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
 def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
     disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
     prior = catalogue.priors[FEDERATED][0]
-    profile = profile_newcomer(catalogue, [disliked], [0])
+    profile = profile_user(catalogue, FEDERATED, ServedUser(None, [disliked]), [0])
     assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
     assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
     liking = UserRatings(0, np.array([1, 2]), np.array([1, 5], np.float32))
     assert not np.allclose(
-        profile_newcomer(catalogue, [liking], [0])[0].vector.numpy(), prior.mean, atol=1e-4
+        profile_user(catalogue, FEDERATED, ServedUser(None, [liking]), [0])[0].vector.numpy(),
+        prior.mean,
+        atol=1e-4,
     )
 
 
@@ -485,7 +488,7 @@ def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) 
     places = rating_catalogue.priors[FEDERATED]
     high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
     fold = fold_in(places, [high], ranks=False)
-    profile = profile_newcomer(rating_catalogue, [high], [0])
+    profile = profile_user(rating_catalogue, FEDERATED, ServedUser(None, [high]), [0])
     model = rating_catalogue.run.models[0]
     score = float(model.items[20] @ places[0].make_vector(fold.z))
     why = explain_recommendations(rating_catalogue, FEDERATED, profile, [high], [(0, 20, score)], 6)[0]

@@ -25,6 +25,14 @@ def serve(
     party: Annotated[
         str | None, typer.Option(help="Serve only this party's catalogue; all by default.")
     ] = None,
+    ratings: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Ratings of a party that are newer than the run. Their users are served from them, "
+            "also users who were not in training. Repeatable.",
+        ),
+    ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -80,7 +88,7 @@ def serve(
             f"--host {host} is reachable from other machines, so an API key is required. "
             "Set one with --api-key-file or VERFEDGNN_API_KEY, or listen on 127.0.0.1."
         )
-    options = ServeOptions(run, party, keys, approximate, threads, workers, access_log)
+    options = ServeOptions(run, party, keys, approximate, threads, workers, access_log, tuple(ratings or ()))
     try:
         with _listen(host, port) as listener:
             name = f"[{host}]" if ":" in host else host

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import heapq
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import RunError
+from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
-from verfedgnn.data.ids import StrArray
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.approximate_index import MIN_ITEMS, ApproximateRanker
 from verfedgnn.serving.fold_in import UserRatings
+from verfedgnn.serving.id_index import IdIndex
 from verfedgnn.serving.item_weights import Rows
+from verfedgnn.serving.newer_ratings import NewerRatings
 from verfedgnn.serving.ranker import ItemRanker
 from verfedgnn.serving.user_prior import PartyPrior, fit_user_prior
 
@@ -30,29 +33,6 @@ CACHED_FILTERS = 256
 """Item filters kept in memory per party, at one byte per item each."""
 
 
-class IdIndex:
-    """An index of ids that finds rows by exact id and by prefix."""
-
-    def __init__(self, ids: StrArray) -> None:
-        order = np.argsort(ids, kind="stable")
-        self._order = order[ids[order] != ""]  # users of other parties have no id here
-        self._sorted = ids[self._order]
-
-    def find(self, text: str) -> int | None:
-        """Return the row of an id, or None if the id is unknown."""
-        place = bisect_left(
-            self._sorted, text
-        )  # np.searchsorted would copy all ids if `text` is longer than they are
-        found = place < len(self._sorted) and str(self._sorted[place]) == text
-        return int(self._order[place]) if found else None
-
-    def find_prefix(self, prefix: str, limit: int) -> list[int]:
-        """Return the rows of the first `limit` ids that start with `prefix`, in alphabetical order."""
-        first = bisect_left(self._sorted, prefix)
-        candidates = range(first, min(first + limit, len(self._sorted)))
-        return [int(self._order[i]) for i in candidates if str(self._sorted[i]).startswith(prefix)]
-
-
 class PartyCatalogue:
     """One party's ratings and items, indexed for lookups."""
 
@@ -60,6 +40,8 @@ class PartyCatalogue:
         self.name = party.name
         self.table = party.ratings
         self.ids = IdIndex(party.ratings.item_ids)
+        self.liked_from = upper_quarter(party.ratings.scale)
+        """Lowest rating that counts as liked."""
         self._part = part
         self._order = np.lexsort((self.table.item, self.table.user))
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
@@ -71,12 +53,6 @@ class PartyCatalogue:
         rows: Rows = self._order[self._ends[user] : self._ends[user + 1]]
         return rows
 
-    def find_rating(self, user: int, item: int) -> float | None:
-        """Return the rating that `user` gave `item`, or None."""
-        rows = self.find_ratings(user)
-        found = rows[self.table.item[rows] == item]
-        return float(self.table.rating[found[0]]) if len(found) else None
-
     def find_rated_items(self, user: int) -> Rows:
         """Return the rows of the items that `user` has rated."""
         return self.table.item[self.find_ratings(user)].astype(np.int64)
@@ -86,6 +62,26 @@ class PartyCatalogue:
         rows = self.find_ratings(user)
         rows = rows[self._part[rows] == TRAIN]
         return self.table.item[rows].astype(np.int64), self.table.rating[rows]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Title and id of each item, as they are searched."""
+        titles = self.table.item_ids if self.table.titles is None else self.table.titles
+        return [
+            f"{title}\n{item}".casefold() for title, item in zip(titles, self.table.item_ids, strict=True)
+        ]
+
+    def search(self, text: str, k: int) -> list[tuple[bool, int, int]]:
+        """Return up to k items whose title or id contains `text`, as (starts with it, number of ratings, row), best first."""
+        wanted = text.casefold()
+        found = [row for row, name in enumerate(self._names) if wanted in name]
+        ranked = [(self._names[row].startswith(wanted), int(self._counts[row]), row) for row in found]
+        return heapq.nlargest(k, ranked, key=lambda entry: entry[:2])
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        counts: NDArray[np.int64] = np.bincount(self.table.item, minlength=self.table.n_items)
+        return counts
 
     def filter_items(self, filters: Mapping[str, str]) -> Tensor | None:
         """Return a mask of the items that have these column values, or None without filters."""
@@ -115,10 +111,18 @@ class Catalogue:
     """A run indexed for serving: one model orders lists, and another one may predict the ratings beside them.
 
     With `party`, only that party's items are served. With `approximate`, large catalogues that are ordered by predicted ratings
-    get an approximate index.
+    get an approximate index. `newer` holds ratings that are newer than the run, by party.
     """
 
-    def __init__(self, run: Run, name: str, party: str | None = None, *, approximate: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        party: str | None = None,
+        *,
+        approximate: bool = False,
+        newer: Mapping[str, Ratings] = MappingProxyType({}),
+    ) -> None:
         names = [p.name for p in run.parties]
         if party is not None and party not in names:
             raise RunError(f"this run has no party '{party}'; choose one of: {', '.join(names)}")
@@ -130,6 +134,11 @@ class Catalogue:
         self.predicts = not run.config.training.ranks
         """Whether the run predicts ratings."""
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]
+        self.newer = [
+            NewerRatings(p, served.table, newer[served.name])
+            for p, served in enumerate(self.parties)
+            if served.name in newer
+        ]
         self.users = IdIndex(run.parties[0].ratings.user_ids)
         self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
         self.rankers = {
@@ -159,32 +168,43 @@ class Catalogue:
     @cached_property
     def priors(self) -> dict[str, list[PartyPrior]]:
         """User priors of the models that order lists: a joint one if federated, a separate one for each party alone."""
-        data = self._split_ratings()
-        priors = {}
-        for name, rankers in self.rankers.items():
-            models = [ranker.model for ranker in rankers]
-            if name == FEDERATED:
-                priors[name] = fit_user_prior(models, data, ranks=self.ranks)
-            else:
-                priors[name] = [
-                    fit_user_prior([model], [own], ranks=self.ranks)[0]
-                    for model, own in zip(models, data, strict=True)
-                ]
-        return priors
+        models = {name: [ranker.model for ranker in rankers] for name, rankers in self.rankers.items()}
+        return self._fit_priors(models, ranks=self.ranks)
 
     @cached_property
-    def rating_priors(self) -> list[PartyPrior]:
-        """Joint user prior of the federated models that predict ratings; empty if the run predicts none."""
-        if not self.predicts:
-            return []
-        if not self.ranks:
-            return self.priors[FEDERATED]
-        return fit_user_prior(self.rating_models[FEDERATED], self._split_ratings())
+    def rating_priors(self) -> dict[str, list[PartyPrior]]:
+        """User priors of the models that predict ratings; empty if the run predicts none."""
+        if self.predicts and not self.ranks:
+            return self.priors
+        return self._fit_priors(self.rating_models, ranks=False)
 
-    def _split_ratings(self) -> list[tuple[Ratings, NDArray[np.int8]]]:
-        return [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
+    def _fit_priors(
+        self, models: Mapping[str, list[PartyModel]], *, ranks: bool
+    ) -> dict[str, list[PartyPrior]]:
+        data = [(self.run.parties[p].ratings, self.run.parts[p]) for p in self.chosen]
+        priors = {}
+        for name, found in models.items():
+            if name == FEDERATED:
+                priors[name] = fit_user_prior(found, data, ranks=ranks)
+            else:
+                priors[name] = [
+                    fit_user_prior([model], [own], ranks=ranks)[0]
+                    for model, own in zip(found, data, strict=True)
+                ]
+        return priors
 
     def find_training_ratings(self, user: int, parties: Sequence[int]) -> list[UserRatings]:
         """Return the training ratings of `user` at these parties."""
         found = [(p, *self.parties[p].find_training_ratings(user)) for p in parties]
         return [UserRatings(p, items, ratings) for p, items, ratings in found if len(items)]
+
+    def find_newer_ratings(self, user: str) -> list[UserRatings]:
+        """Return the ratings of a user, by id, that are newer than the run."""
+        return [found for newer in self.newer if (found := newer.find(user)) is not None]
+
+    def search_items(self, text: str, parties: Sequence[int], k: int) -> list[tuple[int, int]]:
+        """Return the party and row of up to k items whose title or id contains `text`, best first."""
+        found = [
+            (starts, count, p, row) for p in parties for starts, count, row in self.parties[p].search(text, k)
+        ]
+        return [(p, row) for *_, p, row in heapq.nlargest(k, found, key=lambda entry: entry[:2])]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.fold_in import FoldedUser, UserRatings, fold_in
+from verfedgnn.serving.fold_in import UserRatings, fold_in_at
 from verfedgnn.serving.ranker import RankedItems
 from verfedgnn.serving.user_profile import ScoredItem, UserProfile, predict_ratings
 
@@ -72,19 +72,13 @@ def explain_recommendations(
     (`fold_in.py`). For a model of lists the parts split the score before the softmax.
     """
     priors = catalogue.priors[model]
-    folds: dict[int, tuple[FoldedUser, Sequence[UserRatings]]]
-    if model == FEDERATED:
-        folded = fold_in(priors, rated, ranks=catalogue.ranks)
-        folds = {p: (folded, rated) for p, _, _ in best}
-    else:  # a party that trained alone knows only its own ratings
-        folds = {}
-        for p in {p for p, _, _ in best}:
-            local = [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p]
-            folds[p] = (fold_in([priors[p]], local, ranks=catalogue.ranks), local)
+    folds = fold_in_at(
+        priors, rated, {p for p, _, _ in best}, ranks=catalogue.ranks, joint=model == FEDERATED
+    )
     explanations = []
     for p, row, score in best:
-        fold, mine = folds[p]
-        owners = [own.party if model == FEDERATED else p for own in mine]
+        fold = folds[p]
+        mine = rated if model == FEDERATED else [own for own in rated if own.party == p]
         typical = priors[p].typical
         adds = [part[0] for part in fold.split_score(priors[p].project_items(np.array([row])) - typical)]
         average = float(priors[p].level[row])
@@ -95,8 +89,8 @@ def explain_recommendations(
         if ranker.item_weights is not None:
             items = float(ranker.item_weights.split_score(row, profile[p].owned).sum())
             adds = [
-                part + ranker.item_weights.split_score(row, own.items) if owner == p else part
-                for part, own, owner in zip(adds, mine, owners, strict=True)
+                part + ranker.item_weights.split_score(row, own.items) if own.party == p else part
+                for part, own in zip(adds, mine, strict=True)
             ]
         if catalogue.ranks:
             score = float(profile[p].vector @ ranker.model.items[row]) + items
@@ -107,7 +101,7 @@ def explain_recommendations(
                 "taste": taste,
                 "items": items,
                 "rest": score - average - habit - taste - items,
-                "because": _name_reasons(catalogue, adds, mine, owners, max_reasons),
+                "because": _name_reasons(catalogue, adds, mine, max_reasons),
             }
         )
     return explanations
@@ -117,14 +111,13 @@ def _name_reasons(
     catalogue: Catalogue,
     adds: Sequence[NDArray[np.float64]],
     rated: Sequence[UserRatings],
-    owners: Sequence[int],
     max_reasons: int,
 ) -> list[dict[str, Any]]:
     """Describe the user's ratings with the largest positive contributions."""
     largest = []
-    for part, own, owner in zip(adds, rated, owners, strict=True):
+    for part, own in zip(adds, rated, strict=True):
         for i in np.argsort(-part)[:max_reasons]:
-            largest.append((float(part[i]), owner, int(own.items[i]), float(own.ratings[i])))
+            largest.append((float(part[i]), own.party, int(own.items[i]), float(own.ratings[i])))
     top = sorted(largest, key=lambda entry: -entry[0])[:max_reasons]
     return [
         {**catalogue.parties[owner].describe(item), "rating": rating, "adds": value}
@@ -148,7 +141,7 @@ def find_similar(
     """
     priors = catalogue.priors[FEDERATED]
     if catalogue.predicts and not priors[party].items[item].any():
-        priors = catalogue.rating_priors
+        priors = catalogue.rating_priors[FEDERATED]
     direction = priors[party].items[item]
     found: list[tuple[float, int, int]] = []
     for p in parties:

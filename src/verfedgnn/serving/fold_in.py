@@ -17,7 +17,7 @@ over the user's own items. The item weights have no part in it: trained vectors 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,34 @@ class FoldedUser:
 def fold_in(priors: Sequence[PartyPrior], rated: Sequence[UserRatings], *, ranks: bool) -> FoldedUser:
     """Return the most probable position of a user with these ratings; without ratings, the average user's."""
     return _fold_in_likes(priors, rated) if ranks else _fold_in_ratings(priors, rated)
+
+
+def fold_in_at(
+    priors: Sequence[PartyPrior],
+    rated: Sequence[UserRatings],
+    parties: Iterable[int],
+    *,
+    ranks: bool,
+    joint: bool,
+) -> dict[int, FoldedUser]:
+    """Return the user's position at each of `parties`: one position for all if the prior is joint, else one a party.
+
+    A party whose model was trained alone knows only the ratings at that party.
+    """
+    if joint:
+        return dict.fromkeys(parties, fold_in(priors, rated, ranks=ranks))
+    local = {p: [UserRatings(0, own.items, own.ratings) for own in rated if own.party == p] for p in parties}
+    return {p: fold_in([priors[p]], own, ranks=ranks) for p, own in local.items()}
+
+
+def merge_ratings(older: Sequence[UserRatings], newer: Sequence[UserRatings]) -> list[UserRatings]:
+    """Return all ratings of a user by party; for an item that is rated twice, the newer rating counts."""
+    merged = []
+    for party in sorted({own.party for own in (*older, *newer)}):
+        found = [own for own in (*newer, *older) if own.party == party]
+        items, first = np.unique(np.concatenate([own.items for own in found]), return_index=True)
+        merged.append(UserRatings(party, items, np.concatenate([own.ratings for own in found])[first]))
+    return merged
 
 
 def _fold_in_ratings(priors: Sequence[PartyPrior], rated: Sequence[UserRatings]) -> FoldedUser:

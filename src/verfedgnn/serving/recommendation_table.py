@@ -11,7 +11,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import replacing
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import describe_recommendations, merge_rankings
-from verfedgnn.serving.user_profile import make_queries, profile_user
+from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
 
 GROUP_USERS = 4096
 """Users per row group."""
@@ -56,7 +56,7 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
 def _add_users(catalogue: Catalogue, users: list[int], k: int, columns: dict[str, list[object]]) -> None:
     parties = range(len(catalogue.parties))
     ids = catalogue.run.parties[0].ratings.user_ids
-    profiles = [profile_user(catalogue, FEDERATED, user, parties) for user in users]
+    profiles = [profile_user(catalogue, FEDERATED, ServedUser(user), parties) for user in users]
     queries = [make_queries(catalogue, FEDERATED, profile, k, {}) for profile in profiles]
     by_party = [
         ranker.rank([query[p][1] for query in queries])

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.fold_in import UserRatings, fold_in
+from verfedgnn.serving.fold_in import UserRatings, fold_in_at, merge_ratings
 from verfedgnn.serving.item_weights import Rows
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 
@@ -36,36 +37,79 @@ UserProfile = Mapping[int, UserAtParty]
 """A user by number of the party."""
 
 
-def profile_user(catalogue: Catalogue, model: str, user: int, parties: Sequence[int]) -> UserProfile:
-    """Return the profile of a user who was in training."""
-    separate = catalogue.ranks and catalogue.predicts
+@dataclass(frozen=True)
+class ServedUser:
+    """A user of the run, a newcomer, or a user of the run who has rated more since."""
+
+    row: int | None
+    """Row of the user in the run; None for a newcomer."""
+    newer: Sequence[UserRatings] = ()
+    """Ratings that training did not use."""
+
+
+def rated_by(catalogue: Catalogue, user: ServedUser, parties: Sequence[int]) -> list[UserRatings]:
+    """Return the ratings at these parties from which a user is served: those of the training part, and newer ones."""
+    trained = [] if user.row is None else catalogue.find_training_ratings(user.row, parties)
+    return merge_ratings(trained, [own for own in user.newer if own.party in parties])
+
+
+def all_ratings(catalogue: Catalogue, user: ServedUser, parties: Sequence[int]) -> list[UserRatings]:
+    """Return all ratings of a user at these parties, in whichever part they were."""
+    known = []
+    if user.row is not None:
+        for p in parties:
+            table = catalogue.parties[p].table
+            rows = catalogue.parties[p].find_ratings(user.row)
+            known.append(UserRatings(p, table.item[rows].astype(np.int64), table.rating[rows]))
+    return merge_ratings(known, [own for own in user.newer if own.party in parties])
+
+
+def profile_user(catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int]) -> UserProfile:
+    """Return the profile of a user: trained, folded in, or trained and moved by newer ratings."""
+    vectors = _place_user(catalogue, model, user, parties)
+    ratings: Mapping[int, Tensor | None] = dict.fromkeys(parties)
+    if catalogue.ranks and catalogue.predicts:
+        ratings = _place_user(catalogue, model, user, parties, predicts=True)
+    newer = {own.party: own.items for own in user.newer}
     profile = {}
     for p in parties:
-        ranker = catalogue.rankers[model][p]
-        profile[p] = UserAtParty(
-            ranker.model.users[user],
-            ranker.find_owned(user),
-            catalogue.parties[p].find_rated_items(user),
-            catalogue.rating_models[model][p].users[user].numpy() if separate else None,
-        )
+        owned = rated = newer.get(p, NO_ITEMS)
+        if user.row is not None:
+            owned = catalogue.rankers[model][p].find_owned(user.row)
+            rated = catalogue.parties[p].find_rated_items(user.row)
+            if p in newer:
+                owned = np.union1d(owned, newer[p])
+                rated = np.union1d(rated, newer[p])
+        vector = ratings[p]
+        profile[p] = UserAtParty(vectors[p], owned, rated, None if vector is None else vector.numpy())
     return profile
 
 
-def profile_newcomer(
-    catalogue: Catalogue, rated: Sequence[UserRatings], parties: Sequence[int]
-) -> UserProfile:
-    """Return the profile of a user who was not in training, folded in from their own ratings."""
-    priors = catalogue.priors[FEDERATED]
-    z = fold_in(priors, rated, ranks=catalogue.ranks).z
-    separate = catalogue.ranks and catalogue.predicts
-    taste = fold_in(catalogue.rating_priors, rated, ranks=False).z if separate else None
-    items = {own.party: own.items for own in rated}
-    profile = {}
-    for p in parties:
-        own = items.get(p, NO_ITEMS)
-        vector = None if taste is None else catalogue.rating_priors[p].make_vector(taste).numpy()
-        profile[p] = UserAtParty(priors[p].make_vector(z), own, own, vector)
-    return profile
+def _place_user(
+    catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int], *, predicts: bool = False
+) -> dict[int, Tensor]:
+    r"""Return the user's vector at each party, in the models that order lists or that predict ratings.
+
+    A newcomer is folded in. The trained vector of a user with newer ratings moves by as much as the folded-in position does:
+    :math:`x_u + L (z_\mathrm{new} - z_\mathrm{old})`. So it keeps what training learnt from others.
+    """
+    if predicts:
+        models = catalogue.rating_models[model]
+    else:
+        models = [ranker.model for ranker in catalogue.rankers[model]]
+    if user.row is not None and not user.newer:
+        return {p: models[p].users[user.row] for p in parties}
+    priors = (catalogue.rating_priors if predicts else catalogue.priors)[model]
+    everywhere = range(len(catalogue.parties))
+    ranks = catalogue.ranks and not predicts
+    joint = model == FEDERATED
+    now = fold_in_at(priors, rated_by(catalogue, user, everywhere), parties, ranks=ranks, joint=joint)
+    if user.row is None:
+        return {p: priors[p].make_vector(now[p].z) for p in parties}
+    trained = catalogue.find_training_ratings(user.row, everywhere)
+    before = fold_in_at(priors, trained, parties, ranks=ranks, joint=joint)
+    moved = {p: priors[p].factor @ (now[p].z - before[p].z) for p in parties}
+    return {p: models[p].users[user.row] + torch.from_numpy(moved[p].astype(np.float32)) for p in parties}
 
 
 def make_queries(

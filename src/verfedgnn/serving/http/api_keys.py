@@ -38,6 +38,7 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("POST", "/v1/recommendations"): "fold-in",
     ("GET", "/v1/run"): "browse",
     ("GET", "/v1/users"): "browse",
+    ("GET", "/v1/items"): "browse",
     ("GET", "/v1/history"): "browse",
     ("GET", "/metrics"): "metrics",
 }

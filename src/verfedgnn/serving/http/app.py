@@ -42,7 +42,7 @@ from verfedgnn.serving.http.schema import (
 )
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 from verfedgnn.serving.run_overview import describe_run
-from verfedgnn.serving.user_profile import make_queries, profile_newcomer, profile_user
+from verfedgnn.serving.user_profile import all_ratings, make_queries, profile_user, rated_by
 
 UserId = Annotated[
     str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000, examples=["17"])
@@ -160,18 +160,18 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         why: MaxReasons = 0,
     ) -> Response:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
-        row = lookup.find_user(catalogue, user)
+        who = lookup.find_user(catalogue, user)
         parties = lookup.find_parties(catalogue, party, access.parties)
         known = ("user", "k", "party", "model", "why")
         filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
         lookup.check_model(catalogue, model)
-        profile = profile_user(catalogue, model, row, parties)
+        profile = await run_in_threadpool(profile_user, catalogue, model, who, parties)
         best = merge_rankings(
             parties, await batcher.rank(make_queries(catalogue, model, profile, k, filters)), k
         )
         reasons: list[dict[str, Any]] = []
         if why:
-            rated = catalogue.find_training_ratings(row, parties)
+            rated = rated_by(catalogue, who, parties)
             reasons = await run_in_threadpool(
                 explain_recommendations, catalogue, model, profile, rated, best, why
             )
@@ -185,15 +185,20 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         summary="Recommend items to a newcomer",
     )
     async def recommend_to_newcomer(newcomer: Newcomer, access: Granted) -> Response:
-        """Return the best items for a user who was not in training, from their own ratings. Nothing is stored."""
+        """Return the best items for a newcomer, from their own ratings, or for a known user with further ratings.
+
+        Nothing is stored.
+        """
         parties = lookup.find_parties(catalogue, newcomer.party, access.parties)
         filters = lookup.read_filters(catalogue, newcomer.where, (), access.parties)
-        rated = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings, access.parties)
-        profile = await run_in_threadpool(profile_newcomer, catalogue, rated, parties)
+        given = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings, access.parties)
+        who = lookup.find_user_with(catalogue, newcomer.user, given)
+        profile = await run_in_threadpool(profile_user, catalogue, FEDERATED, who, parties)
         queries = make_queries(catalogue, FEDERATED, profile, newcomer.k, filters)
         best = merge_rankings(parties, await batcher.rank(queries), newcomer.k)
         reasons: list[dict[str, Any]] = []
         if newcomer.why:
+            rated = rated_by(catalogue, who, access.parties)
             reasons = await run_in_threadpool(
                 explain_recommendations, catalogue, FEDERATED, profile, rated, best, newcomer.why
             )
@@ -239,13 +244,15 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
         access: Granted, user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
     ) -> Response:
         """Return the predicted rating of an item, its share of the party's catalogue, and the known rating, if any."""
-        row = lookup.find_user(catalogue, user)
-        p, column = lookup.find_item(catalogue, item, party, access.parties)
+        who = lookup.find_user(catalogue, user)
+        p, row = lookup.find_item(catalogue, item, party, access.parties)
         lookup.check_model(catalogue, model)
-        profile = profile_user(catalogue, model, row, [p])
-        score = catalogue.rankers[model][p].score_item(profile[p].vector, profile[p].owned, column)
-        (described,) = describe_recommendations(catalogue, model, profile, [(p, column, score)])
-        return _json_response({**described, "rated": catalogue.parties[p].find_rating(row, column)})
+        profile = await run_in_threadpool(profile_user, catalogue, model, who, [p])
+        score = catalogue.rankers[model][p].score_item(profile[p].vector, profile[p].owned, row)
+        (described,) = describe_recommendations(catalogue, model, profile, [(p, row, score)])
+        known = {own.party: own for own in all_ratings(catalogue, who, [p])}
+        found = known[p].ratings[known[p].items == row].tolist() if p in known else []
+        return _json_response({**described, "rated": found[0] if found else None})
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
@@ -263,25 +270,44 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         k: Count = 8,
     ) -> Response:
         parties = lookup.find_parties(catalogue, party, access.parties)
-        ids = catalogue.run.parties[0].ratings.user_ids
         found = []
-        for row in catalogue.index_users(access.parties).find_prefix(starts, k):
-            count = sum(len(catalogue.parties[p].find_ratings(row)) for p in parties)
-            found.append({"user": str(ids[row]), "ratings": count})
+        for user in lookup.find_user_ids(catalogue, starts, k, access.parties):
+            rated = all_ratings(catalogue, lookup.find_user(catalogue, user), parties)
+            found.append({"user": user, "ratings": sum(len(own.items) for own in rated)})
         return _json_response({"users": found})
+
+    @app.get("/v1/items", tags=["page"], summary="Find items by a part of their title")
+    async def find_items(
+        access: Granted,
+        text: Annotated[str, Query(max_length=1000)] = "",
+        party: PartyName = None,
+        k: Count = 8,
+    ) -> Response:
+        """Return the most rated items whose title or id contains the text; titles that start with it come first."""
+        parties = lookup.find_parties(catalogue, party, access.parties)
+        found = await run_in_threadpool(catalogue.search_items, text, parties, k)
+        return _json_response({"items": [catalogue.parties[p].describe(row) for p, row in found]})
 
     @app.get("/v1/history", tags=["page"], summary="List a user's highest ratings")
     async def show_history(access: Granted, user: UserId, party: PartyName = None, k: Count = 10) -> Response:
-        row = lookup.find_user(catalogue, user)
+        """Return the highest ratings, how many ratings there are, and how many of them count as liked."""
+        who = lookup.find_user(catalogue, user)
         parties = lookup.find_parties(catalogue, party, access.parties)
         rated = [
-            (float(catalogue.parties[p].table.rating[i]), p, int(catalogue.parties[p].table.item[i]))
-            for p in parties
-            for i in catalogue.parties[p].find_ratings(row)
+            (rating, own.party, item)
+            for own in all_ratings(catalogue, who, parties)
+            for rating, item in zip(own.ratings.tolist(), own.items.tolist(), strict=True)
         ]
         best = sorted(rated, key=lambda entry: -entry[0])[:k]
         items = [{**catalogue.parties[p].describe(item), "rating": value} for value, p, item in best]
-        return _json_response({"count": len(rated), "items": items})
+        liked = sum(rating >= catalogue.parties[p].liked_from for rating, p, _ in rated)
+        answer = {
+            "count": len(rated),
+            "liked": liked,
+            "newer": bool(who.newer),
+            "trained": who.row is not None,
+        }
+        return _json_response(answer | {"items": items})
 
     folder = resources.files("verfedgnn.serving") / "page"
     for path, (name, kind) in PAGE.items():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
+from starlette.concurrency import run_in_threadpool
 
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.explain import describe_recommendations, merge_rankings
@@ -52,8 +54,9 @@ async def _answer_users(
     profiles: list[UserProfile | HttpProblem] = []
     for user in users:
         try:
-            row = lookup.find_user(catalogue, user)
-            profiles.append(profile_user(catalogue, request.model, row, parties))
+            found = lookup.find_user(catalogue, user)
+            make = partial(profile_user, catalogue, request.model, found, parties)
+            profiles.append(await run_in_threadpool(make) if found.newer else make())
         except HttpProblem as problem:
             profiles.append(problem)
     queries = [

@@ -10,21 +10,41 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from verfedgnn.serving.catalogue import ALONE, Catalogue
-from verfedgnn.serving.fold_in import UserRatings
+from verfedgnn.serving.fold_in import UserRatings, merge_ratings
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.schema import NewcomerRating
+from verfedgnn.serving.user_profile import ServedUser
 
 
-def find_user(catalogue: Catalogue, user: str) -> int:
-    """Return the row of a user who took part in training."""
+def find_user(catalogue: Catalogue, user: str) -> ServedUser:
+    """Return a user of the run, or one whose ratings are newer than the run."""
     row = catalogue.users.find(user)
-    if row is None:
+    newer = catalogue.find_newer_ratings(user) if catalogue.newer else []
+    if row is None and not newer:
         raise HttpProblem(
             404,
             "this user was not in training",
             "POST their ratings to /v1/recommendations to serve them as a newcomer",
         )
-    return row
+    return ServedUser(row, newer)
+
+
+def find_user_with(catalogue: Catalogue, user: str | None, ratings: Sequence[UserRatings]) -> ServedUser:
+    """Return the user with this id and further ratings of theirs; a newcomer if the id is unknown or None."""
+    if user is None:
+        return ServedUser(None, ratings)
+    newer = merge_ratings(catalogue.find_newer_ratings(user), ratings)
+    return ServedUser(catalogue.users.find(user), newer)
+
+
+def find_user_ids(catalogue: Catalogue, starts: str, k: int, allowed: Sequence[int]) -> list[str]:
+    """Return the first k ids that start with a text, of users whom the allowed parties know."""
+    ids = catalogue.run.parties[0].ratings.user_ids
+    found = {str(ids[row]) for row in catalogue.index_users(tuple(allowed)).find_prefix(starts, k)}
+    for newer in catalogue.newer:
+        if newer.party in allowed:
+            found |= {str(newer.user_ids[row]) for row in newer.ids.find_prefix(starts, k)}
+    return sorted(found)[:k]
 
 
 def find_parties(catalogue: Catalogue, party: str | None, allowed: Sequence[int]) -> list[int]:

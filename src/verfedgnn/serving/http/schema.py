@@ -36,7 +36,7 @@ class NewcomerRating(StrictRequest):
 
 
 class Newcomer(StrictRequest):
-    """A user who was not in training."""
+    """A user with ratings that the run does not hold: a newcomer, or a known user who has rated more since."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -47,6 +47,8 @@ class Newcomer(StrictRequest):
     )
     ratings: Annotated[list[NewcomerRating], Field(max_length=MAX_RATINGS)]
     """The user's ratings; an empty list returns recommendations for the average user."""
+    user: Id | None = None
+    """Id of the user; if it is known, the ratings are added to those that the server has."""
     k: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 10
     """Maximum number of items."""
     party: Id | None = None

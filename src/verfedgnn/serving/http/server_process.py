@@ -37,6 +37,8 @@ class ServeOptions:
     """Number of processes that share the rate limits."""
     access_log: Path | None = None
     """File to which requests are logged."""
+    ratings: tuple[str, ...] = ()
+    """Sources of ratings that are newer than the run, each `NAME=SOURCE`."""
 
 
 def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -47,11 +49,19 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.http.app import make_app
+    from verfedgnn.serving.newer_ratings import read_newer_ratings
 
     if options.threads:
         torch.set_num_threads(options.threads)
     run = Run.load(options.run)
-    catalogue = Catalogue(run, options.run.resolve().name, options.party, approximate=options.approximate)
+    served = {party.name: party.ratings for party in run.parties if options.party in (None, party.name)}
+    catalogue = Catalogue(
+        run,
+        options.run.resolve().name,
+        options.party,
+        approximate=options.approximate,
+        newer=read_newer_ratings(options.ratings, served),
+    )
     log = None if options.access_log is None else AccessLog(options.access_log)
     app = make_app(catalogue, keys=options.keys, workers=options.workers, log=log)
     sys.setswitchinterval(SWITCH_INTERVAL)

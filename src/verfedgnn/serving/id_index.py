@@ -1,0 +1,32 @@
+"""An index of ids that finds them by exact text and by prefix."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from verfedgnn.data.ids import StrArray
+
+
+class IdIndex:
+    """An index of ids that finds rows by exact id and by prefix."""
+
+    def __init__(self, ids: StrArray) -> None:
+        order = np.argsort(ids, kind="stable")
+        self._order = order[ids[order] != ""]  # users of other parties have no id here
+        self._sorted = ids[self._order]
+
+    def find(self, text: str) -> int | None:
+        """Return the row of an id, or None if the id is unknown."""
+        place = bisect_left(
+            self._sorted, text
+        )  # np.searchsorted would copy all ids if `text` is longer than they are
+        found = place < len(self._sorted) and str(self._sorted[place]) == text
+        return int(self._order[place]) if found else None
+
+    def find_prefix(self, prefix: str, limit: int) -> list[int]:
+        """Return the rows of the first `limit` ids that start with `prefix`, in alphabetical order."""
+        first = bisect_left(self._sorted, prefix)
+        candidates = range(first, min(first + limit, len(self._sorted)))
+        return [int(self._order[i]) for i in candidates if str(self._sorted[i]).startswith(prefix)]
