@@ -96,7 +96,7 @@ def test_wrong_encoding(tmp_path: Path) -> None:
     found = check_source("t", path)
     assert kinds(found)["encoding"] == (2, (2, 4))
     assert kinds(found)["not-a-number"] == (1, (3,))
-    assert "--encoding latin-1" in found.problems[0].remedy
+    assert 'encoding="latin-1"' in found.problems[0].remedy
     assert set(kinds(check_source("t", path, encoding="latin-1"))) == {"not-a-number", "few-ratings"}
 
 

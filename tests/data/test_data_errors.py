@@ -14,7 +14,6 @@ from verfedgnn.data import (
     align_users,
     check_parties,
     make_ratings,
-    parties_from_files,
     read_parties,
     read_ratings,
     split_by_rating,
@@ -49,7 +48,11 @@ HEAD = "user,item,rating\n"
     [
         (
             "user,thing,rating\n1,2,3\n",
-            ["no column for item", "user, thing, rating", "--columns user=...,item=...,rating=..."],
+            [
+                "no column for item",
+                "user, thing, rating",
+                'columns={"user": ..., "item": ..., "rating": ...}',
+            ],
         ),
         ("1,2,3\n4,5,1\n", ["no column for user, item, rating", "1, 2, 3", "add a header"]),
         (
@@ -58,7 +61,7 @@ HEAD = "user,item,rating\n"
         ),
         (
             HEAD + "1,2,3\n1,4,\n",
-            ["1 row has a rating that is missing or NaN", "line 3 of t.csv", "--missing drop"],
+            ["1 row has a rating that is missing or NaN", "line 3 of t.csv", 'missing="drop"'],
         ),
         (HEAD + "1,2,nan\n1,4,NaN\n", ["2 rows have a rating that is missing or NaN", "line 2 of t.csv"]),
         (
@@ -68,7 +71,7 @@ HEAD = "user,item,rating\n"
         (HEAD + "1,2,3\n1,4,inf\n", ["1 row has a rating that is infinite", "line 3 of t.csv"]),
         (
             HEAD + ",2,3\n",
-            ["1 row has no user", "line 2 of t.csv", "fill it in", 'missing="drop"', "--missing drop"],
+            ["1 row has no user", "line 2 of t.csv", "fill it in", 'missing="drop"'],
         ),
         (HEAD + '"a\nb",2,3\n1,  ,3\n', ["1 row has no item", "line 4 of t.csv"]),
         (
@@ -78,17 +81,16 @@ HEAD = "user,item,rating\n"
                 "('1', '2')",
                 "line 2 of t.csv and line 4",
                 'duplicates="first"',
-                "--duplicates",
             ],
         ),
-        (HEAD + "1,2\n", ["line 2 of", "has 2 fields instead of 3", "--delimiter"]),
+        (HEAD + "1,2\n", ["line 2 of", "has 2 fields instead of 3", "the delimiter with delimiter"]),
         (HEAD, ["has a header but no ratings", "at least one row"]),
         ("", ["is empty", "downloaded completely"]),
         (
             HEAD.encode() + b"1,2,3\nJos\xe9,2,3\n",
-            ["line 3 of", "is not utf-8", 'encoding="latin-1"', "--encoding latin-1"],
+            ["line 3 of", "is not utf-8", 'encoding="latin-1"'],
         ),
-        (HEAD + f"1,{'x' * 300},3\n", ["300 characters", "--columns item=..."]),
+        (HEAD + f"1,{'x' * 300},3\n", ["300 characters", 'columns={"item": ...}']),
         (b"\x00\x01\x02\x03" * 50, ["is not a text table", "CSV, TSV or Parquet"]),
         (b"PAR1" + b"junk" * 20, ["truncated or damaged Parquet file", "download it again"]),
     ],
@@ -103,7 +105,7 @@ def test_columns_that_are_not_there(tmp_path):
         lambda: read_ratings(file, columns={"user": "x", "item": "b", "rating": "c"}),
         "user=x",
         "a, b, c",
-        "--columns",
+        "columns names",
     )
 
 
@@ -198,15 +200,15 @@ def test_parquet_contents(tmp_path):
     file = write(user=["a", None], item=["x", "y"], rating=[3.0, 4.0])
     fails(lambda: read_ratings(file), "1 row has no user", "row 2 of t.parquet")
     file = write(user=[0.5, 1.0], item=["x", "y"], rating=[3.0, 4.0])
-    fails(lambda: read_ratings(file), "user column holds fractions", "--columns user=...")
+    fails(lambda: read_ratings(file), "user column holds fractions", 'columns={"user": ...}')
     file = write(user=["a"], item=[["x"]], rating=[3.0])
-    fails(lambda: read_ratings(file), "item column has type list", "text or integers")
+    fails(lambda: read_ratings(file), "item column holds a value of type list", "convert it to text")
 
 
 def test_arrays():
     fails(lambda: make_ratings(["a"], ["x"], ["good"]), "is not a number")
     fails(lambda: make_ratings(["a"], ["x"], [1.0, 2.0]), "give one of each per row")
-    fails(lambda: make_ratings(["a", 3], ["x", "y"], [1.0, 2.0]), "mixes incompatible types")
+    fails(lambda: make_ratings([b"a"], ["x"], [1.0]), "holds a value of type bytes", "convert it to text")
     fails(lambda: make_ratings([], [], []), "has no ratings")
     fails(lambda: make_ratings(["a", None], ["x", "y"], [1.0, 2.0]), "no user", "row 1 of ratings")
 
@@ -214,8 +216,8 @@ def test_arrays():
 def test_splits():
     ratings = make_ratings(["a", "b"], ["x", "y"], [1.0, 2.0])
     fails(lambda: split_by_rating(ratings, fractions=(0.5, 0.2, 0.2)), "add up to 1")
-    fails(lambda: split_by_time(ratings), "has no times", "--columns time=...")
-    fails(lambda: split_items(ratings, 3), "2 items cannot go to 3 parties", "--parties from 1 to 2")
+    fails(lambda: split_by_time(ratings), "has no times", 'columns={"time": ...}')
+    fails(lambda: split_items(ratings, 3), "2 items cannot go to 3 parties", "use parties from 1 to 2")
     fails(lambda: split_items(ratings, by="genre"), "no item column 'genre'", "there is none")
     fails(lambda: synthetic_ratings(items=2), "cannot generate", "5 items")
 
@@ -228,7 +230,7 @@ def test_parties():
     fails(
         lambda: check_parties([a, PartyData("a", other.ratings)]),
         "two parties are called 'a'",
-        "--data NAME=FILE",
+        "for example NAME=FILE",
     )
     fails(lambda: check_parties([a, other]), "'a' and 'c' have different users", "align_users")
     fails(
@@ -259,8 +261,8 @@ def test_party_files(tmp_path):
     two = table(tmp_path, HEAD + "2,y,5\n", "two.csv")
     fails(lambda: read_parties([f"{one}", f"{two}"]), "no user is at two of one, two")
     fails(lambda: read_parties([f"a={one}", f"a={two}"]), "two parties are called 'a'")
-    fails(lambda: read_parties([]), "no data given", "--data")
-    fails(lambda: parties_from_files([]), "no parties")
+    fails(lambda: read_parties([]), "no data given", "use data with")
+    fails(lambda: read_parties({}), "no parties")
     fails(lambda: read_parties([f"a={one}", "b=gone.csv"]), "gone.csv does not exist")
 
 

@@ -15,7 +15,6 @@ from verfedgnn.data import (
     check_parties,
     find_pooled_items,
     make_ratings,
-    parties_from_files,
     pool_parties,
     read_parties,
     split_items,
@@ -157,7 +156,7 @@ def test_party_files(tmp_path):
     for parties in (
         read_parties([str(one), str(two)]),
         read_parties(tmp_path),
-        parties_from_files({"books": one, "music": two}),
+        read_parties({"books": one, "music": two}),
     ):
         assert [party.name for party in parties] == ["books", "music"]
         assert [party.ratings.name for party in parties] == ["books", "music"]
@@ -196,13 +195,9 @@ def test_parties_with_other_stars_keep_their_scale(tmp_path):
     for name, best in (("film", 10), ("book", 5), ("music", 4)):
         rows = "".join(f"u{u},{name}{i},{1 + (u + i) % best}\n" for u in range(12) for i in range(6))
         (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + rows)
-    scales = {
-        p.name: p.ratings.scale for p in parties_from_files([tmp_path / "film.csv", tmp_path / "book.csv"])
-    }
+    scales = {p.name: p.ratings.scale for p in read_parties([tmp_path / "film.csv", tmp_path / "book.csv"])}
     assert scales == {"film": (1, 10), "book": (1, 5)}
-    scales = {
-        p.name: p.ratings.scale for p in parties_from_files([tmp_path / "music.csv", tmp_path / "book.csv"])
-    }
+    scales = {p.name: p.ratings.scale for p in read_parties([tmp_path / "music.csv", tmp_path / "book.csv"])}
     assert scales == {"music": (1, 5), "book": (1, 5)}
 
 

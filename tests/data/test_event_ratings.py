@@ -136,7 +136,9 @@ def test_a_file_of_events(shop: Path) -> None:
     assert by_pair(ratings)["1", "10"][1] == 1433221332
     assert ratings.titles is not None
     assert ratings.titles.tolist() == ["Lamp", "Chair"]
-    assert ratings.notes[0] == "5 events became 3 ratings (--events view=1,addtocart=3,transaction=5)"
+    assert (
+        ratings.notes[0] == '5 events became 3 ratings (events={"view": 1, "addtocart": 3, "transaction": 5})'
+    )
     without = read_ratings(shop, events={"view": 0, "addtocart": 3, "transaction": 5})
     assert (without.n_users, without.n_items, len(without)) == (2, 1, 2)
     assert "3 events left out" in without.notes[0]
@@ -182,15 +184,15 @@ def fails(call: Callable[[], object], *words: str) -> None:
 
 
 def test_it_is_never_guessed(shop: Path) -> None:
-    fails(lambda: read_ratings(shop), "no column for rating", "--events view=1,purchase=5 or --events 1")
+    fails(lambda: read_ratings(shop), "no column for rating", 'events={"view": 1, "purchase": 5} or events=1')
     fails(
         lambda: read_ratings(shop, events={"transaction": 5}),
         "has no weight for these kinds: view (3), addtocart (1)",
-        "transaction=5,view=0",
+        'events={"transaction": 5, "view": 0}',
     )
     fails(
         lambda: read_ratings(shop, events={"transaction": 5, "view": 0, "addtocart": 0, "x": -1}),
-        "--events needs a weight",
+        "events needs a weight",
     )
     (shop.parent / "no.csv").write_text("user,item,event\n1,2,view\n1,,view\n")
     fails(lambda: read_ratings(shop.parent / "no.csv", events=1.0), "no item in line 3 of no.csv")
@@ -198,7 +200,7 @@ def test_it_is_never_guessed(shop: Path) -> None:
     fails(
         lambda: read_ratings(shop.parent / "plain.csv", events={"view": 1}),
         "no column for event",
-        "--columns user=...,item=...,event=",
+        'columns={"user": ..., "item": ..., "event": ...}',
     )
     (shop.parent / "none.csv").write_text("user,item,event\n")
     fails(lambda: read_ratings(shop.parent / "none.csv", events=1.0), "has no events")
@@ -208,7 +210,7 @@ def test_it_is_never_guessed(shop: Path) -> None:
     "text", ["", "view", "view=", "view=x", "=1", "view=-1", "view=0", "nan", "view=inf", "0"]
 )
 def test_options_that_say_nothing(text: str) -> None:
-    fails(lambda: parse_events(text), "--events")
+    fails(lambda: parse_events(text), "events")
 
 
 def test_the_option() -> None:

@@ -20,7 +20,7 @@ import pytest
 from verfedgnn.cli.party_command import read_own_ratings
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
-from verfedgnn.data import Ratings, parties_from_files, read_parties, read_ratings
+from verfedgnn.data import Ratings, read_parties, read_ratings
 from verfedgnn.data.database_engines import ROWS
 from verfedgnn.data.read_options import ReadOptions
 from verfedgnn.data.source_address import redact
@@ -194,23 +194,23 @@ def test_the_one_table_that_looks_like_ratings(files: Files, server: Any, tmp_pa
         lambda: read_ratings(path),
         "2 tables with user, item, rating",
         '"liked", "ratings"',
-        "--query 'select * from \"liked\"'",
+        "query 'select * from \"liked\"'",
     )
     server.run("create table other (uid int, isbn int, stars int)")
-    message = fails(lambda: read_ratings(server.owner), '"other", "ratings"', "--query")
+    message = fails(lambda: read_ratings(server.owner), '"other", "ratings"', "query")
     assert "pg_catalog" not in message
     server.run("drop table other")
     none = write_sqlite(tmp_path / "n.sqlite", "create table people (user, age)", [(1, 2)], "people")
     fails(
-        lambda: read_ratings(none), 'table "people"', "no column for item, rating", "user, age", "--columns"
+        lambda: read_ratings(none), 'table "people"', "no column for item, rating", "user, age", "columns={"
     )
     write_sqlite(none, "create table more (a)", [(1,)], "more")
     fails(
         lambda: read_ratings(none),
         "no table with user, item, rating",
         '"more" (a); "people" (user, age)',
-        "--query",
-        "--events",
+        "query",
+        "events=",
     )
 
 
@@ -280,7 +280,9 @@ def test_a_party_of_a_federation_reads_like_that(files: Files) -> None:
 
 def test_a_query_is_for_databases(files: Files) -> None:
     fails(
-        lambda: read_ratings(files.csv, query="select 1"), "--query is for databases", "--query NAME:SELECT"
+        lambda: read_ratings(files.csv, query="select 1"),
+        "query is for databases",
+        "give it for the database only",
     )
 
 
@@ -456,7 +458,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
         "film": {"query": "select * from ratings"},
         "books": {"columns": {"user": "uid", "item": "book", "rating": "points"}},
     }
-    again = parties_from_files(dict(entry.split("=", 1) for entry in two), own=own, encoding="latin-1")
+    again = read_parties(dict(entry.split("=", 1) for entry in two), own=own, encoding="latin-1")
     assert [party.ratings.summary() for party in again] == [
         party.ratings.summary() for party in (film, books)
     ]
@@ -473,7 +475,7 @@ def test_options_that_cannot_be_meant(two: list[str]) -> None:
     fails(read(encoding=("film:latin-1", "film:utf-8")), "--encoding is given twice for film")
     fails(
         read(query="select * from ratings", encoding="latin-1", columns="books:user=uid"),
-        "--query NAME:SELECT",
+        "give it for the database only",
     )
     fails(read(columns="user"), "--columns takes user=...")
     fails(read(scale="5"), "--scale takes", "1,5")

@@ -41,7 +41,7 @@ def rows_of(seed: int, highest: float = 5.0) -> list[tuple[int, int, float]]:
 def hellos(folder: Path, rows: list[tuple[int, int, float]], **options: object) -> list[Hello]:
     """What two parties announce, of which the first has these ratings."""
     files = {"a": write(folder / "a.csv", rows), "b": write(folder / "b.csv", rows_of(1))}
-    runtime = federation(vf.parties_from_files(files, **options), PRIVATE)  # type: ignore[arg-type]
+    runtime = federation(vf.read_parties(files, **options), PRIVATE)  # type: ignore[arg-type]
     return [replace_secrets(candidate.hello()) for candidate in runtime.candidates.values()]
 
 
@@ -63,7 +63,7 @@ def test_the_model_is_the_same_for_a_larger_catalogue(tmp_path: Path) -> None:
     files = {name: write(tmp_path / f"{name}.csv", rows_of(k)) for k, name in enumerate("abc")}
     runs = [
         vf.train(
-            vf.parties_from_files(files, scale=(1, 5), catalogue=size),
+            vf.read_parties(files, scale=(1, 5), catalogue=size),
             PRIVATE.with_values({"training.epochs": 2}),
         )
         for size in (30, 5000)
@@ -74,7 +74,7 @@ def test_the_model_is_the_same_for_a_larger_catalogue(tmp_path: Path) -> None:
 def first_gradient(folder: Path, rows: list[tuple[int, int, float]], **options: object) -> torch.Tensor:
     """The public gradient of a party's first round, before noise."""
     files = {"a": write(folder / "a.csv", rows), "b": write(folder / "b.csv", rows_of(1))}
-    parties = vf.parties_from_files(files, **options)  # type: ignore[arg-type]
+    parties = vf.read_parties(files, **options)  # type: ignore[arg-type]
     runtime = federation(parties, PRIVATE)
     party = runtime.parties["a"]
     released: list[torch.Tensor] = []
@@ -103,8 +103,8 @@ def test_one_rating_moves_a_gradient_by_delta_under_a_declared_scale(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"catalogue": 40}, r"no declared rating scale, .*--scale 1,5"),
-        ({"scale": (1, 5)}, r"no declared catalogue, .*--catalogue 30000"),
+        ({"catalogue": 40}, r"no declared rating scale, .*scale=\(1, 5\)"),
+        ({"scale": (1, 5)}, r"no declared catalogue, .*catalogue=30000"),
         ({"scale": (1, 5), "catalogue": 29}, r"ratings of 30 items, more than the declared catalogue of 29"),
         ({"scale": (1, 4), "catalogue": 40}, r"rating outside the scale 1 to 4, the first in line \d+"),
     ],
@@ -124,7 +124,7 @@ def test_commands_refuse_before_they_begin(
     declared = ("--catalogue", "a:40", "--catalogue", "b:30", "--set", "epochs=2", "--quiet")
     assert command("train", "--preset", "private", *words, "--scale", "1,5", *declared)[0] == 0
     reading = ReadOptions.from_texts(catalogue=["40"])
-    with pytest.raises(vf.DataError, match="--scale 1,5"):  # the first step of `party` and `align`
+    with pytest.raises(vf.DataError, match=r"scale=\(1, 5\)"):  # the first step of `party` and `align`
         read_own_ratings(str(files[0]), reading, PRIVATE)
     assert read_own_ratings(str(files[0]), reading, vf.Config.preset("paper")).catalogue == 40
     code, out, _ = command("data", "check", files[0], "--catalogue", "29")
@@ -133,7 +133,7 @@ def test_commands_refuse_before_they_begin(
 
 
 def test_declarations_survive_in_a_run_folder(tmp_path: Path) -> None:
-    parties = vf.parties_from_files([write(tmp_path / "a.csv", rows_of(0))], scale=(1, 5), catalogue=40)
+    parties = vf.read_parties({"a": write(tmp_path / "a.csv", rows_of(0))}, scale=(1, 5), catalogue=40)
     write_party_tables(tmp_path / "run", parties, [np.zeros(len(parties[0].ratings), np.int8)])
     (again,), _ = read_party_tables(tmp_path / "run")
     assert (again.ratings.scale_declared, again.ratings.catalogue) == (True, 40)

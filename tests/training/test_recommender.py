@@ -92,7 +92,7 @@ def test_what_is_no_table_is_named() -> None:
         vf.VerFedRecommender().fit({"film": {}})
     with pytest.raises(
         vf.DataError,
-        match=r"no column for rating; its columns are: user, item, colour; rename them to user, item and rating$",
+        match=r"no column for rating; its columns are: user, item, colour; name them with columns=",
     ):
         as_ratings(pa.table({"user": [1], "item": [2], "colour": ["red"]}))
 

@@ -39,6 +39,7 @@ from verfedgnn.cli.status_command import status
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.tune_command import tune
 from verfedgnn.core.errors import Interrupted, PluginWarning, VerFedGNNError
+from verfedgnn.core.option_names import on_command_line
 from verfedgnn.core.printable import make_printable
 from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.core.version import installed_version
@@ -62,6 +63,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version."
     ),
@@ -70,7 +72,8 @@ def root(
         typer.Option(help="Python file that registers your own GNNs or methods. Repeatable."),
     ] = None,
 ) -> None:
-    """Load plug-ins before any command runs."""
+    """Load plug-ins before any command runs; messages name options as flags until it ends."""
+    context.with_resource(on_command_line())
     for file in plugin or []:
         load_file(file)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verfedgnn import plugins
+from verfedgnn.core.option_names import option, setting
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -25,30 +26,30 @@ def _missing_protection(config: Config) -> str | None:
     if gradients.mechanism == "skellam":
         missing = _missing_for_skellam(config)
         if missing:
-            return f"gradients.mechanism = skellam needs {missing}; start from --preset private"
+            return f"gradients.mechanism = skellam needs {missing}; start from {option('preset', 'private')}"
     if gradients.mechanism in ("ternary", "laplace") and gradients.clip > 0.5 and "clip" not in allowed:
         return (
             f"gradients.clip = {gradients.clip} lets two gradients differ by more than 1 per coordinate, which the "
-            "guarantee does not cover; use 0.5 or accept it with --set unprotected=clip"
+            f"guarantee does not cover; use 0.5 or accept it with {setting('unprotected', 'clip')}"
         )
     if exchange.mode == "projected" and "projection" not in allowed:
         if exchange.block == 1:
             return (
                 "exchange.block = 1 sends every user's value times a known number; "
-                "use 2 or more, or accept it with --set unprotected=projection"
+                f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
             )
         if exchange.ratio < 2:
             return (
                 f"exchange.ratio = {exchange.ratio} means 2q > N + 1, so Theorem 1 does not hide single values; "
-                "use 2 or more, or accept it with --set unprotected=projection"
+                f"use 2 or more, or accept it with {setting('unprotected', 'projection')}"
             )
     if not config.model.estimators and exchange.mode != "off" and "degrees" not in allowed:
         return (
             "model.estimators = false exchanges how many items each user has at each party; "
-            "set it to true, or accept it with --set unprotected=degrees"
+            f"set it to true, or accept it with {setting('unprotected', 'degrees')}"
         )
     if exchange.mode in ("masked", "noised") and not config.masking:
-        return f"exchange.mode = {exchange.mode} is protected by masks; add --set masking=true"
+        return f"exchange.mode = {exchange.mode} is protected by masks; add {setting('masking', True)}"
     return None
 
 

@@ -10,6 +10,7 @@ from verfedgnn.config.exchange_modes import ExchangeConfig
 from verfedgnn.config.gradient_mechanisms import GradientConfig
 from verfedgnn.config.model_forms import ModelConfig
 from verfedgnn.config.sections import Section
+from verfedgnn.core.option_names import setting
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
             if having and tag not in having:
                 raise ValueError(
                     f"{name}.{field} belongs to {choice.path} = {either(having)}, and here it is {tag}; "
-                    f"leave it out or add --set {choice.path}={having[0]}"
+                    f"leave it out or add {setting(choice.path, having[0])}"
                 )
         checked[name] = {choice.tag: tag, **section}
     return checked

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from verfedgnn.core.errors import ConfigError, RunError
+from verfedgnn.core.option_names import option
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -119,9 +120,9 @@ def writing(place: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         full = error.errno == errno.ENOSPC
         remedy = (
-            "free some space, then repeat the command (for a training, add --resume)"
+            "free some space, then repeat the command (a training can be resumed)"
             if full
-            else "choose another --out"
+            else f"choose another {option('out')}"
         )
         raise RunError(f"cannot write {place}: {reason}; {remedy}") from None
 
@@ -147,7 +148,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(
-                f"{folder} is in use by another process; stop that process, or choose another --out"
+                f"{folder} is in use by another process; stop that process, or choose another {option('out')}"
             ) from None
         yield
     finally:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES
 from verfedgnn.data.ids import TEXT, is_text, trim
 from verfedgnn.data.number_parsing import shorten
@@ -93,7 +94,7 @@ def read_rows(source: str | Path, **opening: Any) -> CheckedRows:
         count = len(first) + sum(1 for _ in lines)
         encoding = opened.text.encoding or "utf-8"
         verb = "is" if count == 1 else "are"
-        remedy = "give the encoding of the file, for example --encoding latin-1"
+        remedy = f"give the encoding of the file, for example {option('encoding', 'latin-1')}"
         unread.append(
             DataProblem(
                 "encoding",
@@ -110,7 +111,9 @@ def read_rows(source: str | Path, **opening: Any) -> CheckedRows:
     if broken:
         where = opened.text.lines(broken[:SHOWN])
         verb = "has" if len(broken) == 1 else "have"
-        remedy = f"correct them, or name the delimiter with --delimiter (now {opened.text.delimiter!r})"
+        remedy = (
+            f"correct them, or name the delimiter with {option('delimiter')} (now {opened.text.delimiter!r})"
+        )
         text = f"{format_count(len(broken), 'line')} {verb} too few or too many fields"
         unread.append(
             DataProblem(

@@ -1,16 +1,12 @@
-"""Matching of a table's columns to roles such as user, item and rating, by common names or by `--columns`."""
+"""Matching of a table's columns to roles such as user, item and rating, by common names or by the option `columns`."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 
 RATING_ROLES = ("user", "item", "rating")
-
-IF_EVENTS = (
-    "if each row is an event such as a view, give weights with --events view=1,purchase=5 or --events 1"
-)
-"""Advice for a table without ratings."""
 
 # Common names in lower case without punctuation; the earlier one wins.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -34,6 +30,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
+def if_events() -> str:
+    """Return the advice for a table without ratings."""
+    weights = option("events", {"view": 1, "purchase": 5})
+    return f"if each row is an event such as a view, give weights with {weights} or {option('events', 1)}"
+
+
 def normalise_name(name: str) -> str:
     """Return a column's name in lower case without punctuation."""
     # RecBole appends the type to the name: user_id:token.
@@ -48,13 +50,12 @@ def match_columns(
     keep: Sequence[str] = (),
     source: str,
     advice: str = "",
-    remedy: str | None = None,
 ) -> dict[str, str]:
     """Return the name of the table's column for each role; raise `DataError` if a required role has no
     column.
 
     Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
-    remedy, and `remedy` replaces it for tables that do not come from the command line.
+    remedy.
     """
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}
@@ -68,12 +69,12 @@ def match_columns(
     missing = [role for role in required if role not in names and role not in wanted]
     if absent or missing:
         lack = (
-            f"--columns names {', '.join(absent)}, which does not exist"
+            f"{option('columns')} names {', '.join(absent)}, which does not exist"
             if absent
             else f"no column for {', '.join(missing)}"
         )
         shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
-        events = f"; {IF_EVENTS}" if missing == ["rating"] else ""
-        naming = f"name them with --columns {','.join(f'{role}=...' for role in required)}"
-        raise DataError(f"{source}: {lack}; its columns are: {shown}; {remedy or naming + advice + events}")
+        events = f"; {if_events()}" if missing == ["rating"] else ""
+        naming = f"name them with {option('columns', dict.fromkeys(required, '...'))}"
+        raise DataError(f"{source}: {lack}; its columns are: {shown}; {naming}{advice}{events}")
     return names

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.checked_rows import read_rows
 from verfedgnn.data.event_ratings import required_columns
 from verfedgnn.data.ids import TEXT
@@ -201,7 +202,9 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
     catalogue = options.get("catalogue")
     if catalogue is not None and len(found.items) > catalogue:
         text = f"{len(found.items):,} items have ratings, more than the declared catalogue of {catalogue:,}"
-        problems.append(DataProblem("catalogue", text, "declare a larger --catalogue", 1, fatal=True))
+        problems.append(
+            DataProblem("catalogue", text, f"declare a larger {option('catalogue')}", 1, fatal=True)
+        )
     placed = rows.placed(problems)
     shape = describe_ratings(good.user, good.item, good.rating, good.time, now)
     counts = np.bincount(good.user)

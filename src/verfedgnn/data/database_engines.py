@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.source_address import check_address, redact, remove_secrets
 
 ROWS = 1 << 16
@@ -236,4 +237,4 @@ def _reason(message: str) -> str:
         return "another process has this database open for writing; close it there, or read a copy"
     if "different configuration" in text:
         return "this process already has the database open with other settings; close that connection, or read a copy"
-    return f"the database reports: {text}; correct --query or the database"
+    return f"the database reports: {text}; correct {option('query')} or the database"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from verfedgnn.core.errors import DataError
-from verfedgnn.data.column_names import IF_EVENTS, match_columns
+from verfedgnn.core.option_names import option
+from verfedgnn.data.column_names import if_events, match_columns
 from verfedgnn.data.database_engines import Engine, connect, quote_identifier
 from verfedgnn.data.source_address import address_name, redact
 
@@ -102,15 +103,15 @@ def open_database(
     if suitable:
         raise DataError(
             f"{label} has {len(suitable)} tables with {', '.join(required)}: {', '.join(suitable)}; choose one with"
-            f" --query 'select * from {next(iter(suitable))}'"
+            f" {option('query')} 'select * from {next(iter(suitable))}'"
         )
     there_are = (
         "; ".join(f"{table} ({', '.join(names[:8])})" for table, names in list(tables.items())[:5]) or "none"
     )
     raise DataError(
-        f"{label} has no table with {', '.join(required)}; tables: {there_are}; name the columns with --columns"
-        f" {','.join(f'{role}=...' for role in required)}, or write a --query 'select ...'"
-        + (f"; {IF_EVENTS}" if "rating" in required else "")
+        f"{label} has no table with {', '.join(required)}; tables: {there_are}; name the columns with"
+        f" {option('columns', dict.fromkeys(required, '...'))}, or write a {option('query')} 'select ...'"
+        + (f"; {if_events()}" if "rating" in required else "")
     )
 
 

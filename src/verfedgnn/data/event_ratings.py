@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import TEXT, as_item_text, as_text, encode, is_text, look_up, trim
-from verfedgnn.data.ratings import FILL_IN, Ratings, format_count, note_left_out
+from verfedgnn.data.ratings import Ratings, fill_in, format_count, note_left_out
 from verfedgnn.data.time_parsing import detect_day_first, parse_time_text, parse_times
 
 EventWeights = Mapping[str, float] | float
@@ -64,7 +65,7 @@ def check_events(events: EventWeights) -> EventWeights:
         or "" in _kinds(events)
     ):
         raise DataError(
-            "--events needs a weight above 0 for at least one kind of event (with 5, one event is a like); "
+            f"{option('events')} needs a weight above 0 for at least one kind of event (with 5, one event is a like); "
             "use 0 for kinds to leave out"
         )
     return events
@@ -105,7 +106,7 @@ def rate_events(
         used = table.filter(pc.invert(pc.is_in(table["event"], value_set=ignored)))
         if not used.num_rows:
             raise DataError(
-                f"{name} has only events with weight 0; give one of their kinds a weight above 0 with --events"
+                f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
             )
     user, user_ids = encode(as_text(used["user"], "user"), "user")
     item, item_ids = encode(as_text(used["item"], "item"), "item")
@@ -132,7 +133,7 @@ def rate_events(
         scale_declared=True,
         name=name,
         notes=(
-            f"{format_count(summed, 'event')} became {format_count(len(pair), 'rating')} (--events {_text(events)}){left}",
+            f"{format_count(summed, 'event')} became {format_count(len(pair), 'rating')} ({option('events', events)}){left}",
             *notes,
         ),
     )
@@ -179,7 +180,7 @@ def _prepared(
     lacking = [name for name in keys if pc.any(absent[name]).as_py()]
     if lacking and where is not None:
         place = where(before + pc.index(absent[lacking[0]], True).as_py())
-        raise DataError(f"an event has no {lacking[0]} in {place}: {FILL_IN}")
+        raise DataError(f"an event has no {lacking[0]} in {place}: {fill_in()}")
     if lacking:
         kept = pc.invert(reduce(pc.or_, absent.values()))
         return _prepared(batch.filter(kept), keys, before, where, order)
@@ -248,18 +249,10 @@ def _refuse_unknown(table: pa.Table, events: Mapping[str, float]) -> None:
             [f"{kind[:30]} ({count:,})" for kind, count in kinds.items()][:8] + ["..."] * (len(kinds) > 8)
         )
         raise DataError(
-            f"--events has no weight for these kinds: {examples}; add them, with 0 to leave them out, for example"
-            f" {_text(events)},{next(iter(kinds))[:30]}=0"
+            f"{option('events')} has no weight for these kinds: {examples}; add them, with 0 to leave them out, for example"
+            f" {option('events', {**events, next(iter(kinds))[:30]: 0})}"
         )
 
 
 def _kinds(events: EventWeights) -> list[str]:
     return list(events) if isinstance(events, Mapping) else []
-
-
-def _text(events: EventWeights) -> str:
-    return (
-        ",".join(f"{kind}={weight:g}" for kind, weight in events.items())
-        if isinstance(events, Mapping)
-        else f"{events:g}"
-    )

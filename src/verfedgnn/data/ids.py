@@ -5,7 +5,12 @@ objects, and two million ids of 14 characters take 112 MB. One very long id woul
 `LONGEST_ID` limits their length.
 """
 
+import math
+from collections.abc import Iterable
+from datetime import date
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +19,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 
 TEXT = pa.string()
 StrArray = NDArray[np.str_]
@@ -29,24 +35,90 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def as_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
-    """Convert a numpy array, a pyarrow (chunked) array or a sequence to pyarrow text; `what` names it in
-    errors.
+    """Convert a numpy array, a pyarrow (chunked) array or a sequence of ids to pyarrow text.
+
+    Whole numbers of any type are written without a decimal point, so 17, 17.0 and "17" are one id. None and
+    NaN become null. `what` names the column in errors.
     """
-    array = _as_arrow(values, what)
-    if pa.types.is_floating(array.type):
-        # Tables that once had missing values hold integer ids as 17.0; as text they must still be '17'.
-        try:
-            array = pc.cast(array, pa.int64())
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"the {what} column holds fractions or NaN, not ids; name another column with --columns {what}=..."
-            ) from error
+    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else _from_python(values, what)
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+        return pa.chunked_array([as_text(each.dictionary, what).take(each.indices) for each in chunks], TEXT)
     try:
-        return pc.cast(array, TEXT)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"the {what} column has type {array.type}, which cannot be read as ids; store it as text or integers"
-        ) from error
+        if _casts_to_text(kind):
+            return pc.cast(array, TEXT)
+        if pa.types.is_floating(kind):
+            array = pc.cast(array, pa.float64())
+            return pc.cast(pc.cast(pc.if_else(pc.is_nan(array), None, array), pa.int64()), TEXT)
+    except pa.ArrowInvalid as error:
+        if not pa.types.is_floating(kind):
+            raise _not_ids(what, "bytes that are not UTF-8 text") from error
+    # Slow: decimals, UUIDs, numbers above 64 bit. Types that hold no ids are refused.
+    return pa.array([id_text(value, what) for value in array.to_pylist()], TEXT)
+
+
+def id_text(value: Any, what: str = "id") -> str | None:
+    """Return one id as text, None if it is missing; raise `DataError` for a value that is not an id."""
+    if value is None or type(value) is str:
+        return value
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        value = value.item() if value.dtype.itemsize <= 8 else float(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float | Decimal):
+        if math.isnan(value):
+            return None
+        if math.isinf(value) or value != int(value):
+            raise _not_ids(what, f"fractions such as {value}")
+    if isinstance(value, int | float | Decimal):
+        if abs(value) >= 10**LONGEST_ID:
+            raise _not_ids(what, f"a number of more than {LONGEST_ID} digits")
+        return str(int(value))
+    if isinstance(value, str | UUID | date | np.datetime64):
+        return str(value)
+    if type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return None
+    raise _not_ids(what, f"a value of type {type(value).__name__}")
+
+
+def _not_ids(what: str, found: str) -> DataError:
+    column = option("columns", {what: "..."})
+    return DataError(
+        f"the {what} column holds {found}, not ids; convert it to text, or name another with {column}"
+    )
+
+
+def _from_python(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
+    """Convert a sequence or numpy array of ids; mixed types and integers above 64 bit become text."""
+    try:
+        array = pa.array(values, from_pandas=True)
+        # Arrow turns a list of integers and floats into floats, which changes integers above 2**53.
+        whole = not pa.types.is_floating(array.type) or getattr(values, "dtype", None) is not None
+        if whole and not pa.types.is_binary(array.type):
+            return array
+    except (pa.ArrowException, TypeError, OverflowError, ValueError):
+        pass
+    if not isinstance(values, Iterable):
+        raise _not_ids(what, f"a value of type {type(values).__name__}")
+    try:
+        return pa.array([id_text(value, what) for value in values], TEXT)
+    except UnicodeError as error:
+        raise _not_ids(what, "text with lone surrogates") from error
+
+
+def _casts_to_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+    times = types.is_timestamp(kind) or types.is_date(kind)
+    # Some writers of Parquet store text as binary.
+    return bool(numbers or times or is_text(kind) or kind == pa.string_view() or types.is_binary(kind))
+
+
+def check_characters(ids: pa.Array, what: str) -> None:
+    """Raise `DataError` for ids with a zero character, which fixed-width text cannot end with."""
+    if pc.any(pc.match_substring(ids, "\0")).as_py():
+        raise _not_ids(what, "text with a zero character")
 
 
 def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
@@ -139,11 +211,12 @@ def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int
 def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], StrArray]:
     """Return the code of each value and the sorted ids, with ``ids[codes] == values``."""
     codes, dictionary = encode_unordered(values)
+    check_characters(dictionary, what)
     longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
     if longest > LONGEST_ID:
         raise DataError(
             f"a {what} id has {longest:,} characters, more than {LONGEST_ID}; if the column does not hold ids,"
-            f" name another with --columns {what}=..."
+            f" name another with {option('columns', {what: '...'})}"
         )
     ids = to_numpy(dictionary)
     order = order_ids(dictionary, ids)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import NOTHING, encode_unordered, is_text, trim
 
 Mask = NDArray[np.bool_]
@@ -27,10 +28,6 @@ INFINITE = "have a rating that is infinite (more than 3.4e38)"
 """Descriptions of rows with unusable ratings."""
 CORRECT = "correct or remove them"
 _ONE_WAY = "some ratings have a decimal comma and others a point; use one of them throughout"
-_WHICH = (
-    "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the scale"
-    " if ratings are below 1,000 (--scale 1,5)"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +141,10 @@ def _pointed(words: pa.Array, scale: tuple[float, float] | None) -> tuple[pa.Arr
     if _count(words, _POINT):
         return words, _ONE_WAY
     if _count(words, _THOUSANDS) == commas and (scale is None or max(map(abs, scale)) >= 1000):
-        return words, _WHICH
+        return words, (
+            "a comma before three digits may be a decimal comma or a thousands separator; replace or remove it, or give the"
+            f" scale if ratings are below 1,000 ({option('scale', (1, 5))})"
+        )
     return pc.if_else(
         pc.match_substring_regex(words, _COMMA), pc.replace_substring(words, ",", "."), words
     ), CORRECT

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import DataError
+from verfedgnn.core.errors import ConfigError, DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
+from verfedgnn.data.data_frames import as_ratings
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 from verfedgnn.data.pooling import pool_tables
-from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate, read_ratings
+from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate
 from verfedgnn.data.ratings import Ratings, format_count
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.source_address import is_address
@@ -50,7 +52,7 @@ def split_items(
         parties = 10 if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
             raise DataError(
-                f"{ratings.n_items:,} items cannot go to {parties} parties: use --parties from 1 to {ratings.n_items}"
+                f"{ratings.n_items:,} items cannot go to {parties} parties: use {option('parties')} from 1 to {ratings.n_items}"
             )
         order = np.random.default_rng(seed).permutation(ratings.n_items)
         width = len(str(parties - 1))
@@ -93,36 +95,12 @@ def _too_small(rated: NDArray[np.int64]) -> set[int]:
     return small
 
 
-def parties_from_files(
-    files: Mapping[str, str | Path] | Sequence[str | Path],
-    *,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    users: UserRule = "any",
-    **options: Any,
-) -> list[PartyData]:
-    """Read one party from each file or database and align their users.
-
-    Parties are named by the keys of a mapping, or by the files' stems. `options` are those of `read_ratings`; `own` has
-    further ones for single parties, by name. `users` says who takes part, see `align_users`.
+def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:
+    """Make one party of each table, under its name, with aligned users.
 
     Parties whose highest ratings are within a factor of two share one scale, from the lowest to the highest rating at any of
     them. A party with another scale (5 stars against 10) keeps its own. A given `scale` holds for all.
     """
-    named = (
-        list(files.items()) if isinstance(files, Mapping) else [(table_stem(file), file) for file in files]
-    )
-    if not named:
-        raise _no_parties()
-    _refuse_same_names([name for name, _ in named])
-    tables = [
-        replace(read_ratings(file, **{**options, **(own or {}).get(name, {})}), name=name)
-        for name, file in named
-    ]
-    return parties_from_tables(tables, users)
-
-
-def parties_from_tables(tables: Sequence[Ratings], users: UserRule = "any") -> list[PartyData]:
-    """Make one party of each table, under its name, with shared scales (see `parties_from_files`) and aligned users."""
     if not tables:
         raise _no_parties()
     highest = max(table.scale[1] for table in tables)
@@ -155,7 +133,7 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
         raise DataError(f"no user is at two of {names}: check that they spell user ids in the same way")
     if not len(chosen):
         raise DataError(
-            f"no user is {describe_rule(users)} of {names}: use --users any, or check the spelling of ids"
+            f"no user is {describe_rule(users)} of {names}: use {option('users', 'any')}, or check the spelling of ids"
         )
     aligned = []
     for party, table in zip(parties, tables, strict=True):
@@ -243,42 +221,71 @@ def _pooled_item_ids(parties: Sequence[PartyData]) -> list[StrArray]:
 
 
 def read_parties(
-    data: str | Path | Sequence[str | Path],
+    data: Any,
     *,
     parties: int | None = None,
     seed: int = 0,
     by: str | None = None,
     users: UserRule = "any",
+    own: Mapping[str, Mapping[str, Any]] | None = None,
     reading: ReadOptions = DEFAULT_OPTIONS,
     **options: Any,
 ) -> list[PartyData]:
-    """Read parties from the sources of a command line, and check them.
+    """Read the parties of a federation from files, databases or tables in memory, and check them.
 
-    One path, address or name is read and its items are split (`parties`, `seed`, `by`). Several, each `SOURCE` or
-    `NAME=SOURCE`, are one party each; so is each table of a folder without a publisher's layout, unless `by` is given.
-    Several parties are aligned by the rule `users`, see `align_users`. `reading` says how to read all or single sources;
-    `options` are those of `read_ratings`, for all.
+    Args:
+        data: A mapping with one table per party, `{"film": frame, "books": "books.csv"}`; one table, whose items are
+            split; or a list of sources as on the command line, each `SOURCE` or `NAME=SOURCE`. Each table of a folder
+            without a publisher's layout is a party, unless `by` is given. A table is a path, `Ratings`, an Arrow table,
+            a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
+        parties: Number of parties that one table is split into.
+        seed: Seed of that split, and of synthetic data.
+        by: Item column that one table is split by.
+        users: Who takes part, see `align_users`.
+        own: Options for single parties, by name: `{"books": {"scale": (0, 10)}}`.
+        reading: The same options as texts of the command line.
+        **options: Options of `read_ratings` for all tables: columns, missing, duplicates, events, scale, ...
     """
-    sources, single = sources_of(data, by=by)
-    own = reading.for_each(list(sources))
-    if single:
-        ((name, source),) = sources.items()
-        options = {**options, **own[name], "keep": () if by is None else (by,)}
-        found = split_items(read_ratings(source, seed=seed, **options), parties, seed=seed, by=by)
+    if isinstance(data, Mapping):
+        if parties is not None or by is not None:
+            raise ConfigError("parties and by split one table; leave them out if every party has its own")
+        sources, single = {str(name): table for name, table in data.items()}, False
+        if not sources:
+            raise _no_parties()
+    elif isinstance(data, str | Path | list):
+        sources, single = sources_of(data, by=by)
     else:
-        found = parties_from_files(sources, own=own, users=users, seed=seed, **options)
+        sources, single = {"ratings": data}, True
+    unknown = sorted((own or {}).keys() - sources.keys())
+    if unknown:
+        raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")
+    texts = reading.for_each(list(sources))
+    tables = []
+    for name, source in sources.items():
+        given = {**options, **texts[name], **(own or {}).get(name, {})}
+        if isinstance(source, str | Path):
+            given["seed"] = seed
+        table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
+        tables.append(table if single else replace(table, name=name))
+    found = (
+        split_items(tables[0], parties, seed=seed, by=by) if single else parties_from_tables(tables, users)
+    )
     check_parties(found)
     return found
 
 
 def sources_of(
     data: str | Path | Sequence[str | Path], *, by: str | None = None
-) -> tuple[dict[str, str | Path], bool]:
+) -> tuple[dict[str, Any], bool]:
     """Return the sources by name, and whether there is a single one to cut rather than one for each party."""
     given = [data] if isinstance(data, str | Path) else list(data)
     if not given:
         raise DataError(
-            "no data given: use --data with a file, a folder or a name such as synthetic or ml-1m"
+            f"no data given: use {option('data')} with a file, a folder or a name such as synthetic or ml-1m"
+        )
+    if not all(isinstance(entry, str | Path) for entry in given):
+        raise DataError(
+            'a list holds paths; give tables by name, for example {"film": frame, "books": frame}'
         )
     named = [_named(entry) for entry in given]
     if len(named) == 1 and named[0][0] is None:
@@ -297,7 +304,7 @@ def _named(entry: str | Path) -> tuple[str | None, str | Path]:
     if not equals or Path(entry).exists() or not name or "/" in name:
         return None, entry
     if not file:
-        raise DataError(f"--data {entry} has a name but no file: write {entry}FILE")
+        raise DataError(f"{option('data')} {entry} has a name but no file: write {entry}FILE")
     return name, file
 
 
@@ -309,5 +316,5 @@ def _refuse_same_names(names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(
-            f"two parties are called {twice[0]!r}: give them different names with --data NAME=FILE"
+            f"two parties are called {twice[0]!r}: give them different names, for example NAME=FILE"
         )

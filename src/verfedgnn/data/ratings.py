@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import (
     LONGEST_TITLE,
     TEXT,
@@ -25,8 +26,6 @@ from verfedgnn.data.number_parsing import INFINITE, NO_RATING, Mask, find_infini
 
 DUPLICATES = ("error", "first", "last", "mean")
 MISSING = ("error", "drop")
-FILL_IN = 'fill it in, or leave such rows out with missing="drop" (--missing drop)'
-"""Remedy for rows without a user, an item, a rating or a kind of event."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,7 +140,7 @@ class Ratings:
         if size < self.n_items:
             raise DataError(
                 f"{self.name} has ratings of {format_count(self.n_items, 'item')}, more than the declared catalogue of "
-                f"{size:,}; declare a larger one with --catalogue"
+                f"{size:,}; declare a larger one with {option('catalogue')}"
             )
         return replace(self, catalogue=size)
 
@@ -156,9 +155,14 @@ def find_missing(
 
 def check_options(duplicates: str, missing: str) -> None:
     """Raise `DataError` for unknown values of `duplicates` and `missing`."""
-    for option, given, known in (("duplicates", duplicates, DUPLICATES), ("missing", missing, MISSING)):
+    for name, given, known in (("duplicates", duplicates, DUPLICATES), ("missing", missing, MISSING)):
         if given not in known:
-            raise DataError(f"{option}={given!r} is unknown; use one of {', '.join(known)}")
+            raise DataError(f"{name}={given!r} is unknown; use one of {', '.join(known)}")
+
+
+def fill_in() -> str:
+    """Return the remedy for rows without a user, an item, a rating or a kind of event."""
+    return f"fill it in, or leave such rows out with {option('missing', 'drop')}"
 
 
 def format_count(count: int, noun: str) -> str:
@@ -246,7 +250,7 @@ def make_ratings(
             where=lambda row: at(int(kept[row])),
         )
     for role, what in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
-        _refuse(absent[role], what, at, FILL_IN)
+        _refuse(absent[role], what, at, fill_in())
     _refuse(find_infinite(values), INFINITE, at, "correct or remove them")
     if not len(values):
         raise DataError(f"{name} has no ratings; give a table with at least one row")
@@ -326,7 +330,7 @@ def _without_duplicates(table: Ratings, duplicates: str, at: Callable[[int], str
         pair = f"({str(table.user_ids[table.user[first]])!r}, {str(table.item_ids[table.item[first]])!r})"
         raise DataError(
             f"{rows} a (user, item) pair, first {pair} in {at(first)} and {at(second)}:"
-            ' keep one with duplicates="first" (--duplicates first|last|mean|error) or remove them'
+            f" keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
         )
     outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
     if duplicates == "mean":

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.data.ids import LONGEST_ID, NOTHING, as_text, encode_unordered, trim
+from verfedgnn.core.option_names import option
+from verfedgnn.data.ids import LONGEST_ID, NOTHING, as_text, check_characters, encode_unordered, trim
 from verfedgnn.data.number_parsing import CORRECT, INFINITE, NO_RATING, Mask, find_infinite, parse_numbers
 from verfedgnn.data.ratings import check_options, format_count
 from verfedgnn.data.time_parsing import EARLIEST, latest_plausible_time, parse_times
@@ -101,7 +102,7 @@ def find_problems(
         note(
             f"no-{role}",
             what,
-            "fill it in, or leave them out with --missing drop",
+            f"fill it in, or leave them out with {option('missing', 'drop')}",
             absent[role],
             "left out" * dropped,
         )
@@ -114,7 +115,7 @@ def find_problems(
     for role, codes, ids in (("user", user, users), ("item", item, items)):
         overlong = np.append(_mask(pc.greater(pc.utf8_length(ids), LONGEST_ID)), False)
         what = f"have a {role} of more than {LONGEST_ID} characters"
-        remedy = f"name another with --columns {role}=..."
+        remedy = f"name another with {option('columns', {role: '...'})}"
         note(f"long-{role}", what, remedy, overlong[codes] & ~gone)
         called = (
             np.append(
@@ -126,7 +127,7 @@ def find_problems(
             text = _sentence(
                 int(called.sum()), f"have a {role} called NA, NULL or the like, which counts as an id"
             )
-            remedy = f"leave the {role} empty where there is none, then --missing drop leaves those rows out"
+            remedy = f"leave the {role} empty where there is none, then {option('missing', 'drop')} leaves those rows out"
             problems.append(
                 DataProblem(
                     f"named-nothing-{role}",
@@ -137,18 +138,20 @@ def find_problems(
                 )
             )
     hardly = rating.remedy == CORRECT and 2 * int(rating.unlike.sum()) > len(bad)
-    remedy = "name the column of ratings with --columns rating=..." if hardly else rating.remedy
+    remedy = (
+        f"name the column of ratings with {option('columns', {'rating': '...'})}" if hardly else rating.remedy
+    )
     note("not-a-number", "have a rating that is not a number", remedy, rating.unlike)
     note("infinite", INFINITE, CORRECT, find_infinite(rating.values) & ~gone)
     if scale is not None:
         outside = ~bad & ((rating.values < scale[0]) | (rating.values > scale[1]))
         what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
-        note("off-scale", what, "correct them or give another --scale", outside)
+        note("off-scale", what, f"correct them or give another {option('scale')}", outside)
     time, notes = parse_times(table["time"], but=[gone]) if "time" in table.column_names else (None, ())
     outcome = {"error": "", "mean": "the mean rating is taken"}.get(
         duplicates, f"the {duplicates} one is kept"
     )
-    remedy = "keep one with --duplicates first, last or mean"
+    remedy = f"keep one with {option('duplicates', 'first')}, or use last or mean"
     note("repeated", "repeat a (user, item) pair", remedy, _repeated(user, item, len(items), ~bad), outcome)
     kept = np.flatnonzero(~bad)
     good = UsableRows(user[kept], item[kept], rating.values[kept], None if time is None else time[kept])
@@ -181,7 +184,9 @@ def find_warnings(
     if low == high and len(rating) > 1:
         text = f"all ratings are {low:g}, so there is nothing to learn from them"
         found.append(
-            DataProblem("all-equal", text, "if they are events, weigh them with --events", len(rating))
+            DataProblem(
+                "all-equal", text, f"if they are events, weigh them with {option('events')}", len(rating)
+            )
         )
     elif low == 0 < high and float(rating[rating > 0].min()) >= 1:
         what = "have the rating 0, where the others begin at 1 or more"
@@ -232,6 +237,7 @@ def _mask(array: Any) -> Mask:
 def _ids(column: pa.ChunkedArray, what: str) -> tuple[NDArray[np.int32], pa.Array]:
     """Return codes and trimmed ids. Only the distinct ids are trimmed, not every row."""
     codes, ids = encode_unordered(as_text(column, what))
+    check_characters(ids, what)
     plain = trim(ids)
     if plain.equals(ids):
         return codes, ids

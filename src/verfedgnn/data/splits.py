@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.ids import hash64, mix
 from verfedgnn.data.ratings import Ratings
 
@@ -78,7 +79,8 @@ def split_by_time(ratings: Ratings) -> NDArray[np.int8]:
     """
     if ratings.time is None:
         raise DataError(
-            f"{ratings.name} has no times to split by; split by rating, or name the column with --columns time=..."
+            f"{ratings.name} has no times to split by; split by rating, or name the column with "
+            f"{option('columns', {'time': '...'})}"
         )
     order = np.lexsort((ratings.item, ratings.time, ratings.user))
     user = ratings.user[order]

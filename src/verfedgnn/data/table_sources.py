@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.column_names import RATING_ROLES, match_columns
 from verfedgnn.data.database_engines import is_database
 from verfedgnn.data.database_tables import DatabaseTable, open_database
@@ -145,7 +146,7 @@ def open_table(
     path = Path(source)
     if query is not None:
         raise DataError(
-            f"--query is for databases, and {path} is not one; with several sources, name one: --query NAME:SELECT"
+            f"{option('query')} is for databases, and {path} is not one; with several sources, give it for the database only"
         )
     if head.startswith(b"PAR1"):
         with reading(path), _undamaged(path), pa.parquet.ParquetFile(path) as file:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.source_address import redact
 
@@ -146,7 +147,7 @@ class TextTable:
             raise self._explained(message) from error
         except KeyError as error:
             raise DataError(
-                f"{self.path} lacks a column of {', '.join(types)} in its header; name others with --columns"
+                f"{self.path} lacks a column of {', '.join(types)} in its header; name others with {option('columns')}"
             ) from error
         except UnicodeError as error:
             raise self._wrong_encoding() from error
@@ -233,7 +234,7 @@ class TextTable:
         if fields:
             return DataError(
                 f"{place} has {fields[2]} fields instead of {fields[1]}; correct the line, or give the delimiter with"
-                f" --delimiter (now {self.delimiter!r})"
+                f" {option('delimiter')} (now {self.delimiter!r})"
             )
         return DataError(
             f"{place} cannot be read as a table ({message.splitlines()[0][:120]}); correct or convert the file"
@@ -253,7 +254,7 @@ class TextTable:
         place = str(self.path) if line is None else f"line {line} of {self.path}"
         return EncodingError(
             f"{place} is not {self.encoding or 'utf-8'} text; give the encoding of the file, for example"
-            ' encoding="latin-1" (--encoding latin-1)'
+            f" {option('encoding', 'latin-1')}"
         )
 
     def lines(self, records: Iterable[int]) -> dict[int, int]:

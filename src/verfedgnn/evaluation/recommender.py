@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,10 +11,9 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.user_rule import UserRule
-from verfedgnn.data import PartyData, check_parties, read_parties, split_items
+from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.data_frames import as_ratings
-from verfedgnn.data.parties import parties_from_tables
+from verfedgnn.data.event_ratings import EventWeights
 from verfedgnn.evaluation.lift import lift
 from verfedgnn.runs.run import Recommendation, Run
 from verfedgnn.training.progress import Watcher
@@ -54,16 +52,45 @@ class VerFedRecommender:
         *,
         parties: int | None = None,
         by: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        missing: str | None = None,
+        duplicates: str | None = None,
+        events: EventWeights | None = None,
+        scale: tuple[float, float] | None = None,
+        catalogue: int | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
         out: str | Path | None = None,
         watch: Watcher | None = None,
     ) -> VerFedRecommender:
         """Train on one table per party, `{"film": ..., "books": ...}`, or on one table split into `parties` or `by` a column.
 
         A table is a path, `Ratings`, an Arrow table, a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
-        A list of `PartyData`, such as `split_items` returns, is used unchanged. `out` names a folder to write the run to.
+        A list of `PartyData`, such as `split_items` returns, is used unchanged.
+
+        Args:
+            data: The tables.
+            parties: Number of parties that one table is split into.
+            by: Item column that one table is split by.
+            columns: Names of the columns: `{"user": "uid", "item": "isbn"}`.
+            missing: How to treat rows without a user, an item or a rating: "error" or "drop".
+            duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
+            events: Weights of events (`{"view": 1, "purchase": 5}`, or one number), if rows are events and not ratings.
+            scale: Lowest and highest rating.
+            catalogue: Declared number of items of each table, with or without ratings.
+            own: Options for single parties, by name: `{"books": {"scale": (0, 10)}}`.
+            out: Folder to write the run to.
+            watch: Function that is called after each round.
         """
         config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **self.settings})
-        members = _members(data, parties, by, config.seed, config.users)
+        options = {
+            "columns": columns,
+            "missing": missing,
+            "duplicates": duplicates,
+            "events": events,
+            "scale": scale,
+            "catalogue": catalogue,
+        }
+        members = _members(data, config, parties=parties, by=by, own=own, options=options)
         run = train(members, config, out=out, device=self.device, watch=watch)
         self.run_ = run
         self.metrics_ = run.metrics
@@ -158,19 +185,25 @@ class VerFedRecommender:
         return f"VerFedRecommender({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
 
-def _members(data: Any, parties: int | None, by: str | None, seed: int, users: UserRule) -> list[PartyData]:
+def _members(
+    data: Any,
+    config: Config,
+    *,
+    parties: int | None,
+    by: str | None,
+    own: Mapping[str, Mapping[str, Any]] | None,
+    options: Mapping[str, Any],
+) -> list[PartyData]:
     """Return the data given to `fit` as checked parties."""
-    made = isinstance(data, Sequence) and len(data) > 0 and all(isinstance(each, PartyData) for each in data)
-    if (made or isinstance(data, Mapping)) and (parties is not None or by is not None):
-        raise ConfigError("parties and by split one table; leave them out if every party has its own")
-    if isinstance(data, str | Path):
-        return read_parties(data, parties=parties, seed=seed, by=by, users=users)
-    if isinstance(data, Mapping):
-        tables = {str(name): as_ratings(source, name=str(name)) for name, source in data.items()}
-        found = parties_from_tables([replace(table, name=name) for name, table in tables.items()], users)
-    elif made:
-        found = list(data)
-    else:
-        found = split_items(as_ratings(data, keep=() if by is None else (by,)), parties, seed=seed, by=by)
-    check_parties(found)
-    return found
+    given = {name: value for name, value in options.items() if value is not None}
+    if not (isinstance(data, list) and data and all(isinstance(each, PartyData) for each in data)):
+        return read_parties(
+            data, parties=parties, seed=config.seed, by=by, users=config.users, own=own, **given
+        )
+    unused = [*given, *(name for name, value in {"parties": parties, "by": by, "own": own}.items() if value)]
+    if unused:
+        raise ConfigError(
+            f"{', '.join(unused)}: options of tables; leave them out, these are parties already"
+        )
+    check_parties(data)
+    return data

@@ -47,7 +47,7 @@ METHOD_NAMES = (
 """Names of the built-in methods, which are defined in `research.baselines`."""
 FILES = "VERFEDGNN_PLUGINS"
 """Environment variable with plug-in files, separated as in PATH. Child processes of a command inherit it."""
-REMEDY = "for a plug-in, install its package or run `verfedgnn --plugin FILE.py ...`"
+REMEDY = "for a plug-in, install its package, import its file, or run `verfedgnn --plugin FILE.py ...`"
 """What to do about an unknown name."""
 
 _gnns: dict[str, dict[str, type[GnnPlugin]]] = {}

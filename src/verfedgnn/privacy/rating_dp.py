@@ -29,6 +29,7 @@ from verfedgnn.config import Config
 from verfedgnn.config.gradient_mechanisms import SkellamGradients
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.option_names import option
 from verfedgnn.privacy import release_events as events
 from verfedgnn.privacy.release_events import Release
 from verfedgnn.privacy.skellam_noise import SkellamNoise, total_variation
@@ -207,7 +208,7 @@ def fit_budget(config: Config, *, wanted: float, delta: float) -> Config:
     if config.gradients.mechanism != "skellam":
         raise ConfigError(
             f"a privacy budget needs gradients.mechanism = skellam; {config.gradients.mechanism} gradients give no useful "
-            "epsilon over a whole training. Start from --preset private"
+            f"epsilon over a whole training. Start from {option('preset', 'private')}"
         )
     rounds = config.training.epochs
     every = config.training.evaluate_every or 1

@@ -24,6 +24,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
+from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
@@ -146,7 +147,7 @@ def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str)
     if kind not in FORMATS:
         raise ConfigError(f"unknown format '{kind}'; use one of {', '.join(FORMATS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already; choose another --out")
+        raise RunError(f"{folder} exists already; choose another {option('out')}")
     parties = list(dict.fromkeys(each.party for each in embeddings))
     names = dict(zip(parties, safe_names(parties), strict=True))
     files: list[Path] = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config
 from verfedgnn.config.sections import SplitConfig
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.data import (
     TEST,
@@ -77,12 +78,12 @@ def check_declared(ratings: Ratings, config: Config) -> None:
     if not ratings.scale_declared:
         raise DataError(
             f"{ratings.name} has no declared rating scale, and one found in the ratings would reveal the lowest and the "
-            "highest of them; declare it with scale=(1, 5) (--scale 1,5)"
+            f"highest of them; declare it with {option('scale', (1, 5))}"
         )
     if ratings.catalogue is None:
         raise DataError(
             f"{ratings.name} has no declared catalogue, and the number of rated items would reveal single ratings; "
-            "declare the number of items that you offer with catalogue=30000 (--catalogue 30000)"
+            f"declare the number of items that you offer with {option('catalogue', 30000)}"
         )
 
 

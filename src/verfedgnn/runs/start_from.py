@@ -14,6 +14,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, writing
+from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.protocol.checkpoint_state import CheckpointState
@@ -64,12 +65,12 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
         raise RunError(f"{folder} is not finished; finish it with `verfedgnn train --resume {folder}`")
     if before.model != config.model:
         raise ConfigError(
-            f"{folder} was trained with other settings of the model; use the same --preset, --model and [model]"
+            f"{folder} was trained with other settings of the model; use the same preset, GNN and settings of the model"
         )
     if "skellam" in (before.gradients.mechanism, config.gradients.mechanism):
         raise ConfigError(
             "preset private cannot start from an earlier run: the budget that its ratings have spent there "
-            "would not be counted; train without --from"
+            f"would not be counted; train without {option('start_from', flag='from')}"
         )
     metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
     return {"public": metrics["public"], "rounds": metrics["rounds"]}

@@ -14,6 +14,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import writing
+from verfedgnn.core.option_names import option
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -186,7 +187,7 @@ def device_of(prepared: Sequence[Prepared]) -> torch.device:
 def resume_hint(folder: Path | None) -> str:
     """Return a hint on how to resume an interrupted training."""
     if folder is None:
-        return "nothing is kept; pass --out to be able to resume"
+        return f"nothing is kept; pass {option('out')} to be able to resume"
     return f"resume with `verfedgnn train --resume {folder}`"
 
 
@@ -199,5 +200,7 @@ def usable_device(device: str | torch.device) -> torch.device:
         torch.zeros(1, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device '{device}' cannot be used here ({reason}); use --device cpu") from None
+        raise ConfigError(
+            f"device '{device}' cannot be used here ({reason}); use {option('device', 'cpu')}"
+        ) from None
     return chosen

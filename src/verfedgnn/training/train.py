@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, Interrupted, RunError
 from verfedgnn.core.files import check_writable, make_folder
+from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.party.party import Party
@@ -100,7 +101,7 @@ def resume(
     other = describe_code_change(config)
     if other is not None:
         raise RunError(
-            f"{folder} was begun with {other}; install the earlier version to resume, or train again with --overwrite"
+            f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
         )
     parties, parts = read_party_tables(folder / "parties")
     prepared = prepare(parties, config, usable_device(device), parts)
@@ -110,7 +111,8 @@ def resume(
     restored = [loop.restore() for loop in loops]
     if ancestor is not None and not all(restored):
         raise RunError(
-            f"{folder} was stopped before it had its start; train again with --from and --overwrite"
+            f"{folder} was stopped before it had its start; train again with {option('start_from', flag='from')} and "
+            f"{option('overwrite', True)}"
         )
     return _run_to_end(loops, watch, stop, ancestor)
 
@@ -225,12 +227,12 @@ def holds_run(folder: Path, overwrite: bool) -> bool:
         return False
     if not overwrite:
         raise RunError(
-            f"{folder} exists already; choose another --out, --resume it, or replace it with --overwrite"
+            f"{folder} exists already; choose another {option('out')}, resume it, or replace it with {option('overwrite', True)}"
         )
     try:
         load_config(folder / "config.toml")
     except ConfigError:
         raise RunError(
-            f"{folder} is not a run folder, so --overwrite leaves it alone; choose another --out"
+            f"{folder} is not a run folder, so {option('overwrite', True)} leaves it alone; choose another {option('out')}"
         ) from None
     return True

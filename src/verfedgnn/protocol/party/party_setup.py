@@ -11,6 +11,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
+from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import PartyRandomness
 from verfedgnn.core.rating_means import fit_means
@@ -65,7 +66,7 @@ class PartySetup:
             return self.data.items
         if self.data.catalogue is None:
             raise DataError(
-                f"party '{self.name}' has no declared catalogue to announce; declare one with --catalogue"
+                f"party '{self.name}' has no declared catalogue to announce; declare one with {option('catalogue')}"
             )
         return self.data.catalogue
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.metrics import measure_errors, measure_ranking
+from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.rating_scale import upper_quarter
 
@@ -40,7 +41,7 @@ class Targets:
             if not len(liked):
                 raise DataError(
                     f"party '{data.name}' has no training rating in the upper quarter of its scale to rank first; if its "
-                    "ratings come from events, let one count as a like (--events 5), else use a preset that predicts ratings"
+                    f"ratings come from events, let one count as a like ({option('events', 5)}), else use a preset that predicts ratings"
                 )
             return cls(data, liked, None, 1.0, True)
         if config.model.form == "propagation":

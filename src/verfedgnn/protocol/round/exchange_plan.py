@@ -7,6 +7,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.option_names import setting
 from verfedgnn.privacy.masking import share_threshold
 from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.round.user_blocks import completed_passes
@@ -57,6 +58,6 @@ def make_projection(
     if not projection.protected and "projection" not in config.unprotected:
         raise ConfigError(
             f"a projection of {users:,} common user(s) with exchange.ratio = {exchange.ratio:g} hides nothing; "
-            "use more users, or allow it with --set unprotected=projection"
+            f"use more users, or allow it with {setting('unprotected', 'projection')}"
         )
     return projection

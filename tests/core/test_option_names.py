@@ -1,0 +1,52 @@
+"""Messages name flags on the command line and arguments in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import verfedgnn as vf
+from verfedgnn.core.option_names import on_command_line, option, setting
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flag", "argument"),
+    [
+        ("missing", "drop", "--missing drop", 'missing="drop"'),
+        ("scale", (1, 5), "--scale 1,5", "scale=(1, 5)"),
+        ("events", {"view": 1, "buy": 2.5}, "--events view=1,buy=2.5", 'events={"view": 1, "buy": 2.5}'),
+        ("columns", {"user": "..."}, "--columns user=...", 'columns={"user": ...}'),
+        ("overwrite", True, "--overwrite", "overwrite=True"),
+        ("out", None, "--out", "out"),
+    ],
+)
+def test_an_option_is_named_for_its_reader(name: str, value: Any, flag: str, argument: str) -> None:
+    assert option(name, value) == argument
+    with on_command_line():
+        assert option(name, value) == flag
+    assert option(name, value) == argument
+
+
+def test_a_setting_is_named_for_its_reader() -> None:
+    assert setting("masking", True) == "masking=True"
+    assert setting("exchange.mode", "off") == '**{"exchange.mode": "off"}'
+    with on_command_line():
+        assert setting("masking", True) == "--set masking=true"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"gradients.clip": 0.9},
+        {"exchange.mode": "masked", "masking": False},
+        {"exchange.mode": "projected", "exchange.ratio": 1.0},
+        {"estimators": False},
+        {"gradients.mechanism": "skellam", "gradients.noise": 1.0},
+        {"exchange.noise": 0.1},
+    ],
+)
+def test_configurations_are_refused_in_pythons_words(values: dict[str, Any]) -> None:
+    with pytest.raises(vf.ConfigError) as caught:
+        vf.Config.preset("paper", **values)
+    assert "--" not in str(caught.value)
