@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from verfedgnn.config.tree import Config
+from verfedgnn.core.option_names import setting
 
 
 def active_count(config: Config, parties: int) -> int:
@@ -39,11 +40,11 @@ def too_few(config: Config, least: int, parties: int) -> str | None:
     if least >= wanted:
         return None
     remedy = (
-        "two parties use --set exchange.mode=projected, or --set exchange.mode=noised --set exchange.noise=0.05 "
-        "--set exchange.row_clip=0.5, or off"
+        f"two parties use {setting('exchange.mode', 'projected')}, or {setting('exchange.mode', 'noised')} "
+        f"{setting('exchange.noise', 0.05)} {setting('exchange.row_clip', 0.5)}, or off"
         if parties == 2
-        else "use participation = 1 and --min-parties for all (three or more), exchange.mode = projected, off, or "
-        "noised (with exchange.noise and .row_clip), or --set unprotected=sums"
+        else "use participation = 1 and a minimum of all parties (three or more), exchange.mode = projected, off, or "
+        f"noised (with exchange.noise and .row_clip), or {setting('unprotected', 'sums')}"
     )
     return (
         f"exchange.mode = {config.exchange.mode} needs {wanted} parties in every sum, but a sum may have {least}. Exact sums over "
