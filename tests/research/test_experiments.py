@@ -263,7 +263,7 @@ def test_without_a_test_part_there_is_no_rmse(table: str, tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_written(table: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(vf.RunError, match="choose another out"):
+    with pytest.raises(vf.RunError, match="choose another --out"):
         run_cells([short(table)], tmp_path / "file" / "below", jobs=1)
 
 
