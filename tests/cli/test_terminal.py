@@ -111,6 +111,7 @@ MISTAKES = {
     "report": "none",
     "runs": "none",
     "diff": "none none",
+    "promote": "none --over none",
     "tune": "mine.txt",
     "data check": "none.csv",
     "data synth": "--out x.parquet --like nothing",

@@ -200,6 +200,7 @@ READY: dict[str, list[Callable[[Path], None]]] = {
     "docs/python.md": [lambda folder: run_folder(folder, "film")],
     "docs/serving.md": [lambda folder: run_folder(folder, "demo")],
     "docs/terminal.md": [three_files],
+    "docs/tutorials/every-night.md": [three_files],
     "docs/tutorials/own-gnn.md": [lambda folder: shutil.copy(ROOT / "examples" / "my_gnn.py", folder)],  # type: ignore[list-item]
 }
 

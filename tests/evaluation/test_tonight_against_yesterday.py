@@ -1,4 +1,4 @@
-"""Runs of two nights: the list of runs, and how tonight differs from yesterday."""
+"""Runs of two nights: the list of runs, how tonight differs from yesterday, and whether it may replace it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import verfedgnn as vf
+from verfedgnn.core.files import switch_link
 from verfedgnn.data import TEST, TRAIN
 from verfedgnn.evaluation.matched_runs import compare_runs, in_both_tests, match_parties
+from verfedgnn.evaluation.promotion import judge_challenger
 from verfedgnn.evaluation.run_difference import compare_recommendations, difference
+from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_list import list_runs
+from verfedgnn.runs.start_from import read_ancestor, write_ancestor
 
 Command = Callable[..., tuple[int, str, str]]
 SHORT = vf.Config.preset("best", epochs=6, dim=4, evaluate_every=2)
@@ -190,3 +195,86 @@ def test_the_command_prints_and_writes_the_same(nights: Path, tmp_path: Path, co
     code, out, _ = command("diff", nights / "current", nights / "tuesday", "--json")
     assert set(json.loads(out)) == {"configuration", "data", "figures", "recommendations"}
     assert command("diff", nights / "monday", nights / "tuesday", "--out", tmp_path / "diff")[0] == 2
+
+
+# -- champion and challenger ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_not_worse_is_promoted(nights: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    link = tmp_path / "current"
+    code, out, _ = command(
+        "promote", tmp_path / "tuesday", "--over", link, "--link", link, "--tolerance", "5", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["promoted"]
+    assert os.readlink(link) == "tuesday"
+    new = json.loads(out)["figures"]["new"]["rmse"]["overall"]
+    assert new["cases"] > 0, "ratings that only the challenger has are judged too"
+
+
+def spoil(folder: Path, share: float) -> None:
+    """Multiply the user vectors that a run predicts ratings with."""
+    for file in (folder / "model").glob("[!_]*.safetensors"):
+        arrays = safetensors.numpy.load(file.read_bytes())
+        file.write_bytes(safetensors.numpy.save(arrays | {"users": arrays["users"] * np.float32(share)}))
+
+
+def test_a_worse_run_is_refused_with_the_reason(nights: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    spoil(tmp_path / "tuesday", 0.9)
+    link = tmp_path / "current"
+    code, out, err = command("promote", tmp_path / "tuesday", "--over", link, "--link", link)
+    assert code == 5
+    assert "kept" in out
+    assert "RMSE on the test ratings of both runs is worse" in err
+    assert os.readlink(link) == "monday"
+    assert command("promote", tmp_path / "tuesday", "--over", link, "--tolerance", "100")[0] == 0
+
+
+def test_a_run_without_many_of_the_ratings_is_refused(runs: tuple[vf.Run, vf.Run]) -> None:
+    """A file that was cut short leaves a run whose figures may still look good."""
+    found = judge_challenger(runs[1], runs[0], tolerance=100, max_lost=5)
+    assert not found["promoted"]
+    assert any("ratings of party" in reason for reason in found["reasons"])
+    assert judge_challenger(runs[1], runs[0], tolerance=100, max_lost=50)["promoted"]
+
+
+def test_a_leak_is_refused(
+    runs: tuple[vf.Run, vf.Run], nights: Path, tmp_path: Path, command: Command
+) -> None:
+    """A champion with another seed was trained on ratings that the challenger tests, and would look too good."""
+    champion, challenger = runs
+    other = champion.config.with_values({"seed": 1})
+    parts = [split_ratings(party, other.split, other.seed) for party in champion.parties]
+    with pytest.raises(vf.RunError, match="training or validation ratings of the champion"):
+        judge_challenger(replace(champion, config=other, parts=parts), challenger)
+    inherited = replace(challenger, metrics=challenger.metrics | {"from": {"same_split": False}})
+    with pytest.raises(vf.RunError, match="started from a run with another seed"):
+        judge_challenger(champion, inherited)
+    assert read_ancestor(nights / "monday", SHORT)["same_split"]
+    assert not read_ancestor(nights / "monday", SHORT.with_values({"seed": 1}))["same_split"]
+    shutil.copytree(nights / "monday", tmp_path / "line")
+    write_ancestor(tmp_path / "line", {"public": "", "rounds": 1, "same_split": False})
+    assert not read_ancestor(tmp_path / "line", SHORT)["same_split"], "an ancestor's ancestor counts"
+
+
+def test_too_few_users_give_no_verdict(runs: tuple[vf.Run, vf.Run]) -> None:
+    champion, challenger = runs
+    few = [
+        np.where(party.ratings.user < 5, part, TRAIN)
+        for party, part in zip(challenger.parties, challenger.parts, strict=True)
+    ]
+    with pytest.raises(vf.RunError, match="a verdict needs 20"):
+        judge_challenger(champion, replace(challenger, parts=few))
+
+
+def test_a_link_is_switched_at_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "current"
+    switch_link(link, tmp_path / "a")
+    switch_link(link, tmp_path / "b")
+    assert link.resolve() == tmp_path / "b"
+    with pytest.raises(vf.RunError, match="is not a link"):
+        switch_link(tmp_path / "a", tmp_path / "b")

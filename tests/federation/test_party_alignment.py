@@ -613,7 +613,7 @@ def test_a_training_continued_with_more_users_equals_one_machine(
     assert_same(second, run)
     fresh = on_one_machine(second, stack=False)
     assert not torch.equal(run.public, fresh.public)
-    ancestor = {"public": first.runs["party-0"].metrics["public"], "rounds": 6}
+    ancestor = {"public": first.runs["party-0"].metrics["public"], "rounds": 6, "same_split": True}
     records = [second.runs[name].metrics["from"] for name in second.parties]
     served = json.loads((tmp_path / "second" / f"run-{SERVER}" / "metrics.json").read_text())
     assert [*records, served["from"], run.metrics["from"]] == [ancestor] * 5

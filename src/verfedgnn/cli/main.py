@@ -29,6 +29,7 @@ from verfedgnn.cli.export_command import export
 from verfedgnn.cli.output import SafeConsole
 from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
+from verfedgnn.cli.promote_command import promote
 from verfedgnn.cli.recommend_command import recommend
 from verfedgnn.cli.report_command import report
 from verfedgnn.cli.runs_command import runs
@@ -83,7 +84,7 @@ _TRAIN = "Train"
 app.add_typer(data.app, rich_help_panel=_TRAIN)
 for command in (train, evaluate, settings, tune):
     app.command(rich_help_panel=_TRAIN)(command)
-for command in (recommend, serve, export, report, runs, diff):
+for command in (recommend, serve, export, report, runs, diff, promote):
     app.command(rich_help_panel="Use a trained model")(command)
 app.add_typer(items.app, rich_help_panel="Use a trained model")
 _ACROSS = "Across organisations"
@@ -113,7 +114,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run a command and return its exit code: 0 done, 2 user error, 3 refused by a peer, 4 interrupted (docs/terminal.md)."""
+    """Run a command and return its exit code: 0 done, 2 user error, 3 refused by a peer, 4 interrupted, 5 not promoted (docs/terminal.md)."""
     try:
         code = app(prog_name="verfedgnn", standalone_mode=False)
         if code == _CTRL_C:

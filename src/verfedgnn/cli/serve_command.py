@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import RUN, AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError
@@ -46,6 +47,25 @@ def serve(
             help="Append one line of JSON per request to this file, without user ids.", rich_help_panel=RUN
         ),
     ] = None,
+    shadow: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run that also answers GET /v1/recommendations; its answers are compared and recorded, never sent.",
+            autocompletion=complete_run_folders,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    shadow_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append the items of both runs and their overlap to this file, one line of JSON per request, without user ids.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    shadow_users: Annotated[
+        bool,
+        typer.Option("--shadow-users", help="Also write user ids to the shadow log.", rich_help_panel=RUN),
+    ] = False,
     approximate: Annotated[
         bool,
         typer.Option(
@@ -69,7 +89,11 @@ def serve(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve recommendations, similar items and newcomers over HTTP, with a web page at /."""
+    """Serve recommendations, similar items and newcomers over HTTP, with a web page at /.
+
+    If RUN is a symbolic link, the server follows it. When the link is switched, the new run is loaded in the background and then
+    answers, without a failed request.
+    """
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -88,7 +112,21 @@ def serve(
             f"--host {host} is reachable from other machines, so an API key is required. "
             "Set one with --api-key-file or VERFEDGNN_API_KEY, or listen on 127.0.0.1."
         )
-    options = ServeOptions(run, party, keys, approximate, threads, workers, access_log, tuple(ratings or ()))
+    if (shadow is None) != (shadow_log is None):
+        raise ConfigError("--shadow RUN and --shadow-log FILE belong together; give both or none")
+    options = ServeOptions(
+        run,
+        party,
+        keys,
+        approximate,
+        threads,
+        workers,
+        access_log,
+        tuple(ratings or ()),
+        shadow=shadow,
+        shadow_log=shadow_log,
+        shadow_users=shadow_users,
+    )
     try:
         with _listen(host, port) as listener:
             name = f"[{host}]" if ":" in host else host

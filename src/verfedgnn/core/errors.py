@@ -36,6 +36,12 @@ class ProtocolError(VerFedGNNError):
     exit_code = 3
 
 
+class NotPromoted(VerFedGNNError):
+    """A challenger that does not replace the champion; the champion stays."""
+
+    exit_code = 5
+
+
 class Interrupted(VerFedGNNError):
     """A requested stop.
 

@@ -111,6 +111,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def switch_link(link: Path, target: Path) -> None:
+    """Let a symbolic link point to `target`, atomically: there is no moment without the link. Create it if it is missing."""
+    if link.exists() and not link.is_symlink():
+        raise RunError(f"{link} is not a link, so it is left alone; name a new link with --link")
+    with writing(link):
+        make_folder(link.parent)
+        part = link.with_name(f".{link.name}.part")
+        part.unlink(missing_ok=True)
+        part.symlink_to(os.path.relpath(target.resolve(), link.parent.resolve()))
+        part.replace(link)
+        sync_folder(link.parent)
+
+
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
     """Turn an `OSError` in the block into a `RunError` that names `place` and the remedy."""

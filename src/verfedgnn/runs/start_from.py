@@ -73,7 +73,14 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
             f"would not be counted; train without {option('start_from', flag='from')}"
         )
     metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
-    return {"public": metrics["public"], "rounds": metrics["rounds"]}
+    kept = before.seed == config.seed and before.split == config.split
+    earlier = recorded_ancestor(folder)
+    return {
+        "public": metrics["public"],
+        "rounds": metrics["rounds"],
+        # Whether no run of the line may have been trained on a rating that this one tests.
+        "same_split": kept and (earlier is None or earlier["same_split"]),
+    }
 
 
 def write_ancestor(folder: Path, ancestor: dict[str, Any]) -> None:

@@ -102,13 +102,18 @@ Granted = Annotated[Access, Depends(_read_access)]
 
 
 def make_app(
-    catalogue: Catalogue, *, keys: Sequence[ApiKey] = (), workers: int = 1, log: AccessLog | None = None
+    catalogue: Catalogue,
+    *,
+    keys: Sequence[ApiKey] = (),
+    workers: int = 1,
+    log: AccessLog | None = None,
+    metrics: ServerMetrics | None = None,
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
-    `workers` is the number of processes that share the rate limits.
+    `workers` is the number of processes that share the rate limits. `metrics` are those of the process, by default new ones.
     """
-    metrics = ServerMetrics()
+    metrics = metrics or ServerMetrics()
     batcher = Batcher(metrics.count_batch)
 
     @asynccontextmanager

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import ApiKey
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 SWITCH_INTERVAL = 0.0005
 """Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
@@ -39,6 +43,12 @@ class ServeOptions:
     """File to which requests are logged."""
     ratings: tuple[str, ...] = ()
     """Sources of ratings that are newer than the run, each `NAME=SOURCE`."""
+    shadow: Path | None = None
+    """Run that gets the same requests and whose answers are only recorded."""
+    shadow_log: Path | None = None
+    """File with the answers of both runs."""
+    shadow_users: bool = False
+    """Whether that file names the users."""
 
 
 def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -49,21 +59,31 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.http.app import make_app
+    from verfedgnn.serving.http.live_run import LiveRun
+    from verfedgnn.serving.http.server_metrics import ServerMetrics
+    from verfedgnn.serving.http.shadow import ServedRuns, ShadowLog, UncountedMetrics
     from verfedgnn.serving.newer_ratings import read_newer_ratings
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    run = Run.load(options.run)
-    served = {party.name: party.ratings for party in run.parties if options.party in (None, party.name)}
-    catalogue = Catalogue(
-        run,
-        options.run.resolve().name,
-        options.party,
-        approximate=options.approximate,
-        newer=read_newer_ratings(options.ratings, served),
-    )
-    log = None if options.access_log is None else AccessLog(options.access_log)
-    app = make_app(catalogue, keys=options.keys, workers=options.workers, log=log)
+    metrics = ServerMetrics()
+
+    def build(
+        folder: Path, metrics: ServerMetrics = metrics, access_log: Path | None = options.access_log
+    ) -> FastAPI:
+        run = Run.load(folder)
+        served = {party.name: party.ratings for party in run.parties if options.party in (None, party.name)}
+        newer = read_newer_ratings(options.ratings, served)
+        catalogue = Catalogue(run, folder.name, options.party, approximate=options.approximate, newer=newer)
+        log = None if access_log is None else AccessLog(access_log)
+        return make_app(catalogue, keys=options.keys, workers=options.workers, log=log, metrics=metrics)
+
+    shadow = None
+    log = None
+    if options.shadow is not None and options.shadow_log is not None:
+        log = ShadowLog(options.shadow_log, users=options.shadow_users)
+        shadow = LiveRun(options.shadow, lambda folder: build(folder, UncountedMetrics(), None))
+    app = ServedRuns(LiveRun(options.run, build), shadow, log)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()  # the run stays in memory: collecting it again and again would delay requests

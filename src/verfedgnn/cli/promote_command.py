@@ -1,0 +1,72 @@
+"""`verfedgnn promote`: let a new run replace the one that is served, unless it is worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verfedgnn.cli.completion import complete_run_folders
+from verfedgnn.cli.diff_command import show_tables
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet
+from verfedgnn.core.errors import NotPromoted
+
+
+def promote(
+    challenger: Annotated[
+        Path, typer.Argument(help="Run folder of tonight.", autocompletion=complete_run_folders)
+    ],
+    over: Annotated[
+        Path,
+        typer.Option(
+            help="Run folder that is served now, or the link to it.", autocompletion=complete_run_folders
+        ),
+    ],
+    link: Annotated[
+        Path | None,
+        typer.Option(
+            help="Symbolic link that `serve` follows; it is switched to the challenger if it is promoted."
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Loss, in per cent of RMSE and NDCG@20, that is accepted.", min=0)
+    ] = 0.0,
+    max_lost: Annotated[
+        float,
+        typer.Option(
+            help="Largest share of a party's users, items or ratings, in per cent, that may be gone.",
+            min=0,
+            max=100,
+        ),
+    ] = 10.0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Promote a run over the one that is served, unless it is worse beyond its interval on ratings that neither was trained on.
+
+    The exit code is 0 if the challenger is promoted and 5 if the champion is kept.
+    """
+    from verfedgnn.core.files import switch_link
+    from verfedgnn.evaluation.promotion import judge_challenger
+    from verfedgnn.reports.difference_view import figure_tables
+    from verfedgnn.runs.run import Run
+
+    output = Output(quiet=quiet, as_json=as_json)
+    champion = Run.load(over, added=False)
+    run = Run.load(challenger, added=False)
+    with output.busy("comparing"):
+        found = judge_challenger(champion, run, tolerance=tolerance, max_lost=max_lost)
+    if found["promoted"] and link is not None:
+        switch_link(link, challenger)
+    found = {"challenger": str(challenger), "champion": str(over), **found}
+    tables = [
+        *figure_tables(found["figures"]["new"], "Test ratings that came since"),
+        *figure_tables(found["figures"]["shared"], "Test ratings of both runs"),
+    ]
+    switched = "" if link is None else f"; {link} leads to it"
+    text = f"promoted: {challenger}{switched}" if found["promoted"] else f"kept: {over}"
+    output.result(found, *show_tables(tables), text)
+    if not found["promoted"]:
+        raise NotPromoted(f"{challenger} was not promoted: {'; '.join(found['reasons'])}")

@@ -1,0 +1,161 @@
+"""A served link that is switched while requests arrive, and a second run in the shadow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+import verfedgnn as vf
+from verfedgnn.core.files import switch_link
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.http import live_run
+from verfedgnn.serving.http.app import make_app
+from verfedgnn.serving.http.live_run import LiveRun
+from verfedgnn.serving.http.server_metrics import ServerMetrics
+from verfedgnn.serving.http.shadow import ServedRuns, ShadowLog, UncountedMetrics
+
+Served = tuple[ServedRuns, ServerMetrics]
+
+
+@pytest.fixture(scope="module")
+def nights(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs that recommend other items to most users."""
+    folder = tmp_path_factory.mktemp("nights")
+    for seed, name in enumerate(("monday", "tuesday")):
+        chosen = vf.Config.preset("paper", epochs=2, batch=400, seed=seed)
+        vf.train(small_parties, chosen, out=folder / name)
+    return folder
+
+
+def build(folder: Path, metrics: ServerMetrics | None = None) -> FastAPI:
+    return make_app(Catalogue(vf.Run.load(folder), folder.name), metrics=metrics)
+
+
+class Lifespan:
+    """Start and stop an application as a server does."""
+
+    def __init__(self, app: ServedRuns) -> None:
+        self.app = app
+        self.asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def __aenter__(self) -> httpx.AsyncClient:
+        self.task = asyncio.create_task(self.app({"type": "lifespan"}, self.asked.get, self.told.put))
+        self.asked.put_nowait({"type": "lifespan.startup"})
+        await self.told.get()
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1:8000"
+        )
+        return self.client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+        self.asked.put_nowait({"type": "lifespan.shutdown"})
+        await self.task
+
+
+def items(answer: httpx.Response) -> list[str]:
+    return [item["item"] for item in answer.json()["recommendations"]]
+
+
+def expected(folder: Path, user: str) -> list[str]:
+    return [item.item for item in vf.Run.load(folder).recommend(user)]
+
+
+def test_no_request_fails_while_the_link_is_switched(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    link = tmp_path / "current"
+    switch_link(link, nights / "monday")
+    metrics = ServerMetrics()
+    app = ServedRuns(LiveRun(link, lambda folder: build(folder, metrics)))
+    lists = {name: expected(nights / name, "u0003") for name in ("monday", "tuesday")}
+    assert lists["monday"] != lists["tuesday"]
+    answers: list[httpx.Response] = []
+
+    async def ask(client: httpx.AsyncClient, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            answers.append(await client.get("/v1/recommendations", params={"user": "u0003"}))
+
+    async def play() -> None:
+        async with Lifespan(app) as client:
+            stop = asyncio.Event()
+            clients = [asyncio.create_task(ask(client, stop)) for _ in range(4)]
+            for name in ("tuesday", "monday", "tuesday"):
+                switch_link(link, nights / name)
+                while not answers or items(answers[-1]) != lists[name]:
+                    await asyncio.sleep(0.01)
+            stop.set()
+            await asyncio.gather(*clients)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert {answer.status_code for answer in answers} == {200}
+    assert {tuple(items(answer)) for answer in answers} == set(map(tuple, lists.values())), "never a mixture"
+    counted = f'verfedgnn_requests_total{{route="/v1/recommendations",status="200"}} {len(answers)}.0'
+    assert counted in metrics.render()[1].decode(), "the count goes on across switches"
+
+
+def test_a_run_that_cannot_be_read_is_not_served(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    link = tmp_path / "current"
+    shutil.copytree(nights / "tuesday", tmp_path / "broken")
+    (tmp_path / "broken" / "metrics.json").unlink()
+    switch_link(link, nights / "monday")
+    app = ServedRuns(LiveRun(link, build))
+    said = ""
+
+    async def play() -> None:
+        nonlocal said
+        async with Lifespan(app) as client:
+            switch_link(link, tmp_path / "broken")
+            while "cannot be served" not in said:
+                await asyncio.sleep(0.01)
+                said += capsys.readouterr().err
+            answer = await client.get("/v1/recommendations", params={"user": "u0003"})
+            assert items(answer) == expected(nights / "monday", "u0003")
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert "is not finished" in said
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_a_shadow_is_recorded_and_never_served(nights: Path, tmp_path: Path, users: bool) -> None:
+    metrics = ServerMetrics()
+    log = tmp_path / "shadow.jsonl"
+    served = LiveRun(nights / "monday", lambda folder: build(folder, metrics))
+    shadow = LiveRun(nights / "tuesday", lambda folder: build(folder, UncountedMetrics()))
+    app = ServedRuns(served, shadow, ShadowLog(log, users=users))
+
+    async def play() -> None:
+        async with Lifespan(app) as client:
+            await client.get("/health")
+            for number, user in enumerate(("u0003", "u0005", "nobody"), 1):
+                answer = await client.get("/v1/recommendations", params={"user": user})
+                assert answer.status_code == (404 if user == "nobody" else 200)
+                assert user == "nobody" or items(answer) == expected(nights / "monday", user)
+                while len(log.read_bytes().splitlines()) < number:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(lines) == 3
+    by_user = dict(zip(("u0003", "u0005"), lines, strict=False))
+    for user, line in by_user.items():
+        lists = [expected(nights / name, user) for name in ("monday", "tuesday")]
+        assert [[item for _, item in line[name]] for name in ("served", "shadow")] == lists
+        assert line["overlap"] == len(set(lists[0]) & set(lists[1])) / 10
+        assert line.get("user") == (user if users else None)
+    assert lines[2]["status"] == [404, 404]
+    assert lines[2]["overlap"] is None
+    assert 'route="/v1/recommendations",status="200"} 2.0' in metrics.render()[1].decode()
+    assert log.stat().st_mode & 0o077 == 0
