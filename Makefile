@@ -43,7 +43,12 @@ lint: .venv/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo 2>/dev/null && $(BIN)/mypy
 	@$(BIN)/codespell *.md docs results/*.md src tools && $(BIN)/python tools/check_prose.py
 
-docs: .venv/installed-dev
+.venv/installed-docs: .venv/installed
+	@echo "installing the documentation tools into .venv (once)"
+	$(PIP_INSTALL) -e '.[docs]'
+	@touch $@
+
+docs: .venv/installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "built site/; view it with: $(BIN)/python -m http.server --directory site"
 

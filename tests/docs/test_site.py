@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -82,6 +83,39 @@ def test_links_and_anchors_are_there(site: Path, pages: dict[Path, Page]) -> Non
 
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert {link for page in pages.values() for link in page.loads if urlsplit(link).netloc} == set()
+
+
+def test_nothing_is_cut_off_on_a_phone_and_tables_can_be_reached_by_keyboard(site: Path) -> None:
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((path for name in names if (path := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("there is no Chromium here")
+    with driver.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        for name in (
+            "index.html",
+            "privacy/index.html",
+            "results/lift/index.html",
+            "is-it-for-me/index.html",
+        ):
+            page.goto((site / name).as_uri())
+            page.wait_for_selector(".md-typeset__scrollwrap[tabindex]")
+            assert page.evaluate("document.documentElement.scrollWidth") == 390, name
+            cut = """[...document.querySelectorAll(".md-content :is(pre, table, img, p)")].filter((part) =>
+              part.getBoundingClientRect().right > 391 && !part.closest(".md-typeset__scrollwrap"))"""
+            assert page.evaluate(f"{cut}.length") == 0, name
+        numbers = page.locator("td.number").first
+        assert numbers.evaluate("(cell) => getComputedStyle(cell).textAlign") == "right"
+        browser.close()
+
+
+def test_links_have_words(pages: dict[Path, Page]) -> None:
+    """A link says where it leads, also to somebody who hears only the links of a page."""
+    vague = re.compile(r"<a [^>]*>\s*([Hh]ere|this|link|results|more|below|above|https?://[^<]*)\s*</a>")
+    found = {str(path): match.group() for path in pages if (match := vague.search(path.read_text("utf-8")))}
+    assert found == {}
 
 
 def test_the_reference_is_complete(pages: dict[Path, Page], site: Path) -> None:

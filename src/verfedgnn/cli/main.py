@@ -49,7 +49,7 @@ from verfedgnn.plugins import load_file
 app = typer.Typer(
     name="verfedgnn",
     help="Train one graph recommender across organisations that share users but not items, "
-    "without showing each other who consumed what.",
+    "while ratings and item ids stay at home.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

@@ -26,6 +26,8 @@ NOT_JUDGED = (
     "This run has no models of the parties alone to compare with. Train with preset `best` and `--lift` "
     "(in Python: `verfedgnn.lift(run)`)."
 )
+MOST_PARTIES = 30
+"""Largest number of parties in a chart; tables have all of them."""
 _AXIS = "% gained by joining, with its 95 % interval"
 
 
@@ -118,7 +120,11 @@ def _party_chart(part: Mapping[str, Any]) -> Picture | None:
 
 
 def _party_rows(part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [*((row["name"], row) for row in part["parties"]), ("all parties", part["overall"])]
+    """Return the parties with the most customers, and all parties together."""
+    rows = part["parties"]
+    fewest = sorted((row["users"] for row in rows), reverse=True)[:MOST_PARTIES][-1:]
+    shown = [(row["name"], row) for row in rows if row["users"] >= fewest[0]][:MOST_PARTIES]
+    return [*shown, ("all parties", part["overall"])]
 
 
 def _activity_chart(part: Mapping[str, Any], what: str, simple: str) -> Picture | None:

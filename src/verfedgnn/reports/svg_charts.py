@@ -320,13 +320,13 @@ def draw_points(
         canvas.text(across.place(tick), bottom + 16, f"{tick:g}", "middle")
     canvas.line(across.place(0), top, across.place(0), bottom, "currentColor")
     canvas.line(left, upward.place(0), right, upward.place(0), "currentColor")
-    lowest = top - 4
-    for name, (x, y) in sorted(points.items(), key=lambda point: -point[1][1]):
+    highest = bottom + 10
+    for name, (x, y) in sorted(points.items(), key=lambda point: point[1][1]):
         canvas.dot(across.place(x), upward.place(y), POINT_COLOUR, 5)
         late = across.place(x) > (left + right) / 2
-        lowest = max(lowest + 14, upward.place(y) + 4)  # names of points at one height stand below each other
+        highest = min(highest - 14, upward.place(y) - 5)  # names of points at one height are stacked
         aside = -9 if late else 9
-        canvas.text(across.place(x) + aside, lowest, name, "end" if late else "start")
+        canvas.text(across.place(x) + aside, highest, name, "end" if late else "start")
     canvas.text((left + right) / 2, bottom + 36, x_label, "middle", soft=True)
     words = "; ".join(f"{name}: {x:.3g}, {y:.3g}" for name, (x, y) in points.items())
     return canvas.svg(title, f"{x_label} and {y_label}. {words}")

@@ -125,7 +125,7 @@ def _add_verdict(document: Document, found: Mapping[str, Any]) -> None:
          "yes" if r.learnt else "no"]
         for r in reached
     ]  # fmt: skip
-    leaks = [ATTACKERS[r.attacker].title for r in reached if r.learnt]
+    leaks = [f"{ATTACKERS[r.attacker].title}: {ATTACKERS[r.attacker].learns}" for r in reached if r.learnt]
     title = "The strongest attack of each attacker, next to a guess without an attack"
     bars = [
         Bars(
