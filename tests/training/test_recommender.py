@@ -214,7 +214,7 @@ def scores(run: vf.Run, party: vf.PartyData, users: Any, items: Any) -> None:
         ("best", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
         ("paper", {}, {"factors": 8}),
         ("ranking", {"gate": False}, {"factors": 8}),
-        ("private", {}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
+        ("private", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
     ],
 )
 def test_parts_of_a_vector(

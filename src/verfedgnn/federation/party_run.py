@@ -54,10 +54,12 @@ def _make_run(
     history = read_history(stage.folder(store.folder))
     gates = None
     alone = None
+    federated = None
     if stage.config.training.gate:
         log_event("training alone to choose the gate", stage=stage.name)
         (gated,) = gate_parties([prepared], [model], [share], stage.config, figures["ratings"])
         log_event("gate chosen", stage=stage.name, weights=str(gated.served.known))
+        federated = [model]
         model = gated.served.model
         alone = [gated.alone.model]
         gates = [gated.weights]
@@ -72,6 +74,7 @@ def _make_run(
         privacy=figures["privacy"],
         digest=figures["digest"],
         gates=gates,
+        federated=federated,
     )
     metrics["all_ratings"] = figures["ratings"]
     return Run(

@@ -12,7 +12,7 @@ from verfedgnn.config import Config
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
-from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.runs.run_evaluation import evaluate, rating_errors
 
 
 def build_metrics(
@@ -27,10 +27,12 @@ def build_metrics(
     privacy: dict[str, Any],
     digest: str,
     gates: Sequence[dict[str, dict[str, float]]] | None = None,
+    federated: Sequence[PartyModel] | None = None,
 ) -> dict[str, Any]:
     """Build the content of metrics.json.
 
-    `digest` is the hash of the public parameters. `gates` holds the weights of each party's mixture.
+    `digest` is the hash of the public parameters. `gates` holds the weights of each party's mixture, and `federated`
+    the models before mixing.
     """
     metrics = {
         **evaluate(prepared, models, ranks=config.training.ranks),
@@ -46,6 +48,8 @@ def build_metrics(
     }
     for row, gate in zip(metrics["parties"], gates or [], strict=False):
         row["gate"] = gate
+    if federated is not None and not config.training.ranks:
+        metrics["federated_model"] = {"rmse": rating_errors(prepared, federated).rmse}
     return metrics
 
 

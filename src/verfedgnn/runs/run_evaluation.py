@@ -66,6 +66,14 @@ def evaluate(
     }
 
 
+def rating_errors(parties: Sequence[Prepared], models: Sequence[PartyModel]) -> RatingErrors:
+    """Return the errors of all parties' models on their test parts."""
+    total = RatingErrors.zero()
+    for party, model in zip(parties, models, strict=True):
+        total += measure_errors(model.users, model.items, party.test, party.party.ratings.scale)
+    return total
+
+
 def judge_lists(party: Prepared, score: Score, k: int = 20) -> RankingScores:
     """Return the quality of the lists that `score` orders, on the test part of a party."""
     table = party.party.ratings

@@ -41,7 +41,7 @@ def train_alone(
     renamed = (
         None if watch is None else lambda event: watch(replace(event, label=label or f"{data.name} alone"))
     )
-    solo = solo_config(config, share)
+    solo = solo_config(home_config(config), share)
     (model,) = (
         TrainingLoop(prepare([own], solo, device, [parts]), solo, stack=stack).run(renamed, stop).models
     )
@@ -53,6 +53,20 @@ def _for_all(users: Tensor, known: NDArray[np.int64], count: int) -> Tensor:
     whole = users.mean(0, keepdim=True).repeat(count, 1)
     whole[torch.from_numpy(known).to(users.device)] = users
     return whole
+
+
+def home_config(config: Config) -> Config:
+    """Return the settings of a party's own model: those of `config`, and preset best for a training with noise.
+
+    Bounds, few rounds and small vectors spare the privacy budget. At home there is no budget to spare.
+    """
+    if config.gradients.mechanism != "skellam":
+        return config
+    best = Config.preset("best")
+    per_round = best.training.epochs / Config.preset("private").training.epochs
+    return best.with_values(
+        {"seed": config.seed, "training.epochs": math.ceil(per_round * config.training.epochs)}
+    )
 
 
 def solo_config(config: Config, share: float) -> Config:

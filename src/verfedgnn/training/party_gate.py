@@ -2,7 +2,7 @@
 
 For ratings it mixes its means, the federated means, its model alone and the federated model (`rating_stack.py`); for lists
 popularity, EASE, its model alone and the federated model (`list_stack.py`). The weights come from the party's own validation
-part and are sent to nobody. The same mixture without the federated models is what the party would serve if it had not joined.
+part and are sent to nobody. Under preset private, a party first re-estimates its items (`item_refit.py`). The same mixture without the federated models is what the party would serve if it had not joined.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.alone import train_alone
+from verfedgnn.training.item_refit import refit_items
 from verfedgnn.training.list_stack import stack_lists
 from verfedgnn.training.progress import Stop, Watcher, never
 from verfedgnn.training.rating_stack import Stacked, stack_ratings
@@ -66,6 +67,8 @@ def gate_parties(
         share = len(party.train) / max(1, ratings)
         device = party.train.user.device
         alone = train_alone(party.party, party.parts, config, share, device, watch=watch, stop=stop)
+        if config.gradients.mechanism == "skellam":
+            model = refit_items(model, party.input)
         gated.append(gate_party(party, model, alone, means, ranks=config.training.ranks))
     return gated
 

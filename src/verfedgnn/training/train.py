@@ -204,6 +204,7 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
         ),
         digest=parameters_digest(trained.public),
         gates=[each.weights for each in gated] if gated else None,
+        federated=trained.models if gated else None,
     )
     return Run(
         config,

@@ -67,6 +67,10 @@ class VerFedGNNPrivate(VerFedGNN):
         protects="every single rating, over the whole training: epsilon 4 at delta 1e-6, by noise on masked sums",
     )
 
+    def configure(self, base: Config) -> Config:
+        """Return settings without the gate, which would mix in each party's own model."""
+        return base.with_values({"training.gate": False})
+
 
 def federated(
     parties: Sequence[PartyData], config: Config, where: Where, party: type[Party] = Party

@@ -1,0 +1,79 @@
+"""The re-estimation of a party's items at home: against a direct solution, on noise, and without effect on what is sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import verfedgnn as vf
+from verfedgnn.core.pairs import Pairs, PartyInput
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.training import item_refit
+from verfedgnn.training.item_refit import refit_items
+
+
+def noisy_party(*, noise: float, seed: int = 0) -> tuple[PartyModel, PartyInput]:
+    """Return ratings of known vectors, and a model with the right users whose items are wrong by `noise`."""
+    rng = np.random.default_rng(seed)
+    users = torch.from_numpy(rng.normal(0, 1, (60, 3))).float()
+    users[:, 2] = 1
+    items = torch.from_numpy(rng.normal(0, 0.5, (12, 3))).float()
+    items[:, 2] += 3
+    user, item = (torch.from_numpy(each) for each in np.divmod(rng.permutation(60 * 12), 12))
+    rating = (users[user] * items[item]).sum(1) + torch.from_numpy(rng.normal(0, 0.1, len(user))).float()
+    parts = [
+        Pairs(user[rows], item[rows], rating[rows])
+        for rows in (slice(0, 400), slice(400, 560), slice(560, 720))
+    ]
+    data = PartyInput("p", 60, 12, (-10.0, 10.0), *parts[:2])
+    wrong = items + noise * torch.from_numpy(rng.normal(0, 1, items.shape)).float()
+    return PartyModel(users, wrong, wrong[:, :2]), data
+
+
+def test_items_are_those_of_ridge_regression() -> None:
+    model, data = noisy_party(noise=1.0)
+    found = refit_items(model, data)
+    spread = model.users[data.train.user][:, :2].double().var(0, unbiased=False)
+    errors = []
+    for strength in item_refit.STRENGTHS:
+        for damping in item_refit.BIAS_DAMPINGS:
+            penalty = torch.diag(torch.cat([strength * spread, torch.tensor([damping], dtype=torch.float64)]))
+            items = model.items.double().clone()
+            for v in range(data.items):
+                rows = data.train.item == v
+                x = model.users[data.train.user[rows]].double()
+                y = data.train.rating[rows].double()
+                right = x.T @ y + penalty @ model.items[v].double()
+                items[v] = torch.linalg.solve(x.T @ x + penalty, right)
+            predicted = (model.users[data.valid.user].double() * items[data.valid.item]).sum(1)
+            errors.append((float((predicted - data.valid.rating).square().sum()), items))
+    best = min(errors, key=lambda each: each[0])[1]
+    torch.testing.assert_close(found.items.double(), best, atol=1e-4, rtol=1e-4)
+
+
+def test_right_items_stay_and_wrong_ones_are_mended() -> None:
+    for noise, largest in ((0.0, 0.05), (1.0, 0.25)):
+        model, data = noisy_party(noise=noise)
+        true = noisy_party(noise=0.0)[0].items
+        assert float((refit_items(model, data).items - true).abs().mean()) < largest
+
+
+def test_columns_that_all_items_share_are_kept() -> None:
+    model, data = noisy_party(noise=1.0)
+    items = model.items.clone()
+    items[:, 2] = 3.0
+    found = refit_items(PartyModel(model.users, items, items[:, :2]), data)
+    assert (found.items[:, 2] == 3.0).all()
+
+
+def test_a_private_run_sends_the_same_with_and_without_its_gate(small_parties: list[vf.PartyData]) -> None:
+    """What a party re-estimates at home changes neither the public parameters nor the budget nor the bytes."""
+    runs = [
+        vf.train(small_parties, vf.Config.preset("private", epochs=4, gate=gate)) for gate in (False, True)
+    ]
+    assert torch.equal(runs[0].public, runs[1].public)
+    plain, gated = (run.metrics for run in runs)
+    assert plain["bytes"] == gated["bytes"]
+    assert plain["privacy"] == gated["privacy"]
+    assert gated["federated_model"]["rmse"] == plain["test"]["rmse"]
+    assert gated["valid"]["rmse"] < plain["valid"]["rmse"]
