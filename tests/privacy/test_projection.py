@@ -121,7 +121,7 @@ def test_theorem_1_condition() -> None:
         assert Projection(users, ratio=5, block=5).protected, "no block is left with a single user"
     with pytest.raises(ConfigError, match="block = 1"):
         Config.preset("paper", block=1)
-    with pytest.raises(ConfigError, match=r"2q > N \+ 1.*unprotected=projection"):
+    with pytest.raises(ConfigError, match=r"2q > N \+ 1.*unprotected=.projection"):
         Config.preset("paper", ratio=1)
     assert Config.preset("paper", ratio=1, unprotected=["projection"]).exchange.ratio == 1
 
