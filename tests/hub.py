@@ -158,14 +158,14 @@ class Trial:
         return thread
 
     def run(
-        self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 30
+        self, faults: dict[str, Callable[[bytes], bytes | None]] | None = None, seconds: float = 180
     ) -> None:
         """Run all members until all have finished."""
         for name in (SERVER, *self.parties):
             self.start(name, (faults or {}).get(name))
         self.join(seconds)
 
-    def join(self, seconds: float = 30) -> None:
+    def join(self, seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         for thread in self.threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -75,7 +75,7 @@ def wait_for_round(shells: Shells, status: str, round: int) -> None:
 
 def wait_until(shells: Shells, status: str, wanted: Callable[[dict[str, Any]], bool], otherwise: str) -> None:
     """Until the status page at `status` shows what is wanted."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{status}/status.json", timeout=2) as answer:

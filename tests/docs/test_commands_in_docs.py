@@ -287,7 +287,7 @@ class Reader:
                 cwd=self.work, env=self.environment, text=True, stdout=file, stderr=file,
             )  # fmt: skip
         self.staying.append((words[0], process, log))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while words[0] == "serve" and "serving" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, "it does not serve"
@@ -297,14 +297,18 @@ class Reader:
         """Wait until a training of several processes has ended."""
         for kind, process, log in self.staying:
             if kind != "serve":
-                assert process.wait(timeout=120) == 0, log.read_text()
+                assert process.wait(timeout=300) == 0, log.read_text()
 
     def spelt(self, text: str) -> str:
         """Return a command with free ports, fewer rounds, and a curl that reports errors."""
         for port, ours in self.ports.items():
             text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{ours}")
         text = re.sub(r"^curl ", "curl -sS --fail-with-body ", text)
-        return text if self.page in UNCHANGED else re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
+        if self.page in UNCHANGED:
+            return text
+        if "epochs=" not in text:
+            text = re.sub(r"\bverfedgnn train\b", f"verfedgnn train --set epochs={ROUNDS}", text)
+        return re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
 
     def shortened(self, words: list[str]) -> list[str]:
         """Return the words of a command with free ports and few rounds, also where the preset sets the number of rounds."""

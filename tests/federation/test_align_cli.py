@@ -58,7 +58,7 @@ def test_padding_and_users_who_come_later(shells: Shells, tmp_path: Path) -> Non
             commands[name] = [*words, "--processes", "1"]
         other = shells.start(*commands["book"])
         assert re.search(r"\d+ users in the federation", shells.now(*commands["film"]))
-        assert other.wait(timeout=60) == 0, shells.logs()
+        assert other.wait(timeout=180) == 0, shells.logs()
     first, second = (
         {name: PartyStore.read_rows(tmp_path / name / out) for name in NAMES[:2]} for out in ("run", "later")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.agreement import load_agreement, save_agreement
 
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+
+
+ROUNDS = 140
 
 
 def ip(*words: object, check: bool = True) -> int:
@@ -68,16 +72,16 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
         "--set",
         "batch=0",
         "--set",
-        "epochs=1200",
+        f"epochs={ROUNDS}",
         "--set",
-        "evaluate_every=100",
+        "evaluate_every=50",
     ]
     shells.now("federation", "init", "home", "--address", f"10.219.0.1:{port}", "--min-parties", 2, *settings)
     for name in NAMES:
         shells.now("federation", "join-request", name)
         shells.now("federation", "approve", "home", f"{name}/{name}.csr", "--yes")
     agreement = load_agreement(tmp_path / "home")
-    timeouts = {"reply": 1.5, "hello": 0.5, "idle": 5, "link": 3, "finish": 30}
+    timeouts = {"reply": 1.5, "hello": 0.5, "idle": 20, "link": 3, "finish": 180}
     save_agreement(tmp_path / "home" / "federation.toml", agreement.with_values(timeouts=timeouts))
     for name in NAMES:
         (tmp_path / name / "federation.toml").write_bytes(
@@ -96,21 +100,27 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
         for name in NAMES
     }
     status = f"http://127.0.0.1:{page}"
-    wait_for_round(shells, status, 50)
+    wait_for_round(shells, status, 20)
     ip("link", "set", hosts["book"], "down")
     wait_until(shells, status, lambda about: not about["parties"]["book"]["here"], "nobody misses book")
-    wait_for_round(shells, status, 150)
+    wait_for_round(shells, status, 50)
     assert "away" in (shown := shells.now("status", status)) or "slow" in shown
-    time.sleep(3.0)  # longer than the link's timeout: both ends give the connection up
+    others = [parties["film"], parties["music"]]
+    for process in others:
+        process.send_signal(signal.SIGSTOP)  # no round can end without them: the rest is kept for book
+    time.sleep(3.5)  # longer than the link's timeout: both ends give the connection up
     ip("link", "set", hosts["book"], "up")
+    wait_until(shells, status, lambda about: about["parties"]["book"]["here"], "book does not come back")
+    for process in others:
+        process.send_signal(signal.SIGCONT)
     for process in (coordinator, *parties.values()):
-        assert process.wait(timeout=60) == 0, shells.logs()
+        assert process.wait(timeout=180) == 0, shells.logs()
     runs = [vf.Run.load(tmp_path / name / "run") for name in NAMES]
     assert all(torch.equal(runs[0].public, run.public) for run in runs)
     logs = shells.logs()
     assert "party is late" in logs or "party disconnected" in logs
     assert logs.count("taking part") >= 4, "book joined a second time"
     metrics = runs[1].metrics
-    assert 100 < metrics["privacy"]["gradients"]["releases"] < 1200, (
+    assert 70 < metrics["privacy"]["gradients"]["releases"] < ROUNDS - 10, (
         "book took part before and after, not in between"
     )

@@ -18,7 +18,9 @@ from scipy.stats import chi2
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial
 from verfedgnn.core.random_streams import simulated_secret
+from verfedgnn.federation import coordinator_stage
 from verfedgnn.federation.agreement import Timeouts
+from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.wire.messages import (
     Hello,
     Refused,
@@ -56,7 +58,16 @@ def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config | None = 
 
 
 def local(parties: list[vf.PartyData], config: vf.Config | None = None) -> vf.Run:
-    return vf.train(parties, config or settings(), stack=False)
+    """Return the run of the local runtime; equal trainings are run once."""
+    chosen = config or settings()
+    key = (id(parties), chosen.digest())
+    if key not in LOCAL_RUNS:
+        LOCAL_RUNS[key] = vf.train(parties, chosen, stack=False)
+    return LOCAL_RUNS[key]
+
+
+LOCAL_RUNS: dict[tuple[int, str], vf.Run] = {}
+"""Runs of the local runtime, by the session's parties and the settings."""
 
 
 def assert_same(federated: Trial, run: vf.Run) -> None:
@@ -96,6 +107,46 @@ def in_round(number: int, then: Callable[[RoundReply], bytes | None]) -> Fault:
         return data
 
     return fault
+
+
+class Clock:
+    """The coordinator's clock, which a test can set forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(coordinator_stage, "time", clock)
+    return clock
+
+
+def late(
+    federated: Trial, clock: Clock, name: str, then: Callable[[], bool]
+) -> Callable[[RoundReply], bytes]:
+    """Hold a reply back until all others have answered, the time for replies is over and `then` holds."""
+
+    def hold(reply: RoundReply) -> bytes:
+        service = federated.services[SERVER]
+        poll(lambda: service.coordinator.due == [name])
+        clock.ahead += federated.agreement.timeouts.reply + 1
+        poll(then)
+        return encode(reply)
+
+    return hold
+
+
+def poll(holds: Callable[[], bool], seconds: float = 180) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "the condition does not hold"
+        time.sleep(0.005)
 
 
 def die(_: RoundReply) -> bytes | None:
@@ -310,12 +361,9 @@ def test_fewer_than_the_minimum_wait(tmp_path: Path, small_parties: list[vf.Part
     for name in (SERVER, *(party.name for party in small_parties[:2])):
         federated.start(name)
     federated.start(late, killed_at(5), restart=False)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        service = federated.services.get(SERVER)
-        if service is not None and service.publisher.status.get("state") == "waiting":
-            break
-        time.sleep(0.01)
+    poll(lambda: SERVER in federated.services)
+    service = federated.services[SERVER]
+    poll(lambda: service.publisher.status.get("state") == "waiting")
     stopped_at = service.coordinator.round
     assert service.publisher.status["parties"][late]["here"] is False
     time.sleep(0.3)
@@ -325,40 +373,42 @@ def test_fewer_than_the_minimum_wait(tmp_path: Path, small_parties: list[vf.Part
     assert_same(federated, local(small_parties))
 
 
-def test_a_slow_party_is_left_out_and_taken_back(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    def sleep(reply: RoundReply) -> bytes:
-        time.sleep(3.0)
+def test_a_slow_party_is_left_out_and_taken_back(
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
+) -> None:
+    """Its reply arrives four rounds late; round 10 waits for it, so that it takes part before the training ends."""
+    slow, other, _ = (party.name for party in small_parties)
+    federated = trial(tmp_path, small_parties, settings(epochs=30, evaluate_every=10), min_parties=2)
+
+    def coordinator() -> Coordinator:
+        return federated.services[SERVER].coordinator  # type: ignore[no-any-return]
+
+    def wait(reply: RoundReply) -> bytes:
+        poll(lambda: slow not in coordinator().members.slow)
         return encode(reply)
 
-    timeouts = Timeouts(reply=1.5, hello=0.3, idle=30, finish=5)
-    federated = trial(
-        tmp_path, small_parties, settings(epochs=400, evaluate_every=100), min_parties=2, timeouts=timeouts
-    )
-    federated.run({small_parties[0].name: in_round(3, sleep)}, seconds=90)
+    held = late(federated, clock, slow, lambda: coordinator().round > 7)
+    federated.run({slow: in_round(3, held), other: in_round(10, wait)})
     assert not federated.errors
     service = federated.services[SERVER]
     assert service.record.repeats == 1
-    assert small_parties[0].name in service.coordinator.members.present | service.record.finished
-    assert federated.services[small_parties[0].name].ledger.count("gradient") > 50, "it takes part again"
+    assert slow in coordinator().members.present | service.record.finished
+    assert 15 < federated.services[slow].ledger.count("gradient") < 30, "it takes part again"
     publics = [federated.public(party.name) for party in small_parties]
     assert torch.equal(publics[0], publics[1])
     assert torch.equal(publics[1], publics[2])
 
 
-def test_a_late_reply_brings_no_second_sum(tmp_path: Path) -> None:
+def test_a_late_reply_brings_no_second_sum(tmp_path: Path, clock: Clock) -> None:
     """Four parties, quorum three: the others go on without the late one, and no party sends the same values twice."""
     parties = vf.split_items(
         vf.data.synthetic_ratings(users=60, items=40, ratings=1500, seed=5), parties=4, seed=5
     )
-
-    def sleep(reply: RoundReply) -> bytes:
-        time.sleep(1.0)
-        return encode(reply)
-
-    timeouts = Timeouts(reply=0.5, hello=0.3, idle=30, finish=5)
     chosen = settings(epochs=12, evaluate_every=6)
-    federated = trial(tmp_path, parties, chosen, min_parties=3, timeouts=timeouts)
-    federated.run({parties[0].name: in_round(3, sleep)})
+    federated = trial(tmp_path, parties, chosen, min_parties=3)
+    slow = parties[0].name
+    held = late(federated, clock, slow, lambda: federated.services[SERVER].coordinator.round > 4)
+    federated.run({slow: in_round(3, held)})
     assert not federated.errors
     messages = [(name, decode(data)) for name, _, data in federated.hub.seen]
     replies = [(name, m.round) for name, m in messages if isinstance(m, RoundReply)]
@@ -367,17 +417,13 @@ def test_a_late_reply_brings_no_second_sum(tmp_path: Path) -> None:
 
 
 def test_a_slow_party_that_cannot_be_spared_is_waited_for(
-    tmp_path: Path, small_parties: list[vf.PartyData]
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
 ) -> None:
     """A late reply still fits the open trip."""
-
-    def sleep(reply: RoundReply) -> bytes:
-        time.sleep(1.0)
-        return encode(reply)
-
-    timeouts = Timeouts(reply=0.2, hello=0.3, idle=30, finish=5)
-    federated = trial(tmp_path, small_parties, timeouts=timeouts)
-    federated.run({small_parties[0].name: in_round(3, sleep)}, seconds=15)
+    federated = trial(tmp_path, small_parties)
+    slow = small_parties[0].name
+    held = late(federated, clock, slow, lambda: slow in federated.services[SERVER].coordinator.members.slow)
+    federated.run({slow: in_round(3, held)})
     assert_same(federated, local(small_parties))
     assert federated.services[SERVER].record.repeats == 0
 
@@ -390,18 +436,25 @@ def test_a_coordinator_started_once_more_remembers_who_has_the_result(
     federated.threads.clear()
     federated.stopping = False
     federated.start(SERVER)
-    federated.join(5)
+    federated.join(180)
     assert len(federated.services[SERVER].record.finished) == 3
 
 
-def test_a_hung_party_costs_one_timeout(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+def test_a_hung_party_costs_one_timeout(
+    tmp_path: Path, small_parties: list[vf.PartyData], clock: Clock
+) -> None:
     """A party that never answers a message gets the result after the others have finished."""
-    timeouts = Timeouts(reply=0.3, hello=0.3, idle=30, finish=5)
-    federated = trial(tmp_path, small_parties, min_parties=2, timeouts=timeouts)
-    federated.run({small_parties[0].name: in_round(3, lambda reply: None)})
+    federated = trial(tmp_path, small_parties, min_parties=2)
+    hung = small_parties[0].name
+    wait = late(federated, clock, hung, lambda: True)
+
+    def hang(reply: RoundReply) -> None:
+        wait(reply)
+
+    federated.run({hung: in_round(3, hang)})
     assert not federated.errors
     assert federated.services[SERVER].record.repeats == 1
-    assert torch.equal(federated.public(small_parties[0].name), federated.public(small_parties[1].name))
+    assert torch.equal(federated.public(hung), federated.public(small_parties[1].name))
 
 
 def test_an_old_checkpoint_is_brought_up_to_date(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
@@ -528,7 +581,7 @@ def test_who_lies_under_a_mask_is_found(tmp_path: Path) -> None:
     )
     for name in (SERVER, *federated.parties):
         federated.start(name, lying if name == liar else None)
-    federated.threads[0].join(40)
+    federated.threads[0].join(180)
     federated.stopping = True
     federated.join()
     service = federated.services[SERVER]
@@ -551,7 +604,7 @@ def test_too_few_to_find_a_liar_among(tmp_path: Path, small_parties: list[vf.Par
     federated = trial(tmp_path, small_parties)
     for name in (SERVER, *federated.parties):
         federated.start(name, lying if name == small_parties[0].name else None)
-    federated.threads[0].join(20)
+    federated.threads[0].join(180)
     federated.stopping = True
     federated.join()
     (error,) = federated.errors[SERVER]
@@ -573,7 +626,7 @@ def test_a_party_with_a_key_nobody_can_use_is_refused_itself(
 
         federated.start(SERVER)
         federated.start(small_parties[1].name)
-        federated.start(small_parties[0].name, forge).join(20)
+        federated.start(small_parties[0].name, forge).join(180)
         federated.stopping = True
         federated.join()
         assert set(federated.errors) == {small_parties[0].name}
@@ -609,7 +662,7 @@ def test_a_training_is_not_thrown_away_for_a_message(
 
     for name in (SERVER, *federated.parties):
         federated.start(name, realign if name == SERVER else None)
-    done.wait(20)
+    done.wait(180)
     time.sleep(0.5)
     federated.stopping = True
     federated.join()
@@ -694,9 +747,9 @@ def test_parties_refuse_a_coordinator_that_breaks_the_agreement(
     for name in (SERVER, *federated.parties):
         federated.start(name, tampering(message, change) if name == SERVER else None)
     for thread in federated.threads[1:]:
-        thread.join(20)
+        thread.join(180)
     federated.stopping = True
-    federated.join(20)
+    federated.join(180)
     assert set(federated.errors) - {SERVER} == set(federated.parties)
     for name in federated.parties:
         (error,) = federated.errors[name]
@@ -723,7 +776,7 @@ def test_parties_told_different_things_do_not_add_up(
     federated = trial(tmp_path, small_parties, settings(evaluate_every=9))
     for name in (SERVER, *federated.parties):
         federated.start(name, tampering(Welcome, zero) if name == SERVER else None)
-    federated.threads[0].join(20)
+    federated.threads[0].join(180)
     federated.stopping = True
     federated.join()
     assert "sums were out of range" in str(federated.errors[SERVER][0])
@@ -819,7 +872,7 @@ def test_refusals_reach_both_sides(tmp_path: Path, small_parties: list[vf.PartyD
         return encode(message.model_copy(update={"config": "other"})) if isinstance(message, Hello) else data
 
     federated.start(SERVER)
-    federated.start(small_parties[0].name, other_config).join(20)
+    federated.start(small_parties[0].name, other_config).join(180)
     federated.stopping = True
     federated.join()
     assert "configuration differs" in str(federated.errors[small_parties[0].name][0])

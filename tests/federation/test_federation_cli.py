@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
     coordinator = shells.start(*serve)
 
     for process in (coordinator, *parties.values()):
-        assert process.wait(timeout=60) == 0, shells.logs()
+        assert process.wait(timeout=180) == 0, shells.logs()
     runs = [vf.Run.load(tmp_path / name / "run") for name in NAMES]
     users = [[user.lower() for user in run.parties[0].ratings.user_ids.tolist()] for run in runs]
     rows = [set(row) - {""} for row in zip(*users, strict=True)]
@@ -123,12 +123,12 @@ def test_ctrl_c_and_sigterm_leave_something_to_go_on_with(shells: Shells, tmp_pa
         signal.SIGTERM: shells.start("coordinator", "home"),
         signal.SIGINT: shells.start("party", "--ratings", "film.csv", "--federation", "film"),
     }
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while "waiting for others" not in shells.logs() and time.monotonic() < deadline:
         time.sleep(0.05)
     for number, process in processes.items():
         process.send_signal(number)
-        assert process.wait(timeout=15) == 4, shells.logs()
+        assert process.wait(timeout=180) == 4, shells.logs()
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,19 @@ def test_ctrl_c_and_sigterm_leave_something_to_go_on_with(shells: Shells, tmp_pa
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes_are_one_line(prepared: Path, words: list[str], reason: str, code: int) -> None:
-    import re
-
-    command = [sys.executable, "-m", "verfedgnn", *words]
-    done = subprocess.run(command, cwd=prepared, text=True, capture_output=True, timeout=60, check=False)
-    assert done.returncode == code, done.stderr
-    assert re.search(reason, done.stderr, re.IGNORECASE), done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_are_one_line(
+    prepared: Path,
+    command: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    reason: str,
+    code: int,
+) -> None:
+    monkeypatch.chdir(prepared)
+    found, _, err = command(*words)
+    assert found == code, err
+    assert re.search(reason, err, re.IGNORECASE), err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.fixture(scope="module")

@@ -361,7 +361,7 @@ def test_a_coordinator_that_hands_out_other_rows_is_refused_by_the_parties(
     for name in federated.parties:
         federated.start(name)
     for thread in federated.threads[1:]:
-        thread.join(20)
+        thread.join(180)
     federated.stopping = True
     federated.join()
     assert len(set(names)) > 1, "the lie shows in the name of the alignment"
@@ -654,7 +654,7 @@ def test_a_federation_without_overlap_ends_at_every_party(
     federated = trial(tmp_path, strangers, alignment="keyed")
     parties = [federated.start(name) for name in (SERVER, *federated.parties)][1:]
     for thread in parties:
-        thread.join(20)
+        thread.join(180)
     federated.stopping = True
     federated.join()
     assert set(federated.errors) == set(federated.parties)
@@ -681,7 +681,7 @@ def test_who_comes_without_alignment_makes_all_align_again(
     federated = trial(tmp_path, parties, alignment="keyed")
     for name in (SERVER, "party-0", "party-1"):
         federated.start(name)
-    federated.start("party-2", killed_at(4), restart=False).join(20)  # aligned, and gone before it joins
+    federated.start("party-2", killed_at(4), restart=False).join(180)  # aligned, and gone before it joins
     federated_folder = tmp_path / "run-party-2"
     assert (federated_folder / "federation.txt").is_file()
     import shutil

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import my_baseline
@@ -123,6 +123,9 @@ def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) 
         "--jobs",
         "1",
     ]
+    rows = [f"u{u},i{i},{1 + (u * i) % 5}" for u in range(40) for i in range(30) if (u + i) % 3]
+    (tmp_path / "few.csv").write_text("\n".join(["user,item,rating", *rows]) + "\n")
+    words += ["--data", str(tmp_path / "few.csv")]
     words += ["--set", "training.epochs=2", "--out", str(tmp_path), "--quiet"]
     done = subprocess.run(
         [sys.executable, "-m", "verfedgnn", *files, *words], capture_output=True, text=True, check=False
@@ -241,7 +244,9 @@ def test_members_with_one_source_train_together(small_parties: list[vf.PartyData
     assert {run.config.model.code for run in trial.runs.values()} == {config.model.code}
 
 
-def test_a_member_with_another_source_is_refused_before_it_connects(tmp_path: Path) -> None:
+def test_a_member_with_another_source_is_refused_before_it_connects(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     """Its weights have the same shapes, so that nothing later would notice."""
     use(tmp_path / "sage.py")
     config = vf.Config.preset("paper", model="sage", masking=True)
@@ -260,25 +265,13 @@ def test_a_member_with_another_source_is_refused_before_it_connects(tmp_path: Pa
         use(tmp_path / "other.py", "# the same weights, other numbers\n"),
     )
     assert agreed.fingerprint() != agreed.with_values(config=agreed.config.with_code()).fingerprint()
-    words = [
-        sys.executable,
-        "-m",
-        "verfedgnn",
-        "--plugin",
-        str(other),
-        "party",
-        "--federation",
-        film,
-        "--ratings",
-        "film.csv",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(
+    code, _, err = command("--plugin", other, "party", "--federation", film, "--ratings", "film.csv")
+    assert code == 2
+    assert err.startswith(
         "error: film has other code of GNN 'sage' than federation hub agreed on: other.py (SHA-256 "
     )
-    assert "sage.py (SHA-256 " in done.stderr
-    assert "get the agreed version" in done.stderr
+    assert "sage.py (SHA-256 " in err
+    assert "get the agreed version" in err
     with pytest.raises(vf.ConfigError, match="the coordinator has other code"):
         MemberIdentity(agreed, tmp_path / "hub" / "coordinator.key")
 

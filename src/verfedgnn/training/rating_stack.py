@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -71,7 +70,9 @@ def _solve(
     pull = np.sqrt(PRIOR * np.square(left).mean())
     matrix = np.concatenate([change, pull * np.eye(len(start))])
     target = np.concatenate([left, pull * start])
-    return np.asarray(scipy.optimize.nnls(matrix, target)[0])
+    from scipy.optimize import nnls  # half a second, which commands that stack nothing do not spend
+
+    return np.asarray(nnls(matrix, target)[0])
 
 
 def _shares(weights: NDArray[np.float64]) -> list[float]:
