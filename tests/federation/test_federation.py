@@ -864,6 +864,43 @@ def test_nothing_private_in_logs_status_or_the_coordinators_folder(
     assert not any(PLANTED.encode() in data for _, _, data in federated.hub.seen)
 
 
+def test_nobody_receives_ratings_or_item_embeddings(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Without masks, with kills: what all members received together holds no row of items and no run of ratings."""
+    federated = trial(tmp_path, small_parties, settings(masking=False))
+    secrets: set[bytes] = set()
+    for party in small_parties:
+        for kind in (np.float32, np.int8):
+            ratings = party.ratings.rating.astype(kind)
+            secrets |= {ratings[start : start + 16].tobytes() for start in range(0, len(ratings) - 16, 16)}
+
+    def watch(name: str, kill: int) -> Fault:
+        killed = killed_at(kill)
+
+        def fault(data: bytes) -> bytes | None:
+            message = decode(data)
+            if isinstance(message, RoundReply) and message.round in (1, 5, 9):
+                items = federated.services[name].party.progress.private.parameters["items"].numpy()
+                secrets.update(row[:3].tobytes() for row in items)
+            return killed(data)
+
+        return fault
+
+    faults = {
+        party.name: watch(party.name, kill) for party, kill in zip(small_parties, (4, 8, 99), strict=True)
+    }
+    federated.run({SERVER: killed_at(20), **faults})
+    assert not federated.errors
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("run-party-*/checkpoint/**/*.safetensors"))
+    assert sum(secret in kept for secret in secrets) > 20, "the search finds what is there"
+    messages = [decode(data) for _, _, data in federated.hub.seen]
+    arrays = [getattr(message, name) for message in messages for name in message.arrays]
+    unpacked = [values.tobytes() for values in arrays if values is not None]
+    received = b"".join([*(data for _, _, data in federated.hub.seen), *unpacked])
+    assert not any(secret in received for secret in secrets)
+
+
 def test_refusals_reach_both_sides(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     federated = trial(tmp_path, small_parties)
 

@@ -670,7 +670,10 @@ def test_killed_while_aligning(
     federated = trial(tmp_path, spelled(small_parties), alignment="keyed")
     federated.run({who: killed_at(send)})
     assert not federated.errors
-    assert len({federated.runs[name].parties[0].ratings.n_users for name in federated.parties}) == 1
+    tables = [federated.runs[name].parties[0].ratings for name in federated.parties]
+    assert len({table.n_users for table in tables}) == 1
+    rows = zip(*(np.strings.lower(table.user_ids) for table in tables), strict=True)
+    assert all(len({str(user).strip() for user in row} - {""}) == 1 for row in rows)
 
 
 def test_who_comes_without_alignment_makes_all_align_again(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_federation import assert_same, killed_at, local, settings, trial
+from test_federation import HASTY, assert_same, killed_at, local, settings, trial
 
 import verfedgnn as vf
 from hub import SERVER, Hub, Trial, Wire
@@ -22,7 +22,15 @@ from verfedgnn.federation.transcript_check import check_transcript
 from verfedgnn.federation.transcript_comparison import compare_transcripts, summarise_comparison
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.party.common_statements import TO_EACH, common_statements
-from verfedgnn.protocol.wire.messages import Message, RoundStart, ShareRequest, Welcome, decode, encode
+from verfedgnn.protocol.wire.messages import (
+    Message,
+    RoundStart,
+    ShareRequest,
+    Survivors,
+    Welcome,
+    decode,
+    encode,
+)
 
 PARTIES = ["party-0", "party-1", "party-2"]
 
@@ -244,6 +252,26 @@ def test_a_party_that_gets_another_active_set_is_found(
     found = verify_all(deceived(tmp_path, small_parties, lie))
     first = found["differences"][0]
     assert (first["round"], first["field"]) == (4, "instruction active")
+    assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
+
+
+def test_a_party_that_gets_another_survivor_list_is_found(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Signatures and thresholds already keep it from a second sum; the transcripts show that it was tried."""
+
+    def lie(message: Message) -> Message:
+        if isinstance(message, Survivors) and message.round == 4:
+            return message.model_copy(update={"survivors": [0, 1]})
+        return message
+
+    federated = trial(tmp_path, small_parties, settings(), min_parties=2, timeouts=HASTY)
+    federated.hub = LyingHub("party-1", lie)
+    federated.run()
+    found = verify_all(federated)
+    assert not found["agree"]
+    first = found["differences"][0]
+    assert (first["round"], first["field"]) == (4, "survivors survivors")
     assert "party-0 has party-0, party-1, party-2, party-1 has party-0, party-1" in first["text"]
 
 

@@ -17,7 +17,17 @@ from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.data import cap_ratings
 from verfedgnn.privacy.disclosures import SENT_BY_COORDINATOR, SENT_BY_PARTIES
 from verfedgnn.privacy.person_dp import person_epsilon
-from verfedgnn.privacy.rating_dp import fit_budget, rating_epsilon, sensitivity
+from verfedgnn.privacy.rating_dp import (
+    MOST_PARTIES,
+    fit_budget,
+    item_unit,
+    rating_epsilon,
+    ratings_cap,
+    sampling_delta,
+    sensitivity,
+    unit,
+)
+from verfedgnn.privacy.skellam_noise import total_variation
 from verfedgnn.protocol.party.outgoing import clip_contributions
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL
@@ -154,6 +164,25 @@ def test_a_budget_for_users_composes_both_parts() -> None:
     assert spent > rating_epsilon(
         chosen.with_values({"gradients.protects": "rating"}), rounds=40, validations=4, delta=1e-6
     )
+
+
+@pytest.mark.parametrize("config", [PRIVATE, USERS], ids=["rating", "user"])
+def test_the_tables_of_both_parts_count(config: vf.Config) -> None:
+    """A user has ratings in both parts, and noise on K item rows, on one row of users at every party, and on validations."""
+    training, validation, both = (
+        sampling_delta(config, rounds=rounds, validations=validations, epsilon=2.0)
+        for rounds, validations in ((40, 0), (0, 4), (40, 4))
+    )
+    assert training > 0
+    assert validation > 0
+    assert both == pytest.approx(training + validation, rel=1e-12)
+    z = config.gradients.noise_multiplier  # type: ignore[union-attr]
+    per_value = total_variation((z * sensitivity(config) * unit(config)) ** 2)
+    per_item = total_variation((z * sensitivity(config) * item_unit(config)) ** 2)
+    values = 40 * (config.model.dim + config.model.biases)
+    tables = values * (MOST_PARTIES * per_value + (ratings_cap(config) or 1) * per_item)
+    assert training == pytest.approx((1 + math.exp(2.0)) * tables)
+    assert both < 1e-20, "far below delta"
 
 
 def test_rows_within_the_limit_are_not_clipped() -> None:

@@ -46,7 +46,7 @@ def test_masked_sums_are_exact_sums(small_parties: list[vf.PartyData]) -> None:
 
 
 def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
-    """With masks on, what a party sends has nothing of its neighbourhoods; the coordinator's sum is that of the bare ones."""
+    """A party that subtracts its own part from the sum that it receives has the sum of two others, and neither of them."""
     bare, hidden = federation(small_parties, best()), federation(small_parties, best(), policy=Policy())
     for _ in range(7):
         bare.round()
@@ -61,6 +61,12 @@ def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
     np.testing.assert_array_equal(
         bare.coordinator.neighbourhoods[0].total, hidden.coordinator.neighbourhoods[0].total
     )
+    parts = [party.progress.exchange.sent[0].values for party in hidden.parties.values()]
+    received = hidden.coordinator.neighbourhoods[0].total
+    for own, part in enumerate(parts):
+        others = [other for place, other in enumerate(parts) if place != own]
+        np.testing.assert_array_equal(received - part, sum(others))
+        assert not any(((received - part) == other)[other != 0].mean() > 0.5 for other in others)
 
 
 @pytest.mark.parametrize("mode", ["masked", "noised"])

@@ -19,6 +19,7 @@ from verfedgnn.core.graph import build_graph, restrict_graph
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.projection import Projection
 from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.training.train import resume
 
@@ -46,6 +47,32 @@ def test_every_block_has_its_turn_once_a_pass(count: int, users: int, round: int
         assert all(turns.in_round(r) is not turns.in_round(round) for r in range(before + 1, round))
     else:
         assert round <= count
+
+
+def test_a_digest_hashes_the_block_of_the_round_and_covers_all_of_them() -> None:
+    """It equals that of a full copy, and a change of any number in any block, weight or average is in it."""
+    config = best(user_blocks=4, masking=True)
+    model = Model(config.model, 21)
+    replica = Replica.initial(config, model, [3, 4, 5], 100, 1.0, torch.device("cpu"))
+    digests = [replica.digest()]
+    for round in range(1, 10):
+        block = replica.blocks.in_round(round)
+        kept = dict(replica._block_hashes)
+        replica.apply(torch.ones(block.model.size, dtype=torch.int32), [0, 1, 2], round)
+        digests.append(replica.digest())
+        changed = {index for index, found in replica._block_hashes.items() if found != kept[index]}
+        assert changed == {block.index}
+        copy = Replica.initial(config, model, [3, 4, 5], 100, 1.0, torch.device("cpu"))
+        copy.load(**replica.arrays(), round=round)
+        assert copy.digest() == digests[-1]
+    assert len(set(digests)) == len(digests)
+    arrays = replica.arrays()
+    for name in ("parameters", "average"):
+        for place in range(model.size):
+            other = {key: values.copy() for key, values in arrays.items()}
+            other[name][place] += 1
+            copy.load(**other, round=9)
+            assert copy.digest() != digests[-1]
 
 
 def test_blocks_of_users_are_whole_blocks_of_the_projection() -> None:

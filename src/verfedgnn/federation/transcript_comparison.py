@@ -19,6 +19,7 @@ _WORDS = {
         "best_round": "the round of the best validation",
     },
     "update": {"parties": "the parties in the sum of gradients", "sum": "the sum of gradients"},
+    "survivors": {"survivors": "the list of parties whose masked replies are added up"},
     "neighbourhoods": {
         "parties": "the parties in the sum of neighbourhoods",
         "sum": "the sum of neighbourhoods",
@@ -45,9 +46,9 @@ _WORDS = {
     "name": {"name": "the name of the alignment"},
 }
 """What the fields of statements are about, by the first word of their subject."""
-_BY_ROUND = ("instruction", "update", "neighbourhoods", "parameters", "digest")
+_BY_ROUND = ("instruction", "survivors", "update", "neighbourhoods", "parameters", "digest")
 """First words of subjects that name a round."""
-_PARTIES = ("active", "parties")
+_PARTIES = ("active", "parties", "survivors")
 """Fields that hold places in the roster."""
 
 

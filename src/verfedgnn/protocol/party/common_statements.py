@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from verfedgnn.protocol.party.incoming import split_updates
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, UserRows
-from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Welcome
+from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Survivors, Welcome
 
 Statements = dict[str, dict[str, Any]]
 """Values by subject; each value has named fields."""
@@ -25,11 +25,12 @@ TO_EACH: dict[type[Message], frozenset[str]] = {
     UserRows: frozenset({"rows"}),
     Welcome: frozenset({"index", "stay"}),
     RoundStart: frozenset({"train", "exchange"}),
+    Survivors: frozenset({"signatures"}),
     Finish: frozenset(),
 }
-"""Fields that may differ between parties: places, and whether a party is active. All others are stated.
+"""Fields that may differ between parties: places, whether a party is active, and signatures, which each party checks.
 
-Messages about masks are not stated: sealed shares open only among parties that received the same.
+All others are stated. The requests and shares of masks are not: sealed shares open only among parties that received the same.
 """
 
 
@@ -88,6 +89,12 @@ def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
     return found
 
 
+def _state_survivors(message: Survivors, _: UserBlocks | None) -> Statements:
+    return {
+        f"survivors {message.round}.{message.trip}.{message.attempt}": {"survivors": message.survivors},
+    }
+
+
 def _state_finish(message: Finish, _: UserBlocks | None) -> Statements:
     return {
         "result": {
@@ -103,6 +110,7 @@ _STATE: dict[type[Message], Callable[[Any, UserBlocks | None], Statements]] = {
     UserRows: _state_rows,
     Welcome: _state_welcome,
     RoundStart: _state_round,
+    Survivors: _state_survivors,
     Finish: _state_finish,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ class Replica:
         self.passes_per_epoch = self.rounds_per_epoch // config.training.user_blocks
         self.rescale = Rescale.of(config, model.users, len(items), ratings)
         self._digest: tuple[int, str] | None = None
+        self._block_hashes: dict[int, bytes] = {}
+        """Hashes of the users' parameters by block, of blocks that have not changed since."""
 
     @classmethod
     def initial(
@@ -107,6 +109,7 @@ class Replica:
         self.accumulator.copy_(torch.from_numpy(accumulator))
         self.round = round
         self._digest = None
+        self._block_hashes.clear()
 
     def apply(self, total: Tensor, parties: Sequence[int], round: int) -> None:
         """Take the public step of a round: the summed protected gradients of `parties`, scaled to all (Sec. 4.6).
@@ -139,6 +142,7 @@ class Replica:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
         if self.average is not None:
             self._update_average(self.average, block, now, round)
+        self._block_hashes.pop(block.index, None)
         self.round = round
 
     def skip(self, round: int) -> None:
@@ -165,11 +169,30 @@ class Replica:
                 average(mean, now[name], training.average, round)
 
     def digest(self) -> str:
-        """Return the hash of the parameters and their average; computed once a round."""
+        """Return the hash of the parameters and their average; computed once a round.
+
+        With blocks of users it is the hash of the blocks' hashes, so that a round hashes again only the block that it changed.
+        """
         if self._digest is None or self._digest[0] != self.round:
-            both = self.parameters if self.average is None else torch.cat([self.parameters, self.average])
-            self._digest = (self.round, parameters_digest(both))
+            copies = [self.parameters] if self.average is None else [self.parameters, self.average]
+            if self.blocks.count == 1:
+                found = _hash(copies).hex()
+            else:
+                found = self._hash_blocks([self.model.views(copy) for copy in copies])
+            self._digest = (self.round, found)
         return self._digest[1]
+
+    def _hash_blocks(self, copies: Sequence[Mapping[str, Tensor]]) -> str:
+        """Return the hash of the shared weights and of the hashes of all blocks."""
+        per_user = [values for copy in copies for name, values in copy.items() if name in self.model.per_user]
+        shared = [
+            values for copy in copies for name, values in copy.items() if name not in self.model.per_user
+        ]
+        for block in self.blocks.blocks:
+            if block.index not in self._block_hashes:
+                self._block_hashes[block.index] = _hash(values[block.users] for values in per_user)
+        hashes = [self._block_hashes[block.index] for block in self.blocks.blocks]
+        return hashlib.sha256(b"".join([_hash(shared), *hashes])).hexdigest()
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
@@ -180,7 +203,14 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
 
 def parameters_digest(parameters: Tensor) -> str:
     """Return the SHA-256 of flat parameters. Masks depend on it, so it is never shortened."""
-    return hashlib.sha256(parameters.cpu().numpy().tobytes()).hexdigest()
+    return _hash([parameters]).hex()
+
+
+def _hash(tensors: Iterable[Tensor]) -> bytes:
+    found = hashlib.sha256()
+    for values in tensors:
+        found.update(np.ascontiguousarray(values.cpu().numpy()).data)
+    return found.digest()
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:
