@@ -282,7 +282,7 @@ def test_what_was_not_agreed_on_is_refused(
 
 
 def test_masked_sums_are_over_everybody_or_named_unprotected(small_parties: list[vf.PartyData]) -> None:
-    with pytest.raises(vf.ConfigError, match="unprotected=sums"):
+    with pytest.raises(vf.ConfigError, match='unprotected="sums"'):
         vf.train(split_items(pool_parties(small_parties), parties=5, seed=1), best(participation=0.8))
     run = vf.train(
         split_items(pool_parties(small_parties), parties=5, seed=1),
