@@ -41,6 +41,10 @@ def promote(
             max=100,
         ),
     ] = 10.0,
+    textfile: Annotated[
+        Path | None,
+        typer.Option(help="File of metrics for Prometheus (node_exporter): result, accuracy and drift."),
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,6 +55,7 @@ def promote(
     from verfedgnn.core.files import switch_link
     from verfedgnn.evaluation.promotion import judge_challenger
     from verfedgnn.reports.difference_view import figure_tables
+    from verfedgnn.reports.night_metrics import write_textfile
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -58,6 +63,8 @@ def promote(
     run = Run.load(challenger, added=False)
     with output.busy("comparing"):
         found = judge_challenger(champion, run, tolerance=tolerance, max_lost=max_lost)
+    if textfile is not None:
+        write_textfile(textfile, found)
     if found["promoted"] and link is not None:
         switch_link(link, challenger)
     found = {"challenger": str(challenger), "champion": str(over), **found}

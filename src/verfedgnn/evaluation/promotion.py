@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.data import TEST, TRAIN, VALID
+from verfedgnn.data.rating_drift import measure_drift
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.matched_runs import (
     ABSENT,
@@ -31,7 +32,7 @@ _NAMES = {"rmse": "RMSE", "ndcg@20": "NDCG@20"}
 def judge_challenger(
     champion: Run, challenger: Run, *, tolerance: float = 0.0, max_lost: float = 10.0
 ) -> dict[str, Any]:
-    """Return whether the challenger may replace the champion, the reasons if not, and the figures of both.
+    """Return whether the challenger may replace the champion, the reasons if not, the figures of both, and the drift.
 
     It may not if its RMSE or NDCG@20 is worse by more than `tolerance` per cent with the whole 95 % interval, either on the
     ratings that came since the champion or on those that both runs tested, or if it lacks more than `max_lost` per cent of the
@@ -57,7 +58,12 @@ def judge_challenger(
             f"the two runs share test ratings of {max(judged)} users, and a verdict needs {FEWEST_USERS}; "
             "collect more ratings or switch the link by hand"
         )
-    return {"promoted": not reasons, "reasons": reasons, "figures": figures, "data": data}
+    drift = [
+        {"name": party.name}
+        | measure_drift(champion.parties[party.before].ratings, challenger.parties[party.after].ratings)
+        for party in parties
+    ]
+    return {"promoted": not reasons, "reasons": reasons, "figures": figures, "data": data, "drift": drift}
 
 
 def check_unseen(challenger: Run, parties: list[MatchedParty]) -> None:

@@ -17,6 +17,7 @@ from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, find_positions
+from verfedgnn.data.rating_drift import measure_drift
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, kept_rows
@@ -81,6 +82,17 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
         # Whether no run of the line may have been trained on a rating that this one tests.
         "same_split": kept and (earlier is None or earlier["same_split"]),
     }
+
+
+def measure_run_drift(folder: Path, parties: Sequence[PartyData]) -> dict[str, Any]:
+    """Return how far the ratings of `parties` are from those of the run in `folder`, for parties that it has."""
+    before = {party.name: party.ratings for party in read_party_tables(folder / "parties")[0]}
+    drift = {
+        party.name: measure_drift(before[party.name], party.ratings)
+        for party in parties
+        if party.name in before
+    }
+    return {"drift": drift}
 
 
 def write_ancestor(folder: Path, ancestor: dict[str, Any]) -> None:

@@ -24,7 +24,13 @@ from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
 from verfedgnn.runs.run_layout import LISTS
-from verfedgnn.runs.start_from import read_ancestor, read_start, recorded_ancestor, write_ancestor
+from verfedgnn.runs.start_from import (
+    measure_run_drift,
+    read_ancestor,
+    read_start,
+    recorded_ancestor,
+    write_ancestor,
+)
 from verfedgnn.training.loop import Trained, TrainingLoop, device_of, resume_hint, usable_device
 from verfedgnn.training.party_gate import gate_parties
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -67,7 +73,9 @@ def train(
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
     earlier = Path(start_from) if start_from is not None else None
-    ancestor = read_ancestor(earlier, config) if earlier is not None else None
+    ancestor = (
+        None if earlier is None else read_ancestor(earlier, config) | measure_run_drift(earlier, parties)
+    )
     prepared = prepare(parties, config, usable_device(device), parts)
     loops = _make_loops(prepared, config, folder, stack=stack, party=party, earlier=earlier)
     if folder is not None:

@@ -27,6 +27,7 @@ from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import ALL_RIGHTS, Access, ApiKey, grant
 from verfedgnn.serving.http.batch_endpoint import answer_batch
 from verfedgnn.serving.http.batching import Batcher
+from verfedgnn.serving.http.coverage import ServedCoverage
 from verfedgnn.serving.http.fast_path import FastPath
 from verfedgnn.serving.http.http_problems import HttpProblem, describe_invalid_request
 from verfedgnn.serving.http.request_guard import RequestGuard
@@ -135,20 +136,23 @@ def make_app(
         lifespan=lifespan,
         responses=ERRORS,
     )
-    app.add_middleware(FastPath, catalogue=catalogue, batcher=batcher)
+    coverage = ServedCoverage(catalogue, metrics)
+    app.add_middleware(FastPath, catalogue=catalogue, batcher=batcher, coverage=coverage)
     names = [party.name for party in catalogue.parties]
     granted = {key.digest: grant(key, names, workers) for key in keys}
     everybody = Access(None, ALL_RIGHTS, tuple(range(len(names))))
     app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
     _add_error_handlers(app)
-    _add_recommendations(app, catalogue, batcher)
+    _add_recommendations(app, catalogue, batcher, coverage)
     _add_lookups(app, catalogue)
     _add_page(app, catalogue)
     _add_server_status(app, metrics)
     return app
 
 
-def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -> None:
+def _add_recommendations(
+    app: FastAPI, catalogue: Catalogue, batcher: Batcher, coverage: ServedCoverage
+) -> None:
     @app.get(
         "/v1/recommendations",
         response_model=RecommendationsResponse,
@@ -174,6 +178,7 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         best = merge_rankings(
             parties, await batcher.rank(make_queries(catalogue, model, profile, k, filters)), k
         )
+        coverage.note(best)
         reasons: list[dict[str, Any]] = []
         if why:
             rated = rated_by(catalogue, who, parties)
@@ -201,6 +206,7 @@ def _add_recommendations(app: FastAPI, catalogue: Catalogue, batcher: Batcher) -
         profile = await run_in_threadpool(profile_user, catalogue, FEDERATED, who, parties)
         queries = make_queries(catalogue, FEDERATED, profile, newcomer.k, filters)
         best = merge_rankings(parties, await batcher.rank(queries), newcomer.k)
+        coverage.note(best)
         reasons: list[dict[str, Any]] = []
         if newcomer.why:
             rated = rated_by(catalogue, who, access.parties)

@@ -17,6 +17,7 @@ from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import describe_recommendations, merge_rankings
 from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.batching import Batcher
+from verfedgnn.serving.http.coverage import ServedCoverage
 from verfedgnn.serving.http.http_problems import HttpProblem
 from verfedgnn.serving.http.schema import MAX_ITEMS
 from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
@@ -32,8 +33,11 @@ class FastPath:
     path = "/v1/recommendations"
     """Route of the requests, as it appears in the metrics."""
 
-    def __init__(self, app: ASGIApp, catalogue: Catalogue, batcher: Batcher) -> None:
+    def __init__(
+        self, app: ASGIApp, catalogue: Catalogue, batcher: Batcher, coverage: ServedCoverage
+    ) -> None:
         self.app = app
+        self._coverage = coverage
         self._catalogue = catalogue
         self._batcher = batcher
 
@@ -48,6 +52,7 @@ class FastPath:
         profile = profile_user(self._catalogue, model, user, parties)
         ranked = await self._batcher.rank(make_queries(self._catalogue, model, profile, k, {}))
         best = merge_rankings(parties, ranked, k)
+        self._coverage.note(best)
         items = describe_recommendations(self._catalogue, model, profile, best)
         body = orjson.dumps({"recommendations": items})
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -37,6 +37,31 @@ class ServerMetrics:
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=self._registry,
         )
+
+        # Workers do not know each other's items, so the largest number is shown: a lower bound.
+        self._items = Gauge(
+            "verfedgnn_catalogue_items",
+            "Items that can be recommended.",
+            ["party"],
+            registry=self._registry,
+            multiprocess_mode="max",
+        )
+        self._served = Gauge(
+            "verfedgnn_served_items",
+            "Distinct items recommended since the run is served, by the worker with the most.",
+            ["party"],
+            registry=self._registry,
+            multiprocess_mode="max",
+        )
+
+    def set_items(self, party: str, count: int) -> None:
+        """Begin with a new catalogue, of which nothing has been recommended."""
+        self._items.labels(party).set(count)
+        self._served.labels(party).set(0)
+
+    def count_served_item(self, party: str) -> None:
+        """Count an item that is recommended for the first time."""
+        self._served.labels(party).inc()
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
