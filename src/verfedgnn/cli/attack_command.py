@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.cli.completion import among
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
 from verfedgnn.cli.tables import RoundProgress
@@ -90,6 +91,8 @@ def attack(
         make_folder(path.parent)
         write_json(path, found)
     output.result({"file": path, "found": found}, table, f"written: {path}")
+    sentence = "What is not above the guess is not learnt. An audit runs all attacks, also on safer variants of the run."
+    show_next(output, [sentence], ["audit", str(run)])
 
 
 def _place(name: str, names: list[str]) -> int:

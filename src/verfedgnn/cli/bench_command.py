@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from verfedgnn.cli.completion import QUESTIONS, among, complete_data_sets
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.tables import RoundProgress
@@ -85,3 +86,11 @@ def bench(
         {"page": page, "markdown": text, "measured": known, "missing": missing},
         f"written: {page} and {text.name}",
     )
+    if missing:
+        sentence = (
+            f"{len(known)} of {len(tasks)} measurements are there; the same command measures the others."
+        )
+    else:
+        sentence = "All measurements are there; methods are compared by their accuracy next."
+    again = ["bench", *(names or []), *(["--quick"] if quick else []), "--data", data, "--out", str(folder)]
+    show_next(output, [sentence], again if missing else ["compare", "--data", data])

@@ -77,7 +77,11 @@ def show_overlap(console: Console, overlap: UserOverlap, found: list[CheckedSour
             " item, remove it at one party"
         )
         console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
-    for text in foresee_training(found, overlap):
+
+
+def show_warnings(console: Console, warnings: list[str]) -> None:
+    """Print what a training will meet."""
+    for text in warnings:
         console.print(f"  [yellow]warning[/] {escape(text)}", soft_wrap=True)
 
 
@@ -138,7 +142,7 @@ def build_json(found: list[CheckedSource], overlap: UserOverlap | None) -> dict[
         "usable": usable,
         "sources": sources,
         "overlap": None if overlap is None else _overlap_json(overlap),
-        "warnings": [] if overlap is None else foresee_training(found, overlap),
+        "warnings": foresee_training(found, overlap),
     }
 
 

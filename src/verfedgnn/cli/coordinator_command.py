@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import (
     LogFormat,
@@ -74,6 +75,9 @@ def coordinator(
         service.run(halt.asked)
         publisher.close()
     metrics = json.loads((run / "metrics.json").read_text("utf-8"))
-    Output(quiet=quiet, as_json=as_json).result(
-        metrics, f"The public parameters are in {run}/model. Each party keeps its own model."
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result(metrics, f"The public parameters are in {run}/model. Each party keeps its own model.")
+    sentence = (
+        "The training is finished. Transcripts of the members show whether all of them received the same."
     )
+    show_next(output, [sentence], ["federation", "verify", str(run), "--federation", str(folder)])

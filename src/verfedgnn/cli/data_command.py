@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verfedgnn.cli.completion import SHAPES, among
-from verfedgnn.cli.output import Output, SafeConsole, program
+from verfedgnn.cli.next_step import TrainingWords, fresh_path, show_next
+from verfedgnn.cli.output import Output, SafeConsole
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.core.errors import DataError
@@ -46,17 +46,18 @@ def check(
 
     The exit code is 2 if the ratings cannot be used.
     """
-    from verfedgnn.cli.check_view import build_json, show_checked, show_overlap
+    from verfedgnn.cli.check_view import build_json, show_checked, show_overlap, show_warnings
     from verfedgnn.data.data_check import check_source, measure_overlap
+    from verfedgnn.data.forecast import describe_outlook, fitting_parties, foresee_training, lists_only
     from verfedgnn.data.parties import sources_of
-    from verfedgnn.data.source_address import redact
 
     output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
     options = reading.for_each(list(sources))
     with output.busy("reading the data"):
         found = [check_source(name, source, **options[name]) for name, source in sources.items()]
-    overlap = measure_overlap(found) if len(found) > 1 else None
+    read = [each for each in found if each.shape is not None]
+    overlap = measure_overlap(found) if len(found) > 1 and len(read) == len(found) else None
     if as_json:
         output.result(build_json(found, overlap))
     else:
@@ -65,12 +66,17 @@ def check(
             show_checked(console, each)
         if overlap is not None:
             show_overlap(console, overlap, found)
+        show_warnings(console, foresee_training(found, overlap))
     if not all(each.usable for each in found) or (overlap is not None and not overlap.usable):
         raise typer.Exit(2)
-    words = [word for source in data for word in ("--data", redact(source))]
-    lift = ["--lift"] if len(found) > 1 else []
-    command = shlex.join(["train", *words, *reading.to_arguments(), *lift, "--out", "runs/first"])
-    output.remark(f"next: {program()} {command}")
+    words = TrainingWords.of(
+        data,
+        reading,
+        choices={"parties": fitting_parties(found)},
+        settings={"preset": "ranking"} if lists_only(found) else {},
+    )
+    lift = len(found) > 1 or fitting_parties(found) != 1
+    show_next(output, [describe_outlook(found, overlap)], words.train(out="runs/first", lift=lift))
 
 
 @app.command()
@@ -158,7 +164,8 @@ def _write_parties(
     }
     share = f"{made['shared_users']:,} of the {made['users_per_party']:,} users of each are at all of them"
     output.result(made, f"{out}: {parties} parties with {made['ratings']:,} ratings; {share}")
-    output.remark(f"next: verfedgnn data check {out}")
+    sentence = "The tables are synthetic; check them as you would check your own."
+    show_next(output, [sentence], ["data", "check", str(out)])
 
 
 def _write_shape(
@@ -201,7 +208,8 @@ def _write_shape(
         part.unlink(missing_ok=True)
     made = {"file": out, "users": shape.users, "items": shape.items, "ratings": shape.ratings}
     output.result(made, f"{out}: {shape.ratings:,} ratings by {shape.users:,} users on {shape.items:,} items")
-    output.remark(f"next: verfedgnn train --data {out}")
+    sentence = "The table is synthetic and has one source, so its items are divided among parties at random."
+    show_next(output, [sentence], ["train", "--data", str(out), "--out", str(fresh_path("runs/first"))])
 
 
 def _cannot_write(out: Path, error: OSError) -> DataError:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from verfedgnn.cli.next_step import TrainingWords, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.cli.tables import gate_table, lift_texts, party_table, run_table
-from verfedgnn.reports.phrases import warn_of_lists
 
 
 def evaluate(
@@ -27,6 +27,4 @@ def evaluate(
         figures = loaded.metrics | loaded.evaluate(top)
     lift = lift_texts(figures["lift"]) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
-    warning = warn_of_lists(figures)
-    if warning is not None:
-        output.remark(f"warning: {warning}", style="yellow")
+    show_run_findings(output, loaded, run, TrainingWords.load(run))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from verfedgnn.cli.completion import among
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 
@@ -49,3 +50,7 @@ def export(
         )
     output = Output(quiet=quiet, as_json=as_json)
     output.result({"files": files}, *lines, f"written: {len(files)} files in {out}")
+    sentence = (
+        "The dot product of a user's and an item's vector is a prediction; embeddings.json says of what."
+    )
+    show_next(output, [sentence], ["serve", str(run), *([] if party is None else ["--party", party])])

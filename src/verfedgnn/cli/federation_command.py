@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verfedgnn.cli.completion import among
+from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import FederationFile
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
@@ -82,13 +83,11 @@ def init(
     output.result(
         summarise_agreement(agreement), f"federation {agreement.name} at {address}; masking is {masking}"
     )
-    output.remark(
-        f"{folder} holds the keys of the authority and the coordinator: back it up and keep it secret"
-    )
-    output.remark(
-        "next: each party runs `verfedgnn federation join-request NAME` and sends you its .csr file; "
-        f"admit it with `verfedgnn federation approve {folder} NAME.csr`"
-    )
+    sentences = [
+        f"{folder} holds the keys of the authority and the coordinator: back it up and keep it secret.",
+        f"Each party sends you a .csr file; admit it with `{command_text(['federation', 'approve', str(folder), 'NAME.csr'])}`.",
+    ]
+    show_next(output, sentences, ["federation", "join-request", "NAME"], "at each party")
 
 
 @app.command("join-request")
@@ -115,9 +114,12 @@ def join_request(
         f"{asked.key_file} is the private key of {name}; it must not leave this machine",
         f"fingerprint of its public key: {asked.fingerprint}",
     )
-    output.remark(
-        f"next: send {asked.request_file} to the coordinator and read out the fingerprint by phone; "
-        f"then put the federation.toml you receive into {folder}"
+    sentences = [
+        f"Send {asked.request_file} to the coordinator and read out the fingerprint by phone.",
+        f"Put the federation.toml that you receive into {folder}.",
+    ]
+    show_next(
+        output, sentences, ["party", "--federation", str(folder), "--ratings", "FILE"], "once it is there"
     )
 
 
@@ -192,14 +194,16 @@ def show(
     from verfedgnn.cli.agreement_tables import agreement_table, member_table
     from verfedgnn.federation.agreement import load_agreement
     from verfedgnn.federation.agreement_summary import summarise_agreement
+    from verfedgnn.federation.key_files import COORDINATOR_KEY
 
     agreement = load_agreement(path, dates=False)
     output = Output(quiet=quiet, as_json=as_json)
     output.result(summarise_agreement(agreement), agreement_table(agreement), member_table(agreement))
-    output.remark(
-        "next: compare the fingerprint of the agreement with the other organisations by phone; "
-        "it must be the same everywhere"
-    )
+    folder = path if path.is_dir() else path.parent
+    sentence = "Compare the fingerprint of the agreement with the other organisations by phone; it must be the same everywhere."
+    start = ["party", "--federation", str(folder), "--ratings", "FILE"]
+    coordinates = (folder / COORDINATOR_KEY).is_file()
+    show_next(output, [sentence], ["coordinator", str(folder)] if coordinates else start)
 
 
 @app.command()
@@ -252,6 +256,7 @@ def verify(
         output.remark(remark)
     if not found["agree"]:
         raise typer.Exit(1)
+    show_next(output, [], ["federation", "show", str(federation)])
 
 
 def _confirm(question: str) -> None:
@@ -275,7 +280,16 @@ def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str
     fingerprint = short_fingerprint(agreement.digest())
     size = f"{len(agreement.parties)} parties on the roster; fingerprint of the agreement: {fingerprint}"
     output.result(summarise_agreement(agreement), *lines, size)
-    output.remark(
-        f"next: send {folder / FILE} to every party, compare the fingerprint with them, "
-        "and restart the coordinator if it is running"
-    )
+    sentences = [
+        f"Send {folder / FILE} to every party and compare the fingerprint with them; restart the coordinator if it is running."
+    ]
+    members = len(agreement.parties)
+    if members < 2:
+        sentences.append("A training needs two parties or more.")
+        show_next(output, sentences, ["federation", "approve", str(folder), "NAME.csr"])
+        return
+    if members == 2:
+        sentences.append(
+            "Two parties exchange noised sums, because either can subtract its own part; a third party allows exact, masked sums."
+        )
+    show_next(output, sentences, ["coordinator", str(folder)])

@@ -37,11 +37,6 @@ def drawable(console: Console) -> bool:
     return console.is_interactive and sys.stderr.isatty()
 
 
-def program() -> str:
-    """Return how the command was called, for commands that the user may copy."""
-    return "python -m verfedgnn" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
-
-
 class Output:
     """The output of a command, which honours `--quiet` and `--json`."""
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from verfedgnn.cli.completion import EXPERIMENTS, among
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Device, Jobs, Quiet
 from verfedgnn.cli.signals import Halt
@@ -93,3 +94,16 @@ def paper(
     output.result({"pages": made, "filled": page}, *lines, *([f"filled: {page}"] if page is not None else []))
     if failed is not None:
         raise failed
+    options = [*(["--seeds", str(seeds)] if seeds is not None else []), "--out", str(folder)]
+    if len(records) < len(cells):
+        sentence = f"{len(records)} of {len(cells)} trainings are finished; the same command without --so-far trains the others."
+        command = ["paper", *what, *(["--quick"] if quick else []), *options]
+    elif quick:
+        sentence = "These are coarse figures; the full version has all seeds and epochs, and takes hours."
+        command = ["paper", *what]
+    else:
+        sentence = (
+            "All trainings of these tables are finished; compare the same methods on your own data next."
+        )
+        command = ["compare", "--data", "synthetic"]
+    show_next(output, [sentence], command)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.output import Output, program
+from verfedgnn.cli.next_step import show_next, show_run_findings
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import (
     Every,
     FederationFile,
@@ -181,9 +182,14 @@ def align(
         link = CoordinatorLink(identity, transport, halt.asked, Transcript(store.folder, identity))
         users = align_party(store, link, table, each, known=known, pad_to=pad_users)
     found = {"users": users, "run": store.folder}
-    Output(quiet=quiet, as_json=as_json).result(
-        found, f"{users:,} users in the federation; your aligned ratings are in {store.folder}"
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result(found, f"{users:,} users in the federation; your aligned ratings are in {store.folder}")
+    words = ["party", "--federation", str(federation), *([] if key is None else ["--key", str(key)])]
+    words += [] if out is None else ["--out", str(out)]
+    sentence = (
+        f"{len(table.known_users):,} of the federation's users are yours; the training uses these rows."
     )
+    show_next(output, [sentence], words)
 
 
 def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) -> Ratings:
@@ -202,4 +208,4 @@ def read_own_ratings(ratings: str | None, reading: ReadOptions, config: Config) 
 
 def _show(run: Run, folder: Path, output: Output) -> None:
     output.result(run.metrics, run_table(run.metrics))
-    output.remark(f"next: {program()} recommend {folder} --user ID")
+    show_run_findings(output, run, folder, None)

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError, RunError
@@ -63,17 +64,19 @@ def recommend(
     output.result([asdict(item) for item in found], table)
     if not found:
         output.remark("no recommendations: this user has rated every item")
-    _warn(loaded, party, output)
+    _show_next(loaded, run, party, output)
 
 
-def _warn(run: Run, party: str | None, output: Output) -> None:
-    """Say where the lists lose to the most popular items."""
+def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> None:
+    """Say where the lists lose to the most popular items, and how to serve them."""
     from verfedgnn.reports.phrases import warn_of_lists
 
     rows = [row for row in run.metrics["parties"] if party in (None, row["name"])]
     warning = warn_of_lists(run.metrics | {"parties": rows})
-    if warning is not None:
-        output.remark(warning, style="yellow")
+    sentences = (
+        [warning] if warning is not None else ["The lists are at least as good as the most popular items."]
+    )
+    show_next(output, sentences, ["serve", str(folder), *([] if party is None else ["--party", party])])
 
 
 def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:
@@ -96,4 +99,4 @@ def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output
     with output.busy("scoring"):
         rows = write_table(catalogue, out, top)
     output.result({"file": out, "rows": rows}, f"written: {out}, {rows:,} rows")
-    _warn(loaded, party, output)
+    _show_next(loaded, run, party, output)

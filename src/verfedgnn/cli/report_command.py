@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from verfedgnn.cli.next_step import TrainingWords, diagnose_run, next_command, show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 
@@ -32,3 +33,8 @@ def report(
     with output.busy("writing the report"):
         page, text = run_document(loaded, run.resolve().name).write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
+    findings = diagnose_run(loaded)
+    command = next_command(findings, run, TrainingWords.load(run))
+    if command[0] == "report":
+        command = ["serve", str(run)]
+    show_next(output, [finding.text for finding in findings], command)

@@ -136,7 +136,9 @@ def serve(
             def ready() -> None:
                 message = f"serving {run} at {address} ({note}); press Ctrl-C to stop"
                 result = {"address": address, "key": bool(keys)}
-                Output(quiet=quiet, as_json=as_json).result(result, message)
+                output = Output(quiet=quiet, as_json=as_json)
+                output.result(result, message)
+                output.remark(f"next: open {address} in a browser")
 
             if workers == 1:
                 serve_alone(options, listener, ready)

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.core.errors import RunError
@@ -48,7 +49,14 @@ def status(
     output.result(found, table, parties)
     age = time.time() - found.get("updated", 0)
     if age > _STALE_SECONDS and found.get("state") != "finished":
-        output.remark(f"this status is {age:,.0f} s old: the process is not running, or hangs", style="bold")
+        sentence = f"This status is {age:,.0f} s old: the process is not running, or hangs. Start it again; it resumes."
+    else:
+        sentence = (
+            "The training is finished." if found.get("state") == "finished" else "The process is running."
+        )
+    folder = Path(where)
+    served = found.get("state") == "finished" and found.get("role") == "party" and folder.is_dir()
+    show_next(output, [sentence], ["serve", where] if served else ["status", where])
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verfedgnn.cli.completion import among, complete_run_folders
-from verfedgnn.cli.output import Output, program
+from verfedgnn.cli.next_step import TrainingWords, show_run_findings
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
     RUN,
     TRAINING,
@@ -33,7 +34,6 @@ from verfedgnn.cli.source_options import reads_ratings_hiding
 from verfedgnn.cli.tables import RoundProgress, gate_table, lift_texts, run_table
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
-from verfedgnn.reports.phrases import warn_of_lists
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -139,6 +139,7 @@ def train(
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
     folder = resume if resume is not None else out
+    training = None if resume is None else TrainingWords.load(resume)
     words = ["--lift"] * lift + ["--one-by-one"] * one_by_one + ["--quiet"] * quiet + ["--json"] * as_json
     words += [] if device == "cpu" else ["--device", device]
     words += ["--threads", str(threads)] if threads else []
@@ -152,6 +153,21 @@ def train(
             raise ConfigError(
                 "--parties and --by divide one data set; leave them out with one file per party"
             )
+        training = TrainingWords.of(
+            data,
+            reading,
+            choices={"parties": parties, "by": by, "users": users},
+            settings={
+                "preset": preset,
+                "model": model,
+                "seed": seed,
+                "set": set_,
+                "epsilon": epsilon,
+                "delta": delta,
+                "protect": protect,
+                "config": config,
+            },
+        )
         overrides: dict[str, Any] = parse_settings(set_ or [])
         if seed is not None:
             overrides["seed"] = seed
@@ -187,7 +203,11 @@ def train(
         _introduce(read, output)
         if len(read) == 2:
             output.remark(f"  {_describe_two_parties(chosen)}", style="dim")
-    with RoundProgress(hidden=quiet) as progress, _resumable(folder, words), Halt(quiet=quiet) as halt:
+    with (
+        RoundProgress(hidden=quiet) as progress,
+        _resumable(folder, words, training),
+        Halt(quiet=quiet) as halt,
+    ):
         watch: dict[str, Any] = {
             "watch": progress.round,
             "stop": halt.asked,
@@ -200,12 +220,12 @@ def train(
             run = train_run(read, chosen, out=out, overwrite=overwrite, start_from=from_, **watch)
         if lift and "lift" not in run.metrics:
             _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
-    _report(run, folder, [] if data is None else data, output)
+    _report(run, folder, training, output)
 
 
 @contextmanager
-def _resumable(folder: Path | None, words: list[str]) -> Iterator[None]:
-    """Name the command that resumes the training when it is interrupted."""
+def _resumable(folder: Path | None, words: list[str], training: TrainingWords | None) -> Iterator[None]:
+    """Name the command that resumes the training when it is interrupted, and keep the options of the training."""
     begun = folder is not None and (folder / "config.toml").is_file()
     remedy = "nothing is kept; pass --out RUN to be able to resume"
     if folder is not None:
@@ -220,6 +240,9 @@ def _resumable(folder: Path | None, words: list[str]) -> Iterator[None]:
         raise Interrupted(
             "stopped at once; the run resumes from its last checkpoint" if folder else "stopped", remedy
         ) from None
+    finally:
+        if folder is not None and training is not None and (folder / "config.toml").is_file():
+            training.save(folder)
 
 
 def _lift(run: Run, folder: Path | None, **options: Any) -> None:
@@ -238,55 +261,13 @@ def _lift(run: Run, folder: Path | None, **options: Any) -> None:
         lift_document(run.metrics["lift"], folder.resolve().name).write(folder / "lift", "lift")
 
 
-def _report(run: Run, folder: Path | None, sources: Sequence[str], output: Output) -> None:
+def _report(run: Run, folder: Path | None, words: TrainingWords | None, output: Output) -> None:
     metrics = run.metrics
     lift = lift_texts(metrics["lift"]) if "lift" in metrics else []
     output.result(metrics, *lift, run_table(metrics), gate_table(metrics))
-    warning = warn_of_lists(metrics)
-    if warning is not None:
-        output.remark(f"warning: {warning}", style="yellow")
     if folder is None:
         output.remark("not saved; pass --out RUN to keep the run")
-    for number, command in enumerate(_next_commands(run, folder, sources) if folder is not None else []):
-        output.remark(f"{'next:' if number == 0 else '     '} {program()} {command}")
-
-
-def _next_commands(run: Run, folder: Path, sources: Sequence[str]) -> list[str]:
-    """Return the commands that follow from the result.
-
-    A lift that pays is reported. If it does not, the overlap of the sources comes first. Without a lift, a user's
-    recommendations are shown, and what joining gains can still be judged.
-    """
-    from verfedgnn.data.source_address import redact
-    from verfedgnn.evaluation.verdict import NO, verdict
-
-    name = shlex.quote(str(folder))
-    if "lift" in run.metrics:
-        report = f"report {name}"
-        if verdict(run.metrics["lift"]) == NO and len(sources) > 1:
-            return [f"data check {shlex.join(redact(source) for source in sources)}", report]
-        return [report, f"serve {name}"]
-    user = _user_with_something_to_find(run)
-    commands = [f"evaluate {name}"]
-    if user is not None:
-        option = "--user=" if user.startswith("-") else "--user "
-        commands = [f"recommend {name} {option}{shlex.quote(user)}"]
-    if run.alone is not None and len(run.parties) > 1:
-        commands.append(f"train --resume {name} --lift")
-    return commands
-
-
-def _user_with_something_to_find(run: Run) -> str | None:
-    """Return the id of the first user who has not rated every item; None if there is none."""
-    import numpy as np
-
-    first = run.parties[0].ratings
-    items = sum(party.ratings.n_items for party in run.parties)
-    rated = np.bincount(
-        np.concatenate([party.ratings.user for party in run.parties]), minlength=first.n_users
-    )
-    left = first.known_users[rated[first.known_users] < items]
-    return str(first.user_ids[left[0]]) if len(left) else None
+    show_run_findings(output, run, folder, words)
 
 
 def _describe_two_parties(chosen: Config) -> str:

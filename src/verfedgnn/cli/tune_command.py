@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verfedgnn.cli.output import Output, program
+from verfedgnn.cli.next_step import TrainingWords, show_next
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
+    RUN,
     TRAINING,
     AsJson,
     By,
@@ -29,18 +30,17 @@ from verfedgnn.cli.tables import RoundProgress
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
+CLEAR_GAIN = 0.005
+"""Share of the validation error below which tuning gains little."""
+
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
-    from verfedgnn.training.tuning import Trial
+    from verfedgnn.training.tuning import Trial, Tuned
 
 
 @reads_ratings
 def tune(
     *,
-    out: Annotated[
-        Path,
-        typer.Argument(help="Preset file to write, such as mine.toml; use it with train --preset mine.toml."),
-    ],
     data: Data = None,
     preset: Preset = None,
     model: Model = None,
@@ -49,6 +49,10 @@ def tune(
     reading: ReadOptions,
     seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=TRAINING)] = 0,
     trials: Annotated[int, typer.Option(help="Total number of trials in the study.", min=1)] = 40,
+    out: Annotated[
+        Path,
+        typer.Option(help="Preset file to write; use it with train --preset mine.toml.", rich_help_panel=RUN),
+    ] = Path("mine.toml"),
     study: Annotated[
         Path | None, typer.Option(help="File of the study. Default: next to the preset, with the ending .db.")
     ] = None,
@@ -71,7 +75,6 @@ def tune(
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.core.files import check_writable, write_bytes, writing
     from verfedgnn.data import read_parties
-    from verfedgnn.data.source_address import redact
     from verfedgnn.reports.svg_charts import draw_study
     from verfedgnn.research import require_packages
     from verfedgnn.training.tuning import parse_space
@@ -125,7 +128,20 @@ def tune(
         write_bytes(picture, draw_study(tuned.history).encode())
     found = {"preset": out, "study": database, "trials": len(tuned.history), "valid_error": tuned.error}
     output.result(found, tuned.provenance, f"written: {out}, {picture}; the study is {database}")
-    words = [word for source in data or [] for word in ("--data", redact(source))] + reading.to_arguments()
-    words += ["--parties", str(parties)] if parties is not None else []
-    words += ["--by", by] if by is not None else []
-    output.remark(f"next: {program()} {shlex.join(['train', *words, '--preset', str(out), '--lift'])}")
+    choices = {"parties": parties, "by": by, "users": None if chosen.users == "any" else chosen.users}
+    words = TrainingWords.of(data, reading, choices=choices, settings={"preset": out})
+    show_next(output, [_describe(tuned)], words.train(out="runs/tuned", lift=len(read) > 1))
+
+
+def _describe(tuned: Tuned) -> str:
+    """Compare the best trial with the first, which has the settings of the preset."""
+    first = tuned.history[0]
+    count = len(tuned.history)
+    if count == 1:
+        return "One trial compares nothing: the preset's own settings are written; use more --trials."
+    if first is None or tuned.error >= first:
+        return f"None of {count} trials is better than the settings it started from, so these are written."
+    text = f"The best of {count} trials lowers the validation error from {first:.4f} to {tuned.error:.4f}."
+    if tuned.error > (1 - CLEAR_GAIN) * first:
+        text += " That is little: other settings are not what limits this model."
+    return text

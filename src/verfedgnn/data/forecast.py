@@ -1,17 +1,90 @@
-"""What a training with several sources will meet: two parties, different rating scales, few shared users."""
+"""What a training with these sources will meet: too few items, users or ratings, two parties, different scales, few shared users."""
 
 from collections.abc import Sequence
 
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
+from verfedgnn.data.ratings import format_count
 
 MOST_RATIO = 1.5
 """Largest ratio of two rating scales' widths without a warning."""
 FEWEST_SHARED = 0.5
 """Share of users at two or more parties below which the overlap is called small."""
+FEWEST_RATINGS = 30
+"""Ratings of a party below which its validation or test part may be empty, so that `train` refuses it."""
+FEWEST_USERS = 20
+"""Users below which a result says nothing about others."""
+PARTIES = 10
+"""Parties among which `train` divides the items of one source by default."""
 
 
-def foresee_training(found: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
-    """Return warnings about a training with these sources, each with its remedy."""
+def foresee_training(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> list[str]:
+    """Return warnings about a training with these sources, each with its remedy; `overlap` is that of several sources."""
+    if not all(each.usable for each in found):
+        return []
+    warnings = _foresee_sizes(found)
+    return warnings if overlap is None else warnings + _foresee_federation(found, overlap)
+
+
+def fitting_parties(found: Sequence[CheckedSource]) -> int | None:
+    """Return how many parties the items of one source can be divided among; None if the default fits."""
+    shape = found[0].shape
+    if len(found) > 1 or shape is None:
+        return None
+    most = min(shape.items, shape.ratings // FEWEST_RATINGS)
+    return None if most >= PARTIES else max(1, most)
+
+
+def describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
+    """Say in a sentence what a training will do with these usable sources."""
+    if lists_only(found):
+        return "A source has equal ratings only, so there are no ratings to predict; preset ranking learns lists from them."
+    if overlap is None:
+        parties = fitting_parties(found) or PARTIES
+        return (
+            f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
+            "Use `--by COLUMN`, or one source per party, for parties that exist."
+        )
+    users, _ = overlap.count_from(1)
+    return (
+        f"{len(found)} sources can be trained together: {overlap.shared:,} of {users:,} users "
+        f"({100 * overlap.shared / users:.0f} %) are at two or more parties, and the others take part as well."
+    )
+
+
+def lists_only(found: Sequence[CheckedSource]) -> bool:
+    """Return whether all ratings of a source are equal, so that only lists can be learnt from it."""
+    return any(each.shape is not None and each.shape.lowest == each.shape.highest for each in found)
+
+
+def _foresee_sizes(found: Sequence[CheckedSource]) -> list[str]:
+    """Return warnings about sources that are too small to train or to judge."""
+    warnings = []
+    for each in found:
+        shape = each.shape
+        if shape is None:
+            continue
+        if shape.ratings < FEWEST_RATINGS:
+            warnings.append(
+                f"{each.name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
+                "`train` refuses that; add ratings"
+            )
+        elif shape.users < FEWEST_USERS:
+            warnings.append(
+                f"{each.name} has {format_count(shape.users, 'user')}: `train` runs, but its figures say nothing about other "
+                "users; add users"
+            )
+    parties = fitting_parties(found)
+    shape = found[0].shape
+    if parties is not None and shape is not None:
+        warnings.append(
+            f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
+            f"parties: pass --parties {parties} to `train`"
+        )
+    return warnings
+
+
+def _foresee_federation(found: Sequence[CheckedSource], overlap: UserOverlap) -> list[str]:
+    """Return warnings about several sources together."""
     warnings = []
     if len(found) == 2:
         warnings.append(

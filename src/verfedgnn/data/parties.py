@@ -1,5 +1,6 @@
 """Organisations that share users and have their own items: cut from one table, or read from one source each."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,6 +160,16 @@ def note_dropped(
     lost = format_count(len(before) - len(after), "rating")
     who = f"users who are not {describe_rule(users)}"
     return (f"kept {kept:,} of {format_count(before.n_users, 'user')}; {lost} of {who} were dropped",)
+
+
+def count_kept(notes: Sequence[str]) -> tuple[int, int] | None:
+    """Return how many users a note of `note_dropped` says were kept, and of how many; None if no user was left out."""
+    for note in notes:
+        found = re.match(r"kept ([\d,]+) of ([\d,]+) users?; ", note)
+        if found is not None:
+            kept, before = (int(number.replace(",", "")) for number in found.groups())
+            return kept, before
+    return None
 
 
 def check_parties(parties: Sequence[PartyData]) -> None:

@@ -1,0 +1,225 @@
+"""The last lines of a command: what its result means, and the next command, complete and quoted for the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verfedgnn.cli.output import Output
+from verfedgnn.plugins import list_files
+
+if TYPE_CHECKING:
+    from verfedgnn.data.read_options import ReadOptions
+    from verfedgnn.reports.diagnosis import Finding, Step
+    from verfedgnn.runs.run import Run
+
+MOST_SENTENCES = 3
+"""Findings that a command shows; the report has all of them."""
+FILE = "command.json"
+"""File in a run folder with the options of its training."""
+
+Words = list[str]
+
+
+@dataclass(frozen=True)
+class TrainingWords:
+    """The options of a training, as pairs of a name and a value."""
+
+    data: tuple[tuple[str, str], ...] = ()
+    """Options that choose the data, sources without passwords."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Options that choose settings."""
+
+    @classmethod
+    def of(
+        cls,
+        sources: Sequence[str] | None,
+        reading: ReadOptions,
+        *,
+        choices: dict[str, Any],
+        settings: dict[str, Any],
+    ) -> TrainingWords:
+        """Return the given options; values of None are left out, lists are repeated."""
+        from verfedgnn.data.source_address import redact
+
+        words = reading.to_arguments()
+        data = [("--data", redact(source)) for source in sources or ["synthetic"]]
+        data += zip(words[::2], words[1::2], strict=True)
+        return cls((*data, *_pairs(choices)), tuple(_pairs(settings)))
+
+    @property
+    def sources(self) -> Words:
+        """The sources of the data."""
+        return [value for name, value in self.data if name == "--data"]
+
+    def train(self, options: Sequence[str] = (), *, out: Path | str, lift: bool = True) -> Words:
+        """Return the command that trains with these options, some of them replaced by `options`."""
+        changed = self
+        for name, value in zip(options[::2], options[1::2], strict=True):
+            changed = changed._with(name, value)
+        words = [word for pair in (*changed.data, *changed.settings) for word in pair]
+        return ["train", *words, *(["--lift"] if lift else []), "--out", str(fresh_path(out))]
+
+    def tune(self, out: Path | str) -> Words:
+        """Return the command that tunes the settings for the same data."""
+        known = ("--preset", "--model", "--seed", "--set")
+        kept = [pair for pair in self.data if pair[0] != "--users"]
+        kept += [pair for pair in self.settings if pair[0] in known]
+        kept += [("--set", f"users={value}") for name, value in self.data if name == "--users"]
+        return ["tune", *(word for pair in kept for word in pair), "--out", str(fresh_path(out))]
+
+    def check(self) -> Words:
+        """Return the command that checks the sources."""
+        dividing = ("--data", "--parties", "--by", "--users")
+        options = [word for pair in self.data if pair[0] not in dividing for word in pair]
+        return ["data", "check", *self.sources, *options]
+
+    def _with(self, name: str, value: str) -> TrainingWords:
+        """Return these options with one more, which replaces an earlier one of the same name or setting."""
+
+        def is_replaced(pair: tuple[str, str]) -> bool:
+            option, given = pair
+            if name == "--set":
+                return option == "--set" and _setting(given) == _setting(value)
+            if name == "--preset" and option == "--set":  # these settings may not exist in another preset
+                return _setting(given).partition(".")[0] in ("model", "exchange", "gradients")
+            return option == name or (name == "--preset" and option in ("--epsilon", "--delta", "--protect"))
+
+        if name == "--users":
+            return replace(self, data=(*(p for p in self.data if not is_replaced(p)), (name, value)))
+        return replace(self, settings=(*(p for p in self.settings if not is_replaced(p)), (name, value)))
+
+    def save(self, folder: Path) -> None:
+        """Write the options to a run folder, so that later commands can name a training of the same data."""
+        from verfedgnn.core.files import writing
+        from verfedgnn.runs.run import write_json
+
+        with writing(folder):
+            write_json(
+                folder / FILE, {"folder": str(Path.cwd()), "data": self.data, "settings": self.settings}
+            )
+
+    @classmethod
+    def load(cls, folder: Path) -> TrainingWords | None:
+        """Return the options of the training of a run folder; None if it was not trained by a command."""
+        try:
+            saved = json.loads((folder / FILE).read_text("utf-8"))
+            place = Path(saved["folder"])
+            pairs = [[(str(name), str(value)) for name, value in saved[key]] for key in ("data", "settings")]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return cls(*(tuple((name, _seen_from_here(name, value, place)) for name, value in p) for p in pairs))
+
+
+def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    for name, given in options.items():
+        values = given if isinstance(given, list) else [] if given is None else [given]
+        found += [(f"--{name}", str(value)) for value in values]
+    return found
+
+
+def _setting(text: str) -> str:
+    """Return the path of the setting in `NAME=VALUE`."""
+    from verfedgnn.config import setting_path
+
+    return setting_path(text.partition("=")[0])
+
+
+def _seen_from_here(option: str, value: str, place: Path) -> str:
+    """Return a file name that was relative to `place` relative to the current folder."""
+    if option not in ("--data", "--config", "--preset") or place == Path.cwd():
+        return value
+    name, equals, file = value.rpartition("=")
+    if not file or not (place / file).exists():
+        return value
+    return f"{name}{equals}{os.path.relpath(place / file)}"
+
+
+def fresh_path(wanted: Path | str) -> Path:
+    """Return `wanted`, or the first of `wanted-2`, `wanted-3`, ... that does not exist."""
+    path = Path(wanted)
+    free = path
+    number = 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
+def command_text(words: Sequence[str]) -> str:
+    """Return a command of this program as text for the shell, with the plug-ins that are loaded."""
+    plugins = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]
+    return shlex.join([*_program(), *plugins, *words])
+
+
+def _program() -> Words:
+    """Return how this program was called."""
+    called = sys.argv[0]
+    if called.endswith("__main__.py"):
+        python = shutil.which("python")
+        same = python is not None and Path(python).resolve() == Path(sys.executable).resolve()
+        return ["python" if same else sys.executable, "-m", "verfedgnn"]
+    found = shutil.which("verfedgnn")
+    return ["verfedgnn" if found is not None and Path(found) == Path(called).absolute() else called]
+
+
+def show_next(output: Output, sentences: Sequence[str], command: Sequence[str], where: str = "") -> None:
+    """Print what a result means and the next command; `where` says at whom it runs, if not here."""
+    if sentences:
+        output.remark(f"diagnosis: {' '.join(sentences[:MOST_SENTENCES])}")
+    output.remark(f"next{where and f', {where}'}: {command_text(command)}")
+
+
+def diagnose_run(run: Run, *, whole: bool = True) -> list[Finding]:
+    """Return what the figures of a run show; a party's run of a federation says nothing about overlap."""
+    from verfedgnn.reports.diagnosis import Customers, diagnose
+
+    customers = Customers.count(run.parties) if whole else None
+    return diagnose(run.metrics, run.config, history=run.history, customers=customers)
+
+
+def show_run_findings(output: Output, run: Run, folder: Path | None, words: TrainingWords | None) -> None:
+    """Print what the figures of a run show, and the next command for it."""
+    findings = diagnose_run(run)
+    command = next_command(findings, folder, words)
+    show_next(output, [finding.text for finding in findings], command)
+
+
+def next_command(findings: Sequence[Finding], folder: Path | None, words: TrainingWords | None) -> Words:
+    """Return the command for the first finding that has one and for which enough is known.
+
+    A run that is not saved is trained again into a folder. Without the options of its training, a run is reported.
+    """
+    steps = [finding.step for finding in findings if finding.step is not None]
+    if folder is None:
+        first = steps[0]
+        options = first.options if first.action == "train" else ()
+        return (words or TrainingWords()).train(options, out="runs/first", lift=first.action != "serve")
+    for step in steps:
+        command = _command(step, folder, words)
+        if command is not None:
+            return command
+    return ["report", str(folder)]
+
+
+def _command(step: Step, folder: Path, words: TrainingWords | None) -> Words | None:
+    """Return the command of one step; None if it needs the options of the training and they are not known."""
+    if step.action in ("report", "serve"):
+        return [step.action, str(folder)]
+    if step.action == "lift":
+        return ["train", "--resume", str(folder), "--lift"]
+    if words is None:
+        return None
+    if step.action == "train":
+        return words.train(step.options, out=folder)
+    if step.action == "tune":
+        return words.tune("tuned.toml")
+    return words.check() if len(words.sources) > 1 else None
