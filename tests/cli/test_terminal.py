@@ -112,7 +112,7 @@ MISTAKES = {
     "runs": "none",
     "diff": "none none",
     "promote": "none --over none",
-    "tune": "mine.txt",
+    "tune": "--out mine.txt",
     "data check": "none.csv",
     "data synth": "--out x.parquet --like nothing",
     "compare": "--methods magic",
@@ -152,7 +152,7 @@ UNWRITABLE = {
     "report": "run --out file/report",
     "export": "run --out file/vectors",
     "diff": "run run --out file/diff.html",
-    "tune": "file/mine.toml --data none.csv",
+    "tune": "--out file/mine.toml --data none.csv",
     "compare": "--out file/x --data none.csv",
     "paper": "table2 --out file/x",
     "bench": "yelp --quick --out file/x",
@@ -186,7 +186,7 @@ RESULTS = {
     "runs": ".",
     "diff": "run run --out {}.html",
     "data check": "small.csv",
-    "tune": "{}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
+    "tune": "--out {}.toml --trials 1 --set epochs=3 --data small.csv --parties 3",
     "data synth": "--out {}.parquet --scale-down 2000",
     "compare": "--methods bias --seeds 1 --out compared --jobs 1 --data small.csv --parties 3",
     "paper": "table1 --out {}",
@@ -195,6 +195,20 @@ RESULTS = {
     "bench": "yelp --quick --report-only --out {}",
     "status": "hub",
 }
+
+
+def assert_ends_with_a_command(err: str) -> None:
+    """Check that the last lines are a diagnosis and a command that parses."""
+    *_, diagnosis, last = err.splitlines()
+    assert diagnosis.startswith("diagnosis: ")
+    assert last.startswith("next: verfedgnn ")
+    words = shlex.split(last)[2:]
+    context = typer.main.get_command(app).make_context("verfedgnn", list(words))
+    group: Any = context.command
+    rest = [*context._protected_args, *context.args]
+    while hasattr(group, "commands"):
+        name, group, rest = group.resolve_command(context, rest)
+    group.make_context(name, rest)
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -213,6 +227,8 @@ def test_results_and_remarks(
     assert code == 0, err
     assert out
     assert "\x1b" not in out + err, "colours and bars are for terminals"
+    if name != "settings":
+        assert_ends_with_a_command(err)
 
 
 def test_membership_in_json(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,8 +296,9 @@ def test_from_init_to_a_roster(command: Command) -> None:
     lines = command("approve", "fed", "film/film.csr", "book/book.csr", "--yes")
     for line, name in zip(lines, asked, strict=False):
         assert line.startswith(f"{name}: ")
-        assert line.split(": ")[-1] == asked[name][-2].split(": ")[-1], "both sides read the same fingerprint"
-    assert lines[-1].startswith("next: send fed/federation.toml")
+        assert line.split(": ")[-1] == asked[name][-3].split(": ")[-1], "both sides read the same fingerprint"
+    assert lines[-2].startswith("diagnosis: Send fed/federation.toml")
+    assert lines[-1] == "next: verfedgnn coordinator fed"
     agreement = load_agreement(Path("fed"))
     assert [party.name for party in agreement.parties] == ["film", "book"]
     assert c.same_key(c.read_key(Path("film/key.pem")), agreement.member("film").certificate)

@@ -651,7 +651,8 @@ def test_commands(
 
     _, printed, said = verfedgnn("recommend", str(folder), "--user", users(run)[0], "--json")
     assert json.loads(printed)[0].keys() == {"item", "title", "party", "score", "rating"}
-    assert said.rstrip() == (warn_of_lists(run.metrics) or "")
+    assert (warn_of_lists(run.metrics) or "diagnosis: ") in said
+    assert said.splitlines()[-1] == f"next: verfedgnn serve {folder}"
     _, printed, _ = verfedgnn("recommend", str(folder), "--user", users(run)[0])
     assert "share" in printed
     assert "rating" in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,7 @@ from verfedgnn.core.errors import ConfigError
 if TYPE_CHECKING:
     from verfedgnn.runs.run import Run
 
-Watch = Callable[[int, int], None]
+Watch = Callable[[str, int, int], None]
 
 
 def attack(
@@ -68,8 +69,8 @@ def attack(
         )
     with RoundProgress(hidden=quiet) as progress:
 
-        def listen(round: int, rounds: int) -> None:
-            progress.step("recording", round, rounds)
+        def listen(stage: str, done: int, total: int) -> None:
+            progress.step(stage, done, total)
 
         if who == "outsider":
             found, table = _outsider(loaded)
@@ -132,7 +133,9 @@ def _outsider(run: Run) -> tuple[dict[str, Any], Table]:
 def _coordinator(run: Run, rounds: int, watch: Watch) -> tuple[dict[str, Any], Table]:
     from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 
-    found = attack_gradients(run.parties, run.config, rounds=rounds, seed=run.config.seed, watch=watch)
+    found = attack_gradients(
+        run.parties, run.config, rounds=rounds, seed=run.config.seed, watch=partial(watch, "recording")
+    )
     table = Table(
         "rounds", "AUC", "AUC of the guess", "correlation with the number of ratings", title_justify="left"
     )
@@ -157,7 +160,13 @@ def _party(
         )
     options: dict[str, Any] = {"attacker": attacker, "target": target, "victims": victims}
     found = attack_sums(
-        run.parties, config, rounds=rounds, seed=config.seed, method=method, watch=watch, **options
+        run.parties,
+        config,
+        rounds=rounds,
+        seed=config.seed,
+        method=method,
+        watch=lambda stage, share: watch(stage, round(100 * share), 100),
+        **options,
     )
     table = Table("attack", "precision", "recall", "F1", "F1 of the guess", title_justify="left")
     table.title = f"Which items users have at {escape(run.parties[target].name)}, from summed neighbourhoods"

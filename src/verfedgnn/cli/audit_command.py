@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from verfedgnn.cli.next_step import TrainingWords, show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
-from verfedgnn.cli.tables import RoundProgress
+from verfedgnn.cli.tables import AuditProgress
+
+if TYPE_CHECKING:
+    from verfedgnn.research.attacks.audit import Audit
+
+PRIVATE = "preset private"
+VARIANT_OPTIONS = {
+    "masks": ("--set", "masking=true"),
+    "noise on the sums": (
+        *("--set", "masking=true", "--set", "exchange.mode=noised"),
+        *("--set", "exchange.noise=0.05", "--set", "exchange.row_clip=1"),
+    ),
+    "no exchange": ("--set", "masking=true", "--set", "exchange.mode=off"),
+    PRIVATE: ("--preset", "private"),
+}
+"""Options of `train` for each of the variants of an audit."""
 
 
 def audit(
@@ -22,7 +39,7 @@ def audit(
         bool,
         typer.Option(
             "--thorough",
-            help="Attack all users and items instead of a sample of at most 1,000 users and 500 items a party.",
+            help="Attack all users and items instead of a sample of at most 1,000 users, 200 victims and 300 items a party.",
         ),
     ] = False,
     threads: Threads = 0,
@@ -38,7 +55,8 @@ def audit(
     from rich.text import Text
 
     from verfedgnn.core.files import check_writable
-    from verfedgnn.research.attacks.audit import THIS, Audit
+    from verfedgnn.research.attacks.audit import THIS, Audit, Step
+    from verfedgnn.research.attacks.audit_clock import AuditClock
     from verfedgnn.research.attacks.audit_report import ATTACKERS, audit_document, strongest
 
     use_threads(threads)
@@ -47,25 +65,17 @@ def audit(
     check_writable(run / "audit")
     if work.is_sampled:
         output.remark(work.describe_sample())
-    efforts = [work.effort(step) for step in work.steps]
-    total = sum(efforts)
-    done = 0.0
-    with RoundProgress(hidden=quiet, unit="%") as progress:
-        for step, effort in zip(work.steps, efforts, strict=True):
+    clock = AuditClock([stage for n, step in enumerate(work.steps) for stage in work.stages(n, step)])
+    with AuditProgress(hidden=quiet) as progress:
+        for number, step in enumerate(work.steps):
 
-            def show(
-                share: float,
-                done: float = done,
-                effort: float = effort,
-                note: str = f"{step.variant}: {step.part}",
-            ) -> None:
-                progress.step("audit", 100 * (done + share * effort) / total, 100, note)
+            def show(kind: str, share: float, number: int = number, step: Step = step) -> None:
+                clock.report(number, kind, share)
+                progress.report(clock, f"{step.variant}: {step.part}, {kind}")
 
-            show(0)
             if not work.known(step):
                 work.take(step, show)
-            done += effort
-        progress.step("audit", 100, 100)
+            clock.finish(number)
     page, text = audit_document(work).write(run / "audit", "audit")
     reached = strongest(work.found[THIS])
     lines = []
@@ -86,3 +96,42 @@ def audit(
     output.result(
         {"page": page, "markdown": text, "strongest": figures}, *lines, f"written: {page} and {text.name}"
     )
+    _show_next(output, work, run)
+
+
+def _show_next(output: Output, work: Audit, folder: Path) -> None:
+    """Name the attackers who learn something, and the variant in which the fewest do."""
+    from verfedgnn.research.attacks.audit import THIS
+    from verfedgnn.research.attacks.audit_report import ATTACKERS, strongest
+
+    def learning(variant: str) -> list[str]:
+        return [ATTACKERS[each.attacker].title for each in strongest(work.found[variant]) if each.learnt]
+
+    now = learning(THIS)
+    if not now:
+        show_next(output, ["No attacker learns more than a guess."], ["report", str(folder)])
+        return
+    sentences = [f"More than a guess is learnt by: {', '.join(now)}."]
+    words = TrainingWords.load(folder)
+    safer = min(
+        (name for name in work.found if name != THIS), key=lambda name: len(learning(name)), default=THIS
+    )
+    if safer == THIS and len(work.variants) == 1:
+        sentences.append(
+            "Safer variants were not tried; without --no-compare the audit measures what they cost."
+        )
+        show_next(output, sentences, ["audit", str(folder)])
+    elif len(learning(safer)) >= len(now) or words is None:
+        sentences.append("The report says what each of them learns and what helps.")
+        show_next(output, sentences, ["report", str(folder)])
+    else:
+        left = ", ".join(learning(safer)) or "nobody"
+        before = work.found[THIS]["model"]["rmse"]
+        after = work.found[safer]["model"]["rmse"]
+        cost = (
+            "" if before is None or after is None else f", at an RMSE of {after:.4f} instead of {before:.4f}"
+        )
+        sentences.append(f"With the variant '{safer}' it is learnt by: {left}{cost}.")
+        if safer == PRIVATE:
+            words = words.declared(work.run.parties)
+        show_next(output, sentences, words.train(VARIANT_OPTIONS[safer], out=folder))

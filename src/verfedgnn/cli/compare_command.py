@@ -12,8 +12,9 @@ import typer
 from rich.table import Table
 
 from verfedgnn.cli.completion import METHODS, listed
+from verfedgnn.cli.next_step import TrainingWords, show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Data, Device, Jobs, Parties, Quiet, Settings
+from verfedgnn.cli.shared_options import AsJson, By, Data, Device, Jobs, Parties, Quiet, Settings
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.tables import CellProgress
@@ -45,6 +46,7 @@ def compare(
     ] = "gcn",
     seeds: Annotated[int, typer.Option(help="Number of seeds, from 0 on.", min=1)] = 5,
     parties: Parties = None,
+    by: By = None,
     reading: ReadOptions,
     set_: Settings = None,
     out: Annotated[
@@ -72,6 +74,7 @@ def compare(
         comparison_csv,
         comparison_page,
         comparison_rows,
+        diagnose_comparison,
     )
     from verfedgnn.research.experiments.result_tables import declarations, in_order, write_text
     from verfedgnn.research.experiments.training_queue import run_cells
@@ -83,7 +86,7 @@ def compare(
     settings = parse_settings(set_ or [])
     _refuse_defining(settings)
     check_writable(out)
-    cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading)
+    cells = comparison_cells(given, names, gnns, seeds, parties, settings, reading, by)
     given = [redact(source) for source in given]
     with CellProgress(hidden=quiet) as progress, Halt(quiet=quiet, after="the rounds under way") as halt:
         records = run_cells(cells, out, jobs=jobs, device=device, watch=progress.report, stop=halt.asked)
@@ -101,6 +104,7 @@ def compare(
         "--seeds",
         str(seeds),
         *([] if parties is None else ["--parties", str(parties)]),
+        *([] if by is None else ["--by", by]),
     ]
     words += [word for setting in set_ or [] for word in ("--set", setting)]
     page = out / "comparison.md"
@@ -119,6 +123,7 @@ def compare(
     for declaration in declared:
         traits.add_row(*declaration)
     protects = [f"{method(name).title}: {method(name).declares.protects}" for name in names]
+    sources = [f"{method(name).title}: {method(name).settings}" for name in names]
     trained = [
         {
             "method": cell.method,
@@ -133,8 +138,15 @@ def compare(
         table,
         traits,
         *protects,
+        "\nSettings:",
+        *sources,
         f"written: {page}, {file}",
     )
+    choices = {"parties": parties, "by": by}
+    training = TrainingWords.of(
+        given, reading, choices=choices, settings={"preset": "best", "model": gnns[0], "set": set_}
+    )
+    show_next(output, diagnose_comparison(records), training.train(out="runs/first"))
 
 
 def _refuse_defining(settings: Mapping[str, str]) -> None:

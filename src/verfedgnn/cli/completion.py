@@ -22,6 +22,7 @@ METHODS = (
     "fedsage+",
     "verfedgnn",
     "best",
+    "best-gated",
     "private",
 )
 EXPERIMENTS = (

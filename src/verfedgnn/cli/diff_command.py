@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verfedgnn.cli.completion import complete_run_folders
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.core.errors import ConfigError
@@ -52,6 +53,13 @@ def diff(
     output.result(found, *show_tables(difference_tables(found)))
     if out is not None:
         output.remark(f"written: {out}")
+    better = {metric: table["overall"]["better"] for metric, table in found["figures"].items()}
+    chosen = before if "no" in better.values() and "yes" not in better.values() else after
+    words = {"yes": "better", "no": "worse"}
+    judged = ", ".join(
+        f"{metric.upper()} {words.get(word, 'not clearly different')}" for metric, word in better.items()
+    )
+    show_next(output, [f"The later run on the same test ratings: {judged}."], ["serve", str(chosen)])
 
 
 def show_tables(tables: Sequence[DifferenceTable]) -> list[RenderableType]:

@@ -16,6 +16,7 @@ from verfedgnn.cli.output import Output
 from verfedgnn.plugins import list_files
 
 if TYPE_CHECKING:
+    from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.reports.diagnosis import Finding, Step
     from verfedgnn.runs.run import Run
@@ -66,6 +67,19 @@ class TrainingWords:
             changed = changed._with(name, value)
         words = [word for pair in (*changed.data, *changed.settings) for word in pair]
         return ["train", *words, *(["--lift"] if lift else []), "--out", str(fresh_path(out))]
+
+    def declared(self, parties: Sequence[PartyData]) -> TrainingWords:
+        """Return these options with scales and catalogues as preset private needs them; those that are given stay."""
+        given = {name for name, _ in self.data}
+        several = len(self.sources) > 1
+        more: list[tuple[str, str]] = []
+        for party in parties if several else parties[:1]:
+            head = f"{party.name}:" if several else ""
+            low, high = party.ratings.scale
+            more.append(("--scale", f"{head}{low:g},{high:g}"))
+            if several:
+                more.append(("--catalogue", f"{head}{party.ratings.n_items}"))
+        return replace(self, data=(*self.data, *(pair for pair in more if pair[0] not in given)))
 
     def tune(self, out: Path | str) -> Words:
         """Return the command that tunes the settings for the same data."""

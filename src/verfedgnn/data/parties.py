@@ -172,6 +172,19 @@ def count_kept(notes: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
+def declare_sizes(parties: Sequence[PartyData]) -> list[PartyData]:
+    """Declare scales and catalogues that are not declared yet as they are found in the ratings.
+
+    They reveal something about single ratings, so this is for experiments on one machine only.
+    """
+    declared = []
+    for party in parties:
+        table = party.ratings
+        size = table.n_items if table.catalogue is None else table.catalogue
+        declared.append(PartyData(party.name, replace(table, scale_declared=True, catalogue=size)))
+    return declared
+
+
 def check_parties(parties: Sequence[PartyData]) -> None:
     """Raise `DataError` unless these parties can form a federation."""
     if not parties:

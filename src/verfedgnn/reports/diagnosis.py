@@ -14,7 +14,7 @@ import numpy as np
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.data.parties import count_kept
-from verfedgnn.evaluation.verdict import NO, YES, verdict
+from verfedgnn.evaluation.verdict import NO, YES, headline, verdict
 from verfedgnn.reports.phrases import warn_of_lists
 
 MEANS_WIN = 0.995
@@ -161,7 +161,7 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     return Finding(
         "means win",
         f"{text} There are too few ratings for more; lists can still be worth it, and `tune` looks for better settings.",
-        Step("tune") if judged and verdict(dict(metrics["lift"])) != YES else None,
+        Step("tune") if judged and verdict(metrics["lift"]) != YES else None,
     )
 
 
@@ -182,11 +182,13 @@ def _two_parties(metrics: Mapping[str, Any]) -> Finding | None:
     mechanism = metrics["privacy"]["neighbourhoods"]["mechanism"]
     if mechanism == "none":
         text = "The two parties exchange gradients only; either sees the other's protected gradients."
-    else:
+    elif mechanism == "noised":
         text = (
-            f"The two parties exchange {mechanism} sums: either can subtract its own part from a sum, so masks alone would "
-            "hide nothing from the other. A third party allows exact, masked sums."
+            "The two parties exchange noised sums, because either can subtract its own part from a sum. A third party allows "
+            "exact, masked sums."
         )
+    else:
+        text = f"The two parties exchange {mechanism} sums, and either can subtract its own part and see the other's."
     return Finding("two parties", text)
 
 
@@ -195,11 +197,13 @@ def _lift(metrics: Mapping[str, Any]) -> Finding:
         return Finding("one party", "This run holds one party, so its model can be served.", Step("serve"))
     if "lift" not in metrics:
         return Finding("not judged", "What joining gains each party is not judged yet.", Step("lift"))
-    pays = verdict(dict(metrics["lift"]))
+    pays = verdict(metrics["lift"])
     if pays == YES:
-        return Finding("pays", "Joining pays; the report shows for whom and by how much.", Step("report"))
+        return Finding("pays", f"{headline(metrics['lift'])} The report shows by how much.", Step("report"))
     if pays == NO:
-        text = "Joining does not pay on these data; look at how many customers the parties share before adding a party."
+        text = (
+            f"{headline(metrics['lift'])} Look at how many customers the parties share before adding a party."
+        )
         return Finding("does not pay", text, Step("check"))
     text = "The test customers are too few to tell whether joining pays; more of them narrow the intervals."
     return Finding("cannot tell", text, Step("report"))

@@ -31,6 +31,13 @@ class Ledger:
             if direction in (None, d) and kind in (None, k) and party in (None, p)
         )
 
+    def joined(self, other: Ledger) -> Ledger:
+        """Return a ledger with the messages of both."""
+        both = Ledger()
+        both.messages = self.messages + other.messages
+        both.bytes = self.bytes + other.bytes
+        return both
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ledger.json: totals, and one row per kind, direction and party."""
         rows = [

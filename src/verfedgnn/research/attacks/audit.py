@@ -17,24 +17,29 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import make_folder, writing
+from verfedgnn.data.parties import declare_sizes
+from verfedgnn.research.attacks.audit_clock import AuditStage
 from verfedgnn.research.attacks.coordinator_attack import attack_gradients
 from verfedgnn.research.attacks.federation_sample import sample_items, sample_users
 from verfedgnn.research.attacks.membership_inference import membership
 from verfedgnn.research.attacks.overlap_attack import attack_overlap
-from verfedgnn.research.attacks.sum_attacks import attack_sums
+from verfedgnn.research.attacks.sum_attacks import ATTACKS, NOISE_EXPECTED, ODDS, RECORDING, attack_sums
 from verfedgnn.runs.run import Run, write_json
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
 THIS = "this run"
 USERS = 1_000
-"""Largest number of users that an audit attacks, unless it is thorough."""
-ITEMS = 500
+"""Largest number of users in the federation that an audit records, unless it is thorough."""
+ITEMS = 300
 """Largest number of items of each party in such an audit."""
-TRAINING_EFFORT = 3.0
-"""Duration of a training, with its lists and gates, per round of ratings, as a multiple of a recorded round."""
-SUMS_EFFORT = 4.0
-"""Duration of recording sums and of attacking them, in the same unit."""
+VICTIMS = 200
+"""Largest number of users whose items are attacked in such an audit."""
+TRAINING, GRADIENTS, OVERLAP, MEMBERSHIP = "training", "gradients", "overlap", "membership"
+WORK = {TRAINING: 0.03, GRADIENTS: 0.012, OVERLAP: 0.012, RECORDING: 0.012, ATTACKS: 0.03}
+"""Seconds of a stage per round, measured with the largest sample on one core."""
+ODDS_WORK = 0.03
+"""Seconds of the odds of one victim at `ITEMS` items; they grow with the third power of the items."""
 PARTS = ("model", "gradients", "sums", "overlap")
 """Kinds of findings about a variant."""
 
@@ -89,12 +94,13 @@ class Audit:
             raise ConfigError(
                 "an audit needs the parties of a whole federation, but this run holds one; choose a run of `verfedgnn train`"
             )
-        self.parties = self.run.parties
+        self.parties = declare_sizes(self.run.parties)
         self.parts = self.run.parts
         if not thorough:
             rng = np.random.default_rng([self.run.config.seed, 12])
             self.parties, self.parts = sample_items(self.parties, self.parts, ITEMS)
             self.parties, self.parts = sample_users(self.parties, self.parts, USERS, rng)
+            victims = min(victims, VICTIMS)
         self.path = folder / "audit" / "findings.json"
         self.settings: dict[str, Any] = {
             "rounds": rounds,
@@ -122,20 +128,35 @@ class Audit:
         whole = sum(len(party.ratings) for party in self.run.parties)
         return (
             f"The attacks and the trainings of variants use a sample: {self.parties[0].ratings.n_users:,} users, at most "
-            f"{ITEMS:,} items of each party, {self.settings['ratings']:,} of {whole:,} ratings. "
-            "`--thorough` uses all of them."
+            f"{ITEMS:,} items of each party, {self.settings['ratings']:,} of {whole:,} ratings, "
+            f"{self.settings['victims']:,} victims and {self.settings['rounds']:,} rounds. "
+            "`--thorough` uses all users and items."
         )
 
-    def effort(self, step: Step) -> float:
-        """Return how long a step takes, as a multiple of one recorded round."""
+    def stages(self, number: int, step: Step) -> list[AuditStage]:
+        """Return the stages of a step with their estimated work."""
         config = self.variants[step.variant]
-        recorded = min(self.settings["rounds"], config.training.epochs)
+        rounds = self._rounds(config)
         if step.part == "model":
             trains = step.variant != THIS or self.is_sampled
-            return TRAINING_EFFORT * self.run.metrics["rounds"] if trains else 1.0
-        if step.part == "sums":
-            return SUMS_EFFORT * recorded if config.exchange.mode != "off" else 1.0
-        return float(recorded)
+            work = WORK[TRAINING] * config.training.epochs if trains else 0.0
+            return [AuditStage(number, TRAINING, work)]
+        if step.part != "sums":
+            kind = GRADIENTS if step.part == "gradients" else OVERLAP
+            return [AuditStage(number, kind, WORK[kind] * rounds)]
+        if config.exchange.mode == "off":
+            return []
+        stages = [AuditStage(number, kind, WORK[kind] * rounds) for kind in (RECORDING, ATTACKS)]
+        if config.exchange.mode == "noised":
+            items = max(party.ratings.n_items for party in self.parties)
+            victims = min(self.settings["victims"], self.parties[0].ratings.n_users)
+            work = len(NOISE_EXPECTED) * victims * ODDS_WORK * (items / ITEMS) ** 3
+            stages.append(AuditStage(number, ODDS, work))
+        return stages
+
+    def _rounds(self, config: Config) -> int:
+        """Return how many rounds are recorded."""
+        return int(min(self.settings["rounds"], config.training.epochs))
 
     @property
     def steps(self) -> list[Step]:
@@ -146,45 +167,57 @@ class Audit:
         """Return whether the finding of a step is there."""
         return step.part in self.found.get(step.variant, {})
 
-    def take(self, step: Step, watch: Callable[[float], None] = lambda share: None) -> None:
-        """Produce and save the finding of a step; `watch` receives the finished share."""
+    def take(self, step: Step, watch: Callable[[str, float], None] = lambda stage, share: None) -> None:
+        """Produce and save the finding of a step; `watch` receives the kind of a stage and its finished share."""
         config = self.variants[step.variant]
 
-        def count(round: int, rounds: int) -> None:
-            watch(round / rounds)
+        def count(kind: str) -> Callable[[int, int], None]:
+            return lambda round, rounds: watch(kind, round / rounds)
 
-        rounds = min(self.settings["rounds"], config.training.epochs)
-        victims = self.settings["victims"]
+        rounds = self._rounds(config)
         if step.part == "model":
-            finding = self._model(step.variant, config, count)
+            finding = self._model(step.variant, config, watch)
         elif step.part == "gradients":
-            finding = attack_gradients(self.parties, config, rounds=rounds, seed=config.seed, watch=count)
+            finding = attack_gradients(
+                self.parties, config, rounds=rounds, seed=config.seed, watch=count(GRADIENTS)
+            )
         elif step.part == "overlap":
             finding = attack_overlap(
-                self.run.parties,
+                declare_sizes(self.run.parties),
                 config,
                 rounds=rounds,
                 parts=self.run.parts,
                 seed=config.seed,
-                watch=count,
+                watch=count(OVERLAP),
             )
         elif config.exchange.mode == "off":
             finding = {}
         else:
+            victims = self.settings["victims"]
             finding = attack_sums(
-                self.parties, config, rounds=rounds, victims=victims, seed=config.seed, watch=count
+                self.parties, config, rounds=rounds, victims=victims, seed=config.seed, watch=watch
             )
         self.found.setdefault(step.variant, {})[step.part] = finding
         with writing(self.path.parent):
             make_folder(self.path.parent)
             write_json(self.path, {"settings": self.settings, "found": self.found})
 
-    def _model(self, variant: str, config: Config, count: Callable[[int, int], None]) -> dict[str, Any]:
+    def _model(self, variant: str, config: Config, report: Callable[[str, float], None]) -> dict[str, Any]:
+        ended: list[str] = []
+
         def watch(event: Progress) -> None:
-            count(event.round, event.rounds)
+            """Count the federation as half of a training, and the parties alone, which the gate needs, as the other half."""
+            if event.label not in ended:
+                ended.append(event.label)
+            share = event.round / event.rounds
+            if len(ended) > 1:
+                share = 1 + (len(ended) - 2 + share) / len(self.parties)
+            report(TRAINING, share / (2 if config.training.gate else 1))
 
         trains = variant != THIS or self.is_sampled
-        trained = train(self.parties, config, parts=self.parts, watch=watch) if trains else self.run
+        # Lists are not attacked, so their training would only cost time.
+        unlisted = config.with_values({"lists": False})
+        trained = train(self.parties, unlisted, parts=self.parts, watch=watch) if trains else self.run
         run = self.run if variant == THIS else trained
         about = {
             "rmse": trained.metrics["test"]["rmse"],

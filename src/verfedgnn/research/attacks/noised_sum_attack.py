@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,10 +13,16 @@ from verfedgnn.research.attacks.noisy_sums import in_modes, log_odds, smoothed, 
 from verfedgnn.research.attacks.sum_view import SumView, Who
 
 
-def item_odds(view: SumView, who: Who, how: Literal["insider", "fakes"], share: Tensor) -> Tensor:
+def item_odds(
+    view: SumView,
+    who: Who,
+    how: Literal["insider", "fakes"],
+    share: Tensor,
+    watch: Callable[[float], None] = lambda share: None,
+) -> Tensor:
     """Return the log odds (V, M) that each victim has each item, from the noised sums of all exchanges.
 
-    `share` (M,) is the share of users who have each item.
+    `share` (M,) is the share of users who have each item. `watch` receives the finished share of the victims.
     """
     config = view.federation.config.exchange
     assert config.mode == "noised"
@@ -47,5 +54,5 @@ def item_odds(view: SumView, who: Who, how: Literal["insider", "fakes"], share: 
         spread = spread + spread_of_others(mine[: view.honest], rows, exposure.summed - 1, variance)
         rows = rows - rows.mean(0) + share[items] @ atoms * share.sum().clamp(min=1).rsqrt()
     odds = share.clamp(1e-4, 0.9).logit().repeat(len(view.victims), 1)
-    odds[:, items] = log_odds(rows[view.victims], atoms, spread, share[items])
+    odds[:, items] = log_odds(rows[view.victims], atoms, spread, share[items], watch)
     return odds

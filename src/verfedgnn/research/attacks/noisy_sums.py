@@ -22,6 +22,8 @@ Shapes: R rows, V victims, M items, T exchanges, D columns, C = modes times D.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -38,8 +40,8 @@ SOFT = 6
 """Number of steps over which the likelihood is doubled each time; a sharp likelihood from the start would
 lock in errors.
 """
-TOGETHER = 64
-"""Number of victims solved for at a time."""
+TOGETHER = 16
+"""Number of victims solved for at a time; each needs a few matrices of all pairs of items."""
 
 
 def time_modes(own: Tensor, count: int = MODES) -> Tensor:
@@ -90,7 +92,13 @@ def spread_of_others(own: Tensor, rows: Tensor, parties: int, variance: float) -
     return total
 
 
-def log_odds(rows: Tensor, atoms: Tensor, covariance: Tensor, share: Tensor) -> Tensor:
+def log_odds(
+    rows: Tensor,
+    atoms: Tensor,
+    covariance: Tensor,
+    share: Tensor,
+    watch: Callable[[float], None] = lambda share: None,
+) -> Tensor:
     r"""Return the log odds (V, M) that a victim has an item, from rows (V, C), atoms (M, C), Sigma (C, C)
     and item shares (M,).
 
@@ -98,12 +106,16 @@ def log_odds(rows: Tensor, atoms: Tensor, covariance: Tensor, share: Tensor) -> 
         p(b \mid x) \propto N(x; \alpha b A, \Sigma) \prod_v \pi_v^{b_v} (1 - \pi_v)^{1 - b_v}, \qquad \alpha = 1 / \sqrt c
 
     Each item's factor is replaced by a normal one that agrees with it in mean and variance given all others'
-    (Minka 2001). c, how many items a victim has, is the sum of their probabilities, and pi grows with it.
+    (Minka 2001). `watch` receives the finished share of the victims. c, how many items a victim has, is the sum of their probabilities, and pi grows with it.
     """
     filters = torch.linalg.solve(covariance, atoms.T)
     gram = atoms @ filters
     along = rows.double() @ filters
-    return torch.cat([_propagate(gram, part, share.clamp(1e-4, 0.9)) for part in along.split(TOGETHER)])
+    found = []
+    for start in range(0, len(along), TOGETHER):
+        found.append(_propagate(gram, along[start : start + TOGETHER], share.clamp(1e-4, 0.9)))
+        watch(min(1.0, (start + TOGETHER) / len(along)))
+    return torch.cat(found)
 
 
 def _propagate(gram: Tensor, along: Tensor, share: Tensor) -> Tensor:

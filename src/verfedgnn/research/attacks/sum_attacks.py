@@ -27,9 +27,10 @@ from verfedgnn.research.attacks.separation import auc, auc_within
 from verfedgnn.research.attacks.sum_view import SumView, Who
 from verfedgnn.runs.prepared_data import split_ratings
 
-Watch = Callable[[int, int], None]
-"""Callback that receives the work done and all work. Recording is half of it, the attacks are the other half."""
+Stage = Callable[[str, float], None]
+"""Callback that receives the name of a stage, recording or attacks or odds, and its finished share."""
 
+RECORDING, ATTACKS, ODDS = "recording", "attacks", "odds"
 NOISE_EXPECTED: tuple[tuple[Who, Literal["insider", "fakes"]], ...] = (
     ("colluders", "insider"),
     ("colluders", "fakes"),
@@ -50,7 +51,7 @@ def attack_sums(
     victims: int = 500,
     seed: int = 0,
     method: str = "",
-    watch: Watch = lambda round, rounds: None,
+    watch: Stage = lambda stage, share: None,
 ) -> dict[str, dict[str, Any]]:
     """Record `rounds` of a training with fake accounts in it and return the scores of all attacks on sums, by name.
 
@@ -69,7 +70,7 @@ def attack_sums(
     exchanges: list[Exchange] = []
     while federation.coordinator.round < rounds:
         exchanges.append(federation.exchange())
-        watch(federation.coordinator.round, 2 * rounds)
+        watch(RECORDING, federation.coordinator.round / rounds)
     truth = federation.parties[target].neighbours[: planted.honest]
     chosen = torch.from_numpy(choose_victims(truth, victims, rng))
     view = SumView(
@@ -88,14 +89,18 @@ def attack_sums(
     for done, (name, attack) in enumerate(attacks.items()):
         if method in name:
             found[name] = judge_claims(attack(), truth[chosen], popularity)
-        watch(rounds + rounds * (done + 1) // len(attacks), 2 * rounds)
+        watch(ATTACKS, (done + 1) / len(attacks))
     if config.exchange.mode == "noised":
         held = _held_out_items(federation, target)[chosen]
-        for who, how in NOISE_EXPECTED:
+        for done, (who, how) in enumerate(NOISE_EXPECTED):
             name = f"{who}, {how}, noise expected"
             if method not in name:
                 continue
-            odds = item_odds(view, who, how, popularity / len(truth))
+
+            def count(share: float, done: int = done) -> None:
+                watch(ODDS, (done + share) / len(NOISE_EXPECTED))
+
+            odds = item_odds(view, who, how, popularity / len(truth), count)
             found[name] = {
                 **judge_claims(likeliest(odds), truth[chosen], popularity),
                 "auc": judge_odds(odds, truth[chosen], held, popularity),

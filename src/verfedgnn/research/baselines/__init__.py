@@ -11,7 +11,12 @@ from verfedgnn.research.baselines.fedsage import FedSage, FedSagePlus
 from verfedgnn.research.baselines.matrix_factorization import MF, BiasedMF
 from verfedgnn.research.baselines.means_baseline import Bias
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
-from verfedgnn.research.baselines.verfedgnn_method import VerFedGNN, VerFedGNNBest, VerFedGNNPrivate
+from verfedgnn.research.baselines.verfedgnn_method import (
+    VerFedGNN,
+    VerFedGNNBest,
+    VerFedGNNGated,
+    VerFedGNNPrivate,
+)
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -26,6 +31,7 @@ METHODS: dict[str, Method] = {
         FedSagePlus(),
         VerFedGNN(),
         VerFedGNNBest(),
+        VerFedGNNGated(),
         VerFedGNNPrivate(),
     )
 }

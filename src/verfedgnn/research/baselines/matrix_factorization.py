@@ -51,6 +51,7 @@ class BiasedMF(MF):
 
     name = "biased-mf"
     title = "MF with biases, tuned"
+    settings = "the weight of the regulariser is chosen on the validation part"
     GRID = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
     """Weights of |e_u|^2 + |e_v|^2 per rating that are tried."""
 

@@ -23,6 +23,7 @@ class Bias(Method):
 
     name = "bias"
     title = "User and item means"
+    settings = "dampings are chosen on the validation part"
     by_gnn = False
     declares = Declaration(
         high_order=False, gradient_protection=False, cross_graph=False, storage="central", protects=CENTRAL

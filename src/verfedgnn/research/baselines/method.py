@@ -51,6 +51,8 @@ class MethodResult:
     rounds: int
     best_round: int
     seconds: float
+    lists: list[PartyModel] | None = None
+    """Models that order lists; None if `models` do."""
 
 
 class Method(MethodPlugin, ABC):
@@ -62,6 +64,8 @@ class Method(MethodPlugin, ABC):
     """Name in tables."""
     preset: ClassVar[str] = "paper"
     """Preset on which the settings are based."""
+    settings: ClassVar[str] = "the paper's settings, whatever the data"
+    """Where the settings come from, for readers of a comparison."""
     by_gnn: ClassVar[bool] = True
     """Whether the method can be combined with every GNN."""
     version: ClassVar[int] = 1

@@ -39,6 +39,7 @@ class VerFedGNNBest(VerFedGNN):
     name = "best"
     title = "VerFedGNN, preset best"
     preset = "best"
+    settings = "those of preset best; the shared model only, without the gate"
     declares = Declaration(
         high_order=False,
         gradient_protection=True,
@@ -52,12 +53,25 @@ class VerFedGNNBest(VerFedGNN):
         return base.with_values({"training.gate": False})
 
 
+class VerFedGNNGated(VerFedGNNBest):
+    """Preset best as `verfedgnn train` serves it: each party mixes the shared model with its own, and lists have a model."""
+
+    name = "best-gated"
+    title = "VerFedGNN, preset best, gated"
+    settings = "those of preset best; what `train --preset best` serves and reports"
+
+    def configure(self, base: Config) -> Config:
+        """Return the preset unchanged."""
+        return base
+
+
 class VerFedGNNPrivate(VerFedGNN):
     """Preset private: a federated factorisation with differential privacy of single ratings (docs/privacy.md)."""
 
     name = "private"
     title = "VerFedGNN, preset private (ε = 4)"
     preset = "private"
+    settings = "those of preset private"
     by_gnn = False
     declares = Declaration(
         high_order=False,
@@ -78,4 +92,12 @@ def federated(
     """Train a federation on one machine; every message is encoded and counted."""
     run = train(parties, config, device=where.device, party=party, watch=where.watch, stop=where.stop)
     metrics = run.metrics
-    return MethodResult(run.models, run.ledger, metrics["rounds"], metrics["best_round"], metrics["seconds"])
+    ledger = run.ledger
+    rounds = metrics["rounds"]
+    seconds = metrics["seconds"]
+    if run.lists is not None:
+        ledger = ledger.joined(run.lists.ledger)
+        rounds += metrics["lists"]["rounds"]
+        seconds += metrics["lists"]["seconds"]
+    lists = None if run.lists is None else run.lists.models
+    return MethodResult(run.models, ledger, rounds, metrics["best_round"], seconds, lists)

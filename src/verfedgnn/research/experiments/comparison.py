@@ -39,6 +39,7 @@ def comparison_cells(
     parties: int | None,
     settings: Mapping[str, Any],
     reading: ReadOptions = DEFAULT_OPTIONS,
+    by: str | None = None,
 ) -> list[Cell]:
     """Return one cell for every method, every GNN it supports and every seed."""
     cells = []
@@ -46,7 +47,8 @@ def comparison_cells(
         for gnn in method(name).gnns(gnns):
             chosen = tuple(settings.items())
             cells += [
-                Cell(tuple(data), name, gnn, seed, parties, chosen, reading=reading) for seed in range(seeds)
+                Cell(tuple(data), name, gnn, seed, parties, chosen, reading=reading, by=by)
+                for seed in range(seeds)
             ]
     return cells
 
@@ -75,6 +77,28 @@ def comparison_rows(records: Mapping[Cell, Record]) -> list[list[Any]]:
     return rows
 
 
+def diagnose_comparison(records: Mapping[Cell, Record]) -> list[str]:
+    """Return sentences on a comparison: which method predicts ratings best, and which ones their settings do not suit."""
+    groups: dict[str, list[float]] = {}
+    for cell, record in records.items():
+        if record["test"]["rmse"] is not None:
+            groups.setdefault(cell.method, []).append(record["test"]["rmse"])
+    errors = {name: statistics.mean(group) for name, group in groups.items()}
+    if not errors:
+        return []
+    best = min(errors, key=lambda name: errors[name])
+    sentences = [f"{method(best).title} has the lowest RMSE ({errors[best]:.4f})."]
+    means = errors.get("bias")
+    if means is not None:
+        worse = [each.name for each in in_order(errors) if errors[each.name] > means and each.name != "bias"]
+        if worse:
+            named = ", ".join(f"{method(name).title} {errors[name]:.4f}" for name in worse)
+            sentences.append(f"No better than the means ({means:.4f}): {named}.")
+        if any(method(name).preset == "paper" for name in worse):
+            sentences.append("Methods with the paper's settings are not tuned to these data.")
+    return sentences
+
+
 def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
     """Return the whole comparison as Markdown."""
     first = next(iter(records.values()))
@@ -96,6 +120,10 @@ def comparison_page(records: Mapping[Cell, Record], command: str) -> str:
             "central methods hand over every rating once. Seconds: training, the data being read.",
             "",
             markdown(HEADER, rows),
+            "Settings:",
+            "",
+            *(f"- {each.title}: {each.settings}" for each in methods),
+            "",
             "What the methods declare (the paper's Table 1):",
             "",
             markdown(*declarations(methods)),

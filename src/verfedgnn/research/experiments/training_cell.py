@@ -17,6 +17,7 @@ import numpy as np
 from verfedgnn import plugins
 from verfedgnn.config import Config, build_config
 from verfedgnn.data import PartyData, check_parties, pool_parties, read_parties
+from verfedgnn.data.parties import declare_sizes
 from verfedgnn.data.read_options import DEFAULT_OPTIONS, ReadOptions
 from verfedgnn.data.source_address import redact
 from verfedgnn.research.baselines import METHODS, Where, method
@@ -47,6 +48,8 @@ class Cell:
     """Number of users to keep, from the first on; None keeps all."""
     reading: ReadOptions = DEFAULT_OPTIONS
     """Options of the data reader."""
+    by: str | None = None
+    """Item column that divides one data set into parties."""
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -72,7 +75,7 @@ class Cell:
 
     def read(self) -> list[PartyData]:
         """Read the data and return its parties."""
-        return _read(self.data, self.reading, self.parties, self.seed, self.users)
+        return _read(self.data, self.reading, self.parties, self.seed, self.users, self.by)
 
     def key(self) -> str:
         """Return the hash that identifies the cell's record; it covers everything that decides the result,
@@ -84,7 +87,7 @@ class Cell:
         if version > 1:
             about.append(version)
         about += self._plugins(config)
-        if self.parties is None:  # the files decide who has which item, not the seed
+        if self.parties is None or self.by is not None:  # the files decide who has which item, not the seed
             about.append(_cut(self.read()))
         if config.split.kind == "time":
             about.append(_times(self.read()))
@@ -101,10 +104,10 @@ class Cell:
         """Train and evaluate, and return the record."""
         chosen = method(self.method)
         config = self.config()
-        parties = self.read()
+        parties = declare_sizes(self.read())
         trained = chosen.train(parties, config, where)
         prepared = prepare(parties, config, where.device)
-        judged = evaluate(prepared, trained.models, ranks=config.training.ranks)
+        judged = evaluate(prepared, trained.models, ranks=config.training.ranks, lists=trained.lists)
         return {
             **self.about(where),
             "test": {name: _short(value) for name, value in judged["test"].items()},
@@ -138,9 +141,14 @@ def _short(value: float | None) -> float | None:
 
 @lru_cache(maxsize=4)
 def _read(
-    data: tuple[str, ...], reading: ReadOptions, parties: int | None, seed: int, users: int | None
+    data: tuple[str, ...],
+    reading: ReadOptions,
+    parties: int | None,
+    seed: int,
+    users: int | None,
+    by: str | None,
 ) -> list[PartyData]:
-    found = read_parties(list(data), parties=parties, seed=seed, reading=reading)
+    found = read_parties(list(data), parties=parties, seed=seed, by=by, reading=reading)
     if users is None:
         return found
     chosen = np.arange(min(users, found[0].ratings.n_users))
