@@ -528,6 +528,12 @@ def test_every_setting_is_explained(command: Command) -> None:
     assert (code, err) == (0, "")
     for path in settings():
         assert f"\n{path}: " in f"\n{out}"
+    table = out[out.index("In each preset") :].splitlines()
+    assert table[1].split() == ["setting", "paper", "best", "private", "ranking"]
+    assert next(line.split() for line in table if "exchange.mode" in line) == [
+        *("exchange.mode", "projected", "masked", "off", "masked")
+    ]
+    assert len(table) == len(settings()) + 2
     code, out, _ = command("settings", "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)}
     assert list(entries) == list(settings())
@@ -546,7 +552,9 @@ def test_settings_by_name(command: Command) -> None:
     assert out.splitlines()[0] == "training.lr: number, above 0; default 0.05"
     assert "training.lr_weights" not in out
     _, out, _ = command("settings", "rescale")
-    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("gradients.")] == [
+    assert [
+        line.split(":")[0] for line in out.splitlines() if line.startswith("gradients.") and ":" in line
+    ] == [
         "gradients.rescale_users",
         "gradients.rescale_weights",
         "gradients.rescale_by_ratings",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from verfedgnn.cli.completion import complete_setting_names
 from verfedgnn.cli.output import Output
@@ -34,7 +37,24 @@ def settings(
 
     output = Output(quiet=quiet, as_json=as_json)
     entries = find_settings(name)
-    output.result([entry.to_dict() for entry in entries], "\n\n".join(map(describe_entry, entries)))
+    texts = "\n\n".join(map(describe_entry, entries))
+    output.result(
+        [entry.to_dict() for entry in entries], texts, preset_table(entries) if entries[1:] else None
+    )
+
+
+def preset_table(entries: Sequence[SettingEntry]) -> Table:
+    """Return the value of each setting in each preset, in columns; a dash where a preset lacks the setting."""
+    from verfedgnn.config import presets
+    from verfedgnn.config.reference import format_value
+
+    names = [name for entry in entries for name in entry.presets]
+    columns = [name for name in dict.fromkeys(names + presets()) if name in presets()]
+    table = Table("setting", *columns, title="\nIn each preset", title_justify="left", box=None)
+    for entry in entries:
+        values = [format_value(entry.presets[name]) if name in entry.presets else "-" for name in columns]
+        table.add_row(entry.setting.path, *(escape(value) for value in values))
+    return table
 
 
 def describe_entry(entry: SettingEntry) -> str:
