@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
-from verfedgnn.data.forecast import foresee_training
+from verfedgnn.data.forecast import describe_outlook, fitting_parties, foresee_training, lists_only
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
 
@@ -475,7 +475,38 @@ def test_a_training_is_foreseen(tmp_path: Path) -> None:
         ]
         (tmp_path / f"{name}.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")
     found = [check_source(name, tmp_path / f"{name}.csv") for name in ("film", "book")]
-    two, scales, shared = foresee_training(found, measure_overlap(found))
+    overlap = measure_overlap(found)
+    two, scales, shared = foresee_training(found, overlap)
     assert two.startswith("there are two parties")
     assert scales.startswith("film rates from 1 to 5, book rates from 20 to 100")
     assert "90 of 100 users are at one party only" in shared
+    assert "10 of 100 users (10 %) are at two or more parties" in describe_outlook(found, overlap)
+
+
+SMALL_TABLES = {
+    "one user": ([(0, i, 1 + i % 5) for i in range(60)], "has 1 user", 2),
+    "few items": ([(u, i, 1 + (u + i) % 5) for u in range(60) for i in range(4)], "pass --parties 4", 4),
+    "few ratings": ([(u, i, 1 + (u + i) % 5) for u in range(3) for i in range(4)], "may be empty", 1),
+    "enough": ([(u, i, 1 + (u + i) % 5) for u in range(40) for i in range(12)], "", None),
+}
+
+
+@pytest.mark.parametrize("case", SMALL_TABLES)
+def test_a_small_source_is_foreseen(tmp_path: Path, case: str) -> None:
+    """The warnings come with as many parties as `train` accepts."""
+    rows, words, parties = SMALL_TABLES[case]
+    file = tmp_path / "small.csv"
+    file.write_text("user,item,rating\n" + "".join(f"u{u},i{i},{r}\n" for u, i, r in rows))
+    found = [check_source("small", file)]
+    assert words in "; ".join(foresee_training(found, None))
+    assert bool(foresee_training(found, None)) == (case != "enough")
+    assert fitting_parties(found) == parties
+    assert not lists_only(found)
+
+
+def test_equal_ratings_are_for_lists(tmp_path: Path) -> None:
+    file = tmp_path / "likes.csv"
+    file.write_text("user,item,rating\n" + "".join(f"u{u},i{i},1\n" for u in range(40) for i in range(12)))
+    found = [check_source("likes", file)]
+    assert lists_only(found)
+    assert "preset ranking" in describe_outlook(found, None)

@@ -16,15 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import verfedgnn as vf
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data import read_ratings
+from verfedgnn.research.baselines import Where
 from verfedgnn.research.experiments import training_cell as cell_module
 from verfedgnn.research.experiments import training_queue
-from verfedgnn.research.experiments.comparison import comparison_cells, comparison_csv, comparison_page
+from verfedgnn.research.experiments.comparison import (
+    comparison_cells,
+    comparison_csv,
+    comparison_page,
+    diagnose_comparison,
+)
 from verfedgnn.research.experiments.job_queue import QueueProgress
 from verfedgnn.research.experiments.result_tables import comma_separated, markdown, mean_std
 from verfedgnn.research.experiments.training_cell import Cell, checksum, commit
@@ -316,6 +323,29 @@ def test_a_comparison_has_a_row_for_each_method_and_model(table: str, tmp_path: 
     page = comparison_page(records, "verfedgnn compare")
     assert "seeds 0, 1" in page
     assert "| High-order interaction | × | √ |" in page
+
+
+def test_compare_and_train_agree_on_preset_best(table: str) -> None:
+    """The gated method is what `train --preset best` serves and reports, lists included."""
+    settings = {"training.epochs": 3, "model.dim": 4}
+    (cell,) = comparison_cells([table], ["best-gated"], ["gcn"], 1, 3, settings)
+    record = cell.run(Where(torch.device("cpu")))
+    parties = vf.read_parties([table], parties=3, seed=0)
+    run = vf.train(parties, vf.Config.preset("best", model="gcn", seed=0).with_values(settings))
+    assert record["test"] == {name: round(value, 6) for name, value in run.metrics["test"].items()}
+    assert run.lists is not None
+    assert record["bytes"]["up"] == run.metrics["bytes"]["up"] + run.metrics["lists"]["bytes"]["up"]
+
+
+def test_a_comparison_says_which_settings_do_not_suit_the_data() -> None:
+    def records(**errors: float) -> dict[Cell, dict[str, Any]]:
+        return {Cell(("x",), name, "gcn", 0): {"test": {"rmse": error}} for name, error in errors.items()}
+
+    first, *more = diagnose_comparison(records(bias=1.0, mf=2.35, best=0.9))
+    assert first == "VerFedGNN, preset best has the lowest RMSE (0.9000)."
+    assert "MF 2.3500" in more[0]
+    assert "the paper's settings" in more[1]
+    assert len(diagnose_comparison(records(bias=1.0, best=0.9))) == 1
 
 
 def test_the_compare_command(

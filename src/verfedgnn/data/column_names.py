@@ -11,7 +11,19 @@ RATING_ROLES = ("user", "item", "rating")
 # Common names in lower case without punctuation; the earlier one wins.
 ALIASES: dict[str, tuple[str, ...]] = {
     "user": ("user", "userid", "uid", "customer", "customerid", "reviewerid", "visitorid"),
-    "item": ("item", "itemid", "iid", "movieid", "businessid", "productid", "bookid", "isbn", "asin", "sku"),
+    "item": (
+        "item",
+        "itemid",
+        "iid",
+        "movieid",
+        "businessid",
+        "product",
+        "productid",
+        "bookid",
+        "isbn",
+        "asin",
+        "sku",
+    ),
     "rating": ("rating", "ratings", "stars", "score", "overall", "bookrating"),
     "event": (
         "event",

@@ -64,7 +64,7 @@ class Customers:
         known = np.zeros(parties[0].ratings.n_users, np.int64)
         left_out = 0
         for party in parties:
-            known[party.ratings.known_users] += 1
+            known[np.unique(party.ratings.user)] += 1
             kept = count_kept(party.ratings.notes)
             left_out += 0 if kept is None else kept[1] - kept[0]
         return cls(int((known > 0).sum()), int((known > 1).sum()), left_out)
