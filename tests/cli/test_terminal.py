@@ -112,6 +112,7 @@ MISTAKES = {
     "runs": "none",
     "diff": "none none",
     "promote": "none --over none",
+    "items add": "none --ratings none.csv",
     "tune": "--out mine.txt",
     "data check": "none.csv",
     "data synth": "--out x.parquet --like nothing",

@@ -497,7 +497,7 @@ def test_the_paper_command_names_what_there_is(command: Callable[..., tuple[int,
 
 @pytest.mark.parametrize(
     ("words", "package"),
-    [("paper table1", "matplotlib"), ("tune mine.toml", "optuna")],
+    [("paper table1", "matplotlib"), ("tune --out mine.toml", "optuna")],
 )
 def test_a_missing_package_is_named_before_work_begins(
     words: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.cli.source_options import reads_ratings_hiding
@@ -80,3 +81,7 @@ def add(
         output.remark(
             f"left out {report.unknown_users:,} ratings of users who were not in training; they take part in the next one"
         )
+    sentence = (
+        "The items are recommended from now on; the next training gives them a vector from all their ratings."
+    )
+    show_next(output, [sentence], ["serve", str(run)])

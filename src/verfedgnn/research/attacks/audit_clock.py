@@ -34,18 +34,22 @@ class AuditClock:
         self.shares: dict[int, float] = {}
         self._began: dict[int, float] = {}
         self._last = now()
+        self._current: int | None = None
 
     def report(self, step: int, kind: str, share: float) -> None:
         """Note that a share of a stage is finished; a stage begins where the last report of another one ended."""
         number = next(n for n, stage in enumerate(self.stages) if (stage.step, stage.kind) == (step, kind))
         began = self._began.setdefault(number, self._last)
+        self._current = number
         self._last = self.now()
         self.spent[number] = self._last - began
         self.shares[number] = min(1.0, share)
 
     def finish(self, step: int) -> None:
-        """Note that a step is over, with stages that it did not need."""
+        """Note that a step is over. Its last stage took until now; stages that never reported were not needed."""
         self._last = self.now()
+        if self._current is not None and self.stages[self._current].step == step:
+            self.spent[self._current] = self._last - self._began[self._current]
         for number, stage in enumerate(self.stages):
             if stage.step == step:
                 self.shares[number] = 1.0
