@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import shutil
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import verfedgnn as vf
+from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import synthetic_ratings
+from verfedgnn.evaluation.verdict import deciding_figures, headline
 from verfedgnn.serving.catalogue import Catalogue
 
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -26,6 +33,8 @@ if CHROMIUM is None:
 from served import as_alone, serving, without_alone  # noqa: E402
 from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.http.item_pictures import read_picture_options  # noqa: E402
+from verfedgnn.serving.http.request_guard import make_content_policy  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 
@@ -110,7 +119,7 @@ def test_by_keyboard_only(run: vf.Run, chromium: Any, address: str) -> None:
         came = {item.title or item.item for item in run.recommend(chosen, 10, party=party)} - {
             i.title or i.item for i in alone
         }
-        assert set(visit.texts("#came .title")) == came
+        assert set(visit.texts("#changes-came .title")) == came
         assert not visit.troubles
         assert all(url.startswith(address) for url in visit.asked)
 
@@ -137,10 +146,45 @@ def test_every_organisation_and_unknown_users(run: vf.Run, chromium: Any, addres
         expect(page.locator("#liked-note")).to_contain_text(run.parties[1].name)
         page.select_option("#party", "")
         expect(page.locator("#liked-note")).to_contain_text("all organisations")
-        assert page.locator("#worth h3").count() == len(run.parties)
+        assert page.locator("#worth h4").count() == len(run.parties)
+
+
+def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, address: str) -> None:
+    table, party = run.parties[0].ratings, run.parties[0].name
+    with Visit(chromium, address) as visit:
+        page = visit.page
+        page.wait_for_selector("#examples button")
+        page.locator("#examples button").first.click()
+        page.wait_for_selector("#best li")
+        visit.troubles.clear()
         page.fill("#user", "no such user")
         page.keyboard.press("Enter")
-        expect(page.locator("#status")).to_contain_text("was not in training")
+        expect(page.locator("#unknown")).to_contain_text(
+            "User no such user is not known here. 120 users took part"
+        )
+        assert page.locator("#for-user").is_hidden()
+        assert all("404" in trouble for trouble in visit.troubles)
+        visit.tab_to("item")
+        page.wait_for_selector("#items li")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        counts = np.bincount(table.item, minlength=table.n_items)
+        popular = str(table.item_ids[int(counts.argmax())])
+        expect(page.locator("#given li")).to_have_count(1)
+        page.fill("#item", "zzz")
+        expect(page.locator("#status")).to_contain_text("No title contains this text")
+        page.locator("#given select").select_option("1")
+        visit.tab_to("ask-newcomer")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#best li")
+        body = {"ratings": [{"item": popular, "rating": 1, "party": party}], "party": party}
+        found = httpx.post(f"{address}/v1/recommendations", json=body).json()["recommendations"]
+        assert visit.texts("#best .title") == [item["title"] or f"Item {item['item']}" for item in found]
+        assert page.locator("#liked-box").is_hidden()
+        assert page.locator("#switch").is_hidden()
+        page.locator("#examples button").first.click()
+        expect(page.locator("#liked-title")).to_be_visible()
+        assert page.locator("#newcomer").is_hidden()
 
 
 def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) -> None:
@@ -157,6 +201,11 @@ def test_stars_stand_beside_the_order(run: vf.Run, chromium: Any, address: str) 
         assert f"{ndcg['popularity']['ndcg@20']:.4f}" in rows[1]
         assert f"{ndcg['test']['ndcg@20']:.4f}" in rows[1]
         assert f"{ndcg['test']['rmse']:.4f}" in rows[0]
+        expect(visit.page.locator("#headline")).to_have_text("Whether joining pays was not judged.")
+        deciding = visit.texts("#deciding")[0]
+        assert f"federated {ndcg['test']['rmse']:.4f}" in deciding
+        assert "own means" in deciding
+        assert "--lift" in deciding
         assert not visit.troubles
 
 
@@ -197,15 +246,21 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         Visit(chromium, address, width) as visit,
     ):
         visit.page.wait_for_selector("#worth table")
-        assert visit.texts("#worth .verdict") == ["Yes, joining pays."]
+        expect(visit.page.locator("#verdict")).to_have_class("open banner good")
+        assert visit.texts("#headline") == [headline(make_lift(run))]
+        assert visit.texts("#deciding") == [deciding_figures(make_lift(run))]
         assert visit.texts("#summary") == ["Join for the newcomers."]
+        top = visit.page.locator("#verdict").bounding_box()
+        assert top["y"] < visit.page.locator("#pick").bounding_box()["y"]
         rows = visit.texts("#worth tbody tr")
         assert ["Lists" in row for row in rows] == [False, False, True, True]
-        assert ["customers new to you, known elsewhere" in row for row in rows] == [False, True, False, True]
-        for text in ("0.1111", "0.1555", "31 customers", "+10.0 % (+5.0 to +15.5)", "joining pays"):
+        assert ["new customers" in row for row in rows] == [False, True, False, True]
+        for text in ("0.1111", "0.1555", "31 customers", "+10.0 %", "+5.0 to +15.5", "yes", "popularity"):
             assert text in rows[3]
-        assert visit.page.locator("#worth tbody tr").nth(3).locator("[data-label=popularity]").is_visible()
-        assert "joining does not pay" in rows[0]
+        assert visit.page.locator("#worth tbody tr").nth(3).locator("td").last.is_visible()
+        box = visit.page.locator("#worth tbody tr").nth(3).locator("td").last.bounding_box()
+        assert box["x"] + box["width"] <= width  # the verdict stays in sight
+        assert rows[0].endswith("no")
         assert "no test cases" in rows[1]
         assert "worse than the most popular items" in visit.texts("#warning")[0]
         assert f"{run.parties[0].name} " in visit.texts("#warning")[0]
@@ -219,17 +274,17 @@ def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) ->
     user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[1].name
     with Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
         visit.page.wait_for_selector("#best li")
-        expect(visit.page.locator("#liked-title")).to_have_text(f"Highest ratings of user {user}")
+        expect(visit.page.locator("#liked-title")).to_have_text(f"Liked by user {user}")
         assert visit.page.locator("#party").input_value() == party
         visit.page.locator("#examples button").last.click()
         other = visit.page.locator("#examples button").last.get_attribute("data-user")
-        expect(visit.page.locator("#liked-title")).to_have_text(f"Highest ratings of user {other}")
+        expect(visit.page.locator("#liked-title")).to_have_text(f"Liked by user {other}")
         link = visit.page.url
         assert "#" not in "".join(visit.asked)
         assert not visit.troubles
     with Visit(chromium, link) as visit:
         visit.page.wait_for_selector("#best li")
-        expect(visit.page.locator("#liked-title")).to_have_text(f"Highest ratings of user {other}")
+        expect(visit.page.locator("#liked-title")).to_have_text(f"Liked by user {other}")
 
 
 def test_with_a_key(run: vf.Run, chromium: Any) -> None:
@@ -241,14 +296,84 @@ def test_with_a_key(run: vf.Run, chromium: Any) -> None:
         page.wait_for_selector("#key-form:not([hidden])")
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator("#key-error")).to_contain_text("is wrong")
+        expect(page.locator("#key-title")).to_have_text("This API key is wrong")
+        assert "--api-key-file" in page.locator("#key-text").inner_text()
+        assert page.title() == "This API key is wrong · verfedgnn"
+        assert page.locator("main > *:not(#key-form):visible").count() == 0
+        assert page.locator("#party").is_hidden()
         page.keyboard.type(KEY)
         page.keyboard.press("Enter")
         page.wait_for_selector("#examples button")
         assert page.locator("#key-form").is_hidden()
         page.reload()
         page.wait_for_selector("#examples button")
+        page.evaluate("sessionStorage.setItem('verfedgnn-key', 'replaced')")
+        page.locator("#examples button").first.click()
+        expect(page.locator("#key-title")).to_have_text("This API key is wrong")
+        assert page.locator("#for-user").is_hidden()
         assert not any(KEY in url for url in visit.asked)
+
+
+def test_a_key_that_may_not_browse_says_so(run: vf.Run, chromium: Any) -> None:
+    key = ApiKey("shop", digest_key(KEY), frozenset({"recommend"}))
+    with (
+        serving(make_app(Catalogue(run, "trial"), keys=[key])) as address,
+        Visit(chromium, address) as visit,
+    ):
+        visit.page.wait_for_selector("#key-form:not([hidden])")
+        visit.page.keyboard.type(KEY)
+        visit.page.keyboard.press("Enter")
+        expect(visit.page.locator("#key-title")).to_have_text("This API key may not open the page")
+        assert "browse" in visit.page.locator("#key-text").inner_text()
+
+
+def test_pictures_titles_and_reasons_look_intended(run: vf.Run, chromium: Any, tmp_path: Path) -> None:
+    table = run.parties[0].ratings
+    pixel = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.png").write_bytes(pixel)
+    (tmp_path / "secret.png").write_bytes(pixel)
+    images = np.full(table.n_items, "a.png", "U80")
+    images[0] = "../secret.png"
+    images[1] = str(tmp_path / "secret.png")
+    images[2] = "https://elsewhere.example/a.png"
+    images[3] = "a.svg"
+    pictured = replace(table, titles=None, columns={**table.columns, "image": images})
+    parties = [vf.PartyData(run.parties[0].name, pictured), *run.parties[1:]]
+    pictures = read_picture_options([str(tmp_path / "here")])
+    user, party = str(table.user_ids[3]), run.parties[0].name
+    app = make_app(Catalogue(replace(run, parties=parties), "trial"), pictures=pictures)
+    with serving(app) as address, Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
+        visit.page.wait_for_selector("#best .picture img")
+        for item in range(4):
+            asked = {"item": str(table.item_ids[item]), "party": party}
+            assert httpx.get(f"{address}/v1/image", params=asked).status_code == 404
+        asked = {"item": str(table.item_ids[4]), "party": party}
+        assert httpx.get(f"{address}/v1/image", params=asked).content == pixel
+        assert all(text.startswith("Item ") for text in visit.texts("#best .title"))
+        assert "a.png" not in " ".join(visit.texts("#best .kind"))
+        for reason in visit.texts("#best .why"):
+            assert re.fullmatch(r"Popular with many users\.|Because this user (liked|rated) .*\.", reason)
+            assert len(re.findall(r"Item ", reason)) <= 2
+            assert not re.search(r"\d\.\d\d", reason)
+        liked = [float(text.split()[0]) for text in visit.texts("#liked .stars")]
+        assert liked
+        assert min(liked) >= 4
+        assert all(url.startswith((address, "blob:")) for url in visit.asked)
+        assert all("404" in trouble for trouble in visit.troubles)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://cdn.example", "https://cdn.example/path", "https://a;b", "/no/such/folder"]
+)
+def test_sources_of_pictures_are_checked(text: str) -> None:
+    with pytest.raises(ConfigError, match="--images"):
+        read_picture_options([text])
+    assert "img-src 'self' blob: https://cdn.example;" in make_content_policy(
+        read_picture_options(["https://cdn.example/"]).hosts
+    )
 
 
 def test_without_models_alone_the_switch_says_why(run: vf.Run, chromium: Any) -> None:

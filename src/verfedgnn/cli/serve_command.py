@@ -34,6 +34,14 @@ def serve(
             "also users who were not in training. Repeatable.",
         ),
     ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER|https://HOST",
+            help="Show the pictures that the item column image names: files below a folder, or addresses of this "
+            "host. Repeatable.",
+        ),
+    ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -122,7 +130,8 @@ def serve(
         threads,
         workers,
         access_log,
-        tuple(ratings or ()),
+        ratings=tuple(ratings or ()),
+        images=tuple(images or ()),
         shadow=shadow,
         shadow_log=shadow_log,
         shadow_users=shadow_users,

@@ -39,6 +39,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "title": ("title", "name", "itemtitle", "booktitle"),
     "category": ("category",),
     "genre": ("genre",),
+    "image": ("image", "imageurl", "picture", "poster", "cover"),
 }
 
 

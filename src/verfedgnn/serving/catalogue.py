@@ -27,6 +27,8 @@ from verfedgnn.serving.ranker import ItemRanker
 from verfedgnn.serving.user_prior import PartyPrior, fit_user_prior
 
 FEDERATED, ALONE = "federated", "alone"
+IMAGE = "image"
+"""Item column with pictures: paths below the folder of `serve --images`, or https addresses."""
 CACHED_ITEMS = 100_000
 """Item descriptions kept in memory per party, at about 600 bytes each."""
 CACHED_FILTERS = 256

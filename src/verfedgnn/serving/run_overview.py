@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
-from verfedgnn.evaluation.verdict import verdict
+from verfedgnn.evaluation.lift import simple_model
+from verfedgnn.evaluation.verdict import NO, UNCLEAR, YES, deciding_figures, headline, verdict
 from verfedgnn.reports.phrases import format_size, warn_of_lists
 from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
 from verfedgnn.reports.run_report import sum_traffic
 from verfedgnn.runs.run_evaluation import judge_lists
-from verfedgnn.serving.catalogue import ALONE, Catalogue
+from verfedgnn.serving.catalogue import ALONE, IMAGE, Catalogue
 
 NDCG = "ndcg@20"
 MAX_JUDGED = 1 << 31
@@ -31,7 +32,8 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
     judged = "rmse" if catalogue.predicts else NDCG
     lift = metrics.get("lift")
     figures = {party["name"]: party for party in metrics["parties"]}
-    whole = lift if len(allowed) == len(catalogue.parties) else None
+    whole_run = len(allowed) == len(catalogue.parties) == len(metrics["parties"])
+    whole = lift if whole_run else None
     served = [catalogue.parties[p].name for p in allowed]
     alone = _measure_alone(catalogue)
     parties: list[dict[str, Any]] = []
@@ -44,7 +46,10 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "items": party.table.n_items,
                 "ratings": len(party.table),
                 "scale": party.table.scale,
+                "liked_from": party.liked_from,
+                "images": IMAGE in party.table.columns,
                 "figures": _collect_figures(figure, alone[number], predicts=catalogue.predicts),
+                "verdict": None if lift is None else _describe_verdict(_narrow_lift(lift, party.name)),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "examples": _choose_examples(catalogue, number),
@@ -64,8 +69,11 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "warning": warn_of_lists(
             metrics | {"parties": [figures[name] for name in served if name in figures]}
         ),
-        "verdict": None if whole is None else verdict(whole),
+        "verdict": None if whole is None else _describe_verdict(whole),
         "summary": None if whole is None else whole["summary"],
+        "judged_by_lift": lift is not None,
+        "test": {name: metrics["test"].get(name) for name in ("rmse", NDCG)} if whole_run else None,
+        "newer": _count_newer(catalogue, allowed),
         "lift": None if whole is None else _pick_rows(whole, None),
         "parties": parties,
         "history": [
@@ -90,6 +98,36 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
     }
 
 
+def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdict as terminal and reports show it: its tone, the headline and the figures that decide."""
+    tone = {YES: "good", NO: "bad"}.get(verdict(lift), "unclear")
+    return {"tone": tone, "headline": headline(lift), "figures": deciding_figures(lift)}
+
+
+def _narrow_lift(lift: Mapping[str, Any], party: str) -> dict[str, Any]:
+    """Return the lift of one party, as if it were the only one."""
+    nobody = {"users": 0, "gain": None, "pays": UNCLEAR}
+    found = next((row for row in lift["parties"] if row["name"] == party), nobody)
+    narrow = {**lift, "overall": found}
+    for part in ("lists", "newcomers"):
+        if part in lift:
+            narrow[part] = _narrow_lift(lift[part], party)
+    return narrow
+
+
+def _count_newer(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, int]:
+    """Return how many ratings are newer than the run, of how many users, and how many were left out."""
+    newer = [found for found in catalogue.newer if found.party in allowed]
+    users = {str(user) for found in newer for user in found.user_ids}
+    unknown = sum(catalogue.users.find(user) is None for user in users)
+    return {
+        "ratings": sum(found.count for found in newer),
+        "users": len(users),
+        "unknown_users": unknown,
+        "left_out": sum(found.left_out for found in newer),
+    }
+
+
 def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any]]:
     """Return the lift rows of one party, or of all parties together: ratings and lists, known customers and newcomers."""
     halves = [lift, *([lift["lists"]] if "lists" in lift else [])]
@@ -106,33 +144,42 @@ def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any
 def _collect_figures(
     row: Mapping[str, Any], alone: Mapping[str, float | None], *, predicts: bool
 ) -> list[dict[str, Any]]:
-    """Return a party's test figures by metric: simple (popularity, for lists), alone and federated."""
+    """Return a party's test figures by metric: simple (means, or popularity for lists), alone and federated."""
     test = row.get("test", {})
     popularity = row.get("popularity", {}).get(NDCG)
     lists = {"metric": NDCG, "simple": popularity, "alone": alone.get(NDCG), "federated": test.get(NDCG)}
     if not predicts:
         return [lists]
     return [
-        {"metric": "rmse", "simple": None, "alone": alone.get("rmse"), "federated": test.get("rmse")},
+        {
+            "metric": "rmse",
+            "simple": alone.get("means"),
+            "alone": alone.get("rmse"),
+            "federated": test.get("rmse"),
+        },
         lists,
     ]
 
 
 def _measure_alone(catalogue: Catalogue) -> list[dict[str, float | None]]:
-    """Return the test figures of the model that each served party would have alone; empty where it is unknown."""
+    """Return the test figures of what each served party would have alone: its means and, where it has one, its own model."""
     run = catalogue.run
     ranker = run.ranker
-    found: list[dict[str, float | None]] = [{} for _ in catalogue.chosen]
-    if ranker.alone is None:
-        return found
     prepared = run.prepared()
-    for figures, p in zip(found, catalogue.chosen, strict=True):
+    found: list[dict[str, float | None]] = []
+    for p in catalogue.chosen:
+        figures: dict[str, float | None] = {}
         table = run.parties[p].ratings
-        if run.alone is not None and catalogue.predicts:
-            model = run.alone[p]
-            figures["rmse"] = measure_errors(model.users, model.items, prepared[p].test, table.scale).rmse
-        if table.n_users * table.n_items <= MAX_JUDGED:
+        models = {}
+        if catalogue.predicts:
+            models = {"means": simple_model(prepared[p], ranks=False)} | (
+                {} if run.alone is None else {"rmse": run.alone[p]}
+            )
+        for name, model in models.items():
+            figures[name] = measure_errors(model.users, model.items, prepared[p].test, table.scale).rmse
+        if ranker.alone is not None and table.n_users * table.n_items <= MAX_JUDGED:
             figures[NDCG] = judge_lists(prepared[p], ranker.alone[p].score).means(20)[NDCG]
+        found.append(figures)
     return found
 
 
@@ -151,5 +198,9 @@ def _choose_examples(catalogue: Catalogue, party: int) -> list[dict[str, Any]]:
 
 
 def _list_values(columns: Mapping[str, StrArray]) -> dict[str, list[str]]:
-    found = {name: [str(value) for value in np.unique(values) if value] for name, values in columns.items()}
+    found = {
+        name: [str(value) for value in np.unique(values) if value]
+        for name, values in columns.items()
+        if name != IMAGE
+    }
     return {name: values for name, values in found.items() if 1 < len(values) <= MOST_VALUES}

@@ -39,6 +39,7 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/run"): "browse",
     ("GET", "/v1/users"): "browse",
     ("GET", "/v1/items"): "browse",
+    ("GET", "/v1/image"): "browse",
     ("GET", "/v1/history"): "browse",
     ("GET", "/metrics"): "metrics",
 }

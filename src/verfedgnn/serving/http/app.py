@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -15,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from verfedgnn.core.version import installed_version
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.catalogue import FEDERATED, IMAGE, Catalogue
 from verfedgnn.serving.explain import (
     describe_recommendations,
     explain_recommendations,
@@ -30,6 +29,8 @@ from verfedgnn.serving.http.batching import Batcher
 from verfedgnn.serving.http.coverage import ServedCoverage
 from verfedgnn.serving.http.fast_path import FastPath
 from verfedgnn.serving.http.http_problems import HttpProblem, describe_invalid_request
+from verfedgnn.serving.http.item_pictures import Pictures
+from verfedgnn.serving.http.page_files import PAGE_FILES, read_page_file
 from verfedgnn.serving.http.request_guard import RequestGuard
 from verfedgnn.serving.http.schema import (
     MAX_ITEMS,
@@ -62,15 +63,9 @@ ModelName = Annotated[
 MaxReasons = Annotated[
     int, Query(description="Maximum number of the user's ratings named as reasons.", ge=0, le=20)
 ]
+NO_PICTURES = Pictures()
 FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
 """Endpoints that also accept item columns as parameters and check them themselves."""
-PAGE = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is invalid"},
     401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
@@ -109,6 +104,7 @@ def make_app(
     workers: int = 1,
     log: AccessLog | None = None,
     metrics: ServerMetrics | None = None,
+    pictures: Pictures = NO_PICTURES,
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
@@ -141,11 +137,18 @@ def make_app(
     names = [party.name for party in catalogue.parties]
     granted = {key.digest: grant(key, names, workers) for key in keys}
     everybody = Access(None, ALL_RIGHTS, tuple(range(len(names))))
-    app.add_middleware(RequestGuard, granted=granted, everybody=everybody, metrics=metrics, log=log)
+    app.add_middleware(
+        RequestGuard,
+        granted=granted,
+        everybody=everybody,
+        metrics=metrics,
+        log=log,
+        image_hosts=pictures.hosts,
+    )
     _add_error_handlers(app)
     _add_recommendations(app, catalogue, batcher, coverage)
     _add_lookups(app, catalogue)
-    _add_page(app, catalogue)
+    _add_page(app, catalogue, pictures)
     _add_server_status(app, metrics)
     return app
 
@@ -266,12 +269,13 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
         return _json_response({**described, "rated": found[0] if found else None})
 
 
-def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
+def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures) -> None:
     describe = cache(lambda parties: describe_run(catalogue, parties))
 
     @app.get("/v1/run", tags=["page"], summary="Describe the run")
     async def show_run(access: Granted) -> Response:
-        return _json_response(await run_in_threadpool(describe, access.parties))
+        sources = {"folder": pictures.folder is not None, "hosts": pictures.hosts}
+        return _json_response({**await run_in_threadpool(describe, access.parties), "pictures": sources})
 
     @app.get("/v1/users", tags=["page"], summary="Find users by the start of their id")
     async def find_users(
@@ -320,9 +324,16 @@ def _add_page(app: FastAPI, catalogue: Catalogue) -> None:
         }
         return _json_response(answer | {"items": items})
 
-    folder = resources.files("verfedgnn.serving") / "page"
-    for path, (name, kind) in PAGE.items():
-        app.get(path, include_in_schema=False)(_send_file((folder / name).read_bytes(), kind))
+    @app.get("/v1/image", tags=["page"], summary="Show the picture of an item")
+    async def show_image(access: Granted, item: ItemId, party: PartyName = None) -> Response:
+        """Return the picture that the item column `image` names, from the folder of `serve --images`."""
+        p, row = lookup.find_item(catalogue, item, party, access.parties)
+        named = catalogue.parties[p].table.columns.get(IMAGE)
+        body, kind = await run_in_threadpool(pictures.read, "" if named is None else str(named[row]))
+        return Response(body, media_type=kind)
+
+    for path, (name, kind) in PAGE_FILES.items():
+        app.get(path, include_in_schema=False)(_send_file(read_page_file(name), kind))
 
 
 def _send_file(body: bytes, kind: str) -> Callable[[], Any]:

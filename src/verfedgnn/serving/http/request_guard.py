@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from traceback import format_exception
 
@@ -17,22 +17,29 @@ from verfedgnn.core.printable import make_printable
 from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import RIGHTS, Access, digest_key
 from verfedgnn.serving.http.http_problems import HttpProblem
+from verfedgnn.serving.http.page_files import PAGE_FILES
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
 LARGEST_BODY = 2_000_000
 """Maximum size of a request body in bytes; 10,000 ratings take about 600,000."""
-OPEN_PATHS = ("/health", "/", "/page.js", "/page.css", "/draw.js", "/icon.svg")
+OPEN_PATHS = ("/health", *PAGE_FILES)
 """Paths that need no key, because they contain nothing of the run."""
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+def make_content_policy(image_hosts: Sequence[str]) -> str:
+    """Return the content security policy: nothing from other servers but images of `image_hosts`."""
+    images = " ".join(["'self'", "blob:", *image_hosts])  # the page fetches pictures with its key, as blobs
+    return (
+        f"default-src 'none'; script-src 'self'; style-src 'self'; img-src {images}; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 class RequestGuard:
@@ -49,8 +56,11 @@ class RequestGuard:
         everybody: Access,
         metrics: ServerMetrics,
         log: AccessLog | None,
+        image_hosts: Sequence[str] = (),
     ) -> None:
         self.app = app
+        headers = {**HEADERS, "content-security-policy": make_content_policy(image_hosts)}
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._metrics = metrics
         self._log = log
         self._granted = granted
@@ -67,7 +77,7 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), *_HEADERS]
+                message["headers"] = [*message.get("headers", []), *self._headers]
             await send(message)
 
         try:

@@ -43,6 +43,8 @@ class ServeOptions:
     """File to which requests are logged."""
     ratings: tuple[str, ...] = ()
     """Sources of ratings that are newer than the run, each `NAME=SOURCE`."""
+    images: tuple[str, ...] = ()
+    """Where pictures of items may come from: a folder, and https origins."""
     shadow: Path | None = None
     """Run that gets the same requests and whose answers are only recorded."""
     shadow_log: Path | None = None
@@ -59,6 +61,7 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.http.app import make_app
+    from verfedgnn.serving.http.item_pictures import read_picture_options
     from verfedgnn.serving.http.live_run import LiveRun
     from verfedgnn.serving.http.server_metrics import ServerMetrics
     from verfedgnn.serving.http.shadow import ServedRuns, ShadowLog, UncountedMetrics
@@ -67,6 +70,7 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     if options.threads:
         torch.set_num_threads(options.threads)
     metrics = ServerMetrics()
+    pictures = read_picture_options(options.images)
 
     def build(
         folder: Path, metrics: ServerMetrics = metrics, access_log: Path | None = options.access_log
@@ -76,7 +80,9 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
         newer = read_newer_ratings(options.ratings, served)
         catalogue = Catalogue(run, folder.name, options.party, approximate=options.approximate, newer=newer)
         log = None if access_log is None else AccessLog(access_log)
-        return make_app(catalogue, keys=options.keys, workers=options.workers, log=log, metrics=metrics)
+        return make_app(
+            catalogue, keys=options.keys, workers=options.workers, log=log, metrics=metrics, pictures=pictures
+        )
 
     shadow = None
     log = None

@@ -16,12 +16,10 @@ function vector(tag, attributes, text = "") {
 }
 
 const METRICS = {
-  rmse: { name: "RMSE", what: "Predicted ratings", better: "lower", simple: "means" },
+  rmse: { name: "RMSE", what: "Ratings", better: "lower", simple: "means" },
   "ndcg@20": { name: "NDCG@20", what: "Lists", better: "higher", simple: "popularity" },
 };
 const WAYS = ["simple", "alone", "federated", "pooled"];
-const VERDICTS = { yes: "Yes, joining pays.", no: "No, joining does not pay.", "cannot tell": "The data cannot tell whether joining pays." };
-
 const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
 function meter(share) {
@@ -79,48 +77,78 @@ function drawPrivacy(box, run) {
   box.replaceChildren(make("p", { class: "quiet" }, "What each organisation released during training, and how it is protected. Ratings never leave an organisation."), releases, points);
 }
 
-// Draw the verdict and the summary of the lift, then one table for each organisation.
+// Show the verdict on top of the page, in the words of the terminal and the reports, with the figures that decide.
+function drawVerdict(run, party) {
+  const single = run.verdict === null && run.parties.length === 1 ? run.parties[0] : null, whole = run.verdict ?? single?.verdict ?? null;
+  $("verdict").className = `open banner ${whole?.tone ?? "unclear"}`;
+  $("headline").textContent = whole?.headline ?? (run.judged_by_lift ? "What joining is worth to each organisation" : "Whether joining pays was not judged.");
+  $("deciding").textContent = whole?.figures ?? (run.judged_by_lift ? "Choose an organisation to see its verdict." : describeUnjudged(run, party));
+  const own = single === null && party?.verdict ? party.verdict : null;
+  $("party-verdict").hidden = own === null;
+  $("party-verdict").replaceChildren(...(own === null ? [] : [make("b", { class: own.tone }, `${party.name}: ${own.headline}`), ` ${own.figures}`]));
+}
+
+// Without a lift there is no interval, hence no verdict, but the figures are there.
+function describeUnjudged(run, party) {
+  const one = party ?? run.parties[0], row = one.figures[0], metric = METRICS[row.metric];
+  const figures = [["federated", row.federated], ["alone", row.alone], [row.metric === "rmse" ? "own means" : "popularity", row.simple]].filter(([, value]) => value !== null && value !== undefined);
+  const best = figures.length ? figures.reduce((first, next) => ((next[1] < first[1]) === (metric.better === "lower") ? next : first)) : null;
+  const ahead = best && best[0] !== "federated" ? ` ${best[0] === "alone" ? "The model trained alone is" : best[0] === "own means" ? "The own means are" : "The most popular items are"} ahead of the federation.` : "";
+  const shown = figures.map(([name, value]) => `${name} ${value.toFixed(4)}`).join(", ");
+  return `${metric.name} at ${one.name}, ${metric.better} is better: ${shown}.${ahead} For a verdict with intervals, run: verfedgnn train --resume RUN --lift`;
+}
+
+// Draw the summary of the lift, then one table for each organisation.
 function drawWorth(box, run, party) {
   const shown = party ? [party] : run.parties, parts = [];
-  if (run.verdict !== null) {
-    parts.push(make("p", { class: `verdict ${run.verdict.replace(" ", "-")}` }, VERDICTS[run.verdict]), make("p", { id: "summary" }, run.summary));
-    if (!party && shown.length > 1) parts.push(make("h3", {}, "All organisations together"), drawRows(run.lift));
+  if (run.summary !== null) {
+    parts.push(make("p", { id: "summary" }, run.summary));
+    if (!party && shown.length > 1) parts.push(make("h4", {}, "All organisations together"), drawRows(run.lift, "all organisations together"));
   }
   for (const one of shown) {
-    if (shown.length > 1) parts.push(make("h3", {}, one.name));
-    parts.push(drawRows(one.lift ?? one.figures));
+    if (shown.length > 1 || run.parties.length > 1) parts.push(make("h4", {}, one.name));
+    parts.push(drawRows(one.lift ?? one.figures, one.name));
   }
   const notes = [
     "RMSE is the typical error of a predicted rating. NDCG@20 says how high the items that a user likes stand in a list. Both are measured on ratings used neither for training nor for model selection.",
     "Simple: means of the organisation's ratings, or its most popular items. Alone: the best it has without the others. Federated: what it serves.",
   ];
-  if (run.verdict !== null) notes.push("Pooled: the same model trained on all data in one place, unprotected. Gains are over alone, for new customers over simple, with a 95 % interval.");
+  if (run.judged_by_lift) notes.push("Pooled: the same model trained on all data in one place, unprotected. Gains are over alone, for new customers over simple, with a 95 % interval. New customers have no ratings at the organisation and some at another one.");
   else notes.push("Train with --lift to learn for whom joining pays, with intervals and for customers who are new to an organisation.");
   if (!run.alone) notes.push("This run has no model trained alone. Train with the best preset or with --set gate=true to compare.");
   box.replaceChildren(...parts, ...notes.map((text) => make("p", { class: "quiet" }, text)));
 }
 
-function drawRows(rows) {
+// A table that scrolls on a narrow screen, also by keyboard, and keeps its first and last column in sight.
+function scrolling(label, table) {
+  return make("div", { class: "table", role: "region", "aria-label": label, tabindex: "0" }, table);
+}
+
+function drawRows(rows, whose) {
   const gains = rows.some((row) => "gain" in row), ways = WAYS.filter((way) => rows.some((row) => way in row));
-  const head = make("tr", {}, make("td"), ...ways.map((way) => make("th", { scope: "col" }, way)), gains ? make("th", { scope: "col" }, "gain") : null);
-  const table = make("table", { class: "lift" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => drawRow(row, ways, gains))));
-  return table;
+  const titles = ["what", ...ways, ...(gains ? ["gain", "pays"] : [])];
+  const head = make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title)));
+  const table = make("table", { class: gains ? "lift verdicts" : "lift" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => drawRow(row, ways, gains))));
+  return scrolling(`Figures of ${whose}`, table);
 }
 
 function drawRow(row, ways, gains) {
   const metric = METRICS[row.metric], known = row.customers !== "newcomers";
-  const who = row.customers === undefined ? "" : known ? " for customers you know" : " for customers new to you, known elsewhere";
-  const count = row.users === undefined ? "" : `, ${row.users.toLocaleString("en")} customer${row.users === 1 ? "" : "s"}`;
+  const who = row.customers === undefined ? "" : known ? ", known customers" : ", new customers";
+  const count = row.users === undefined ? "" : `, ${plural(row.users, "customer")}`;
   const cells = ways.map((way) => {
-    const value = row[way], label = way === "simple" ? metric.simple : way;
-    return make("td", { class: way, "data-label": label }, value === null || value === undefined ? "–" : value.toFixed(4), way === "simple" ? make("small", {}, metric.simple) : null);
+    const value = row[way];
+    return make("td", { class: way }, value === null || value === undefined ? "–" : value.toFixed(4), way === "simple" ? make("small", {}, metric.simple) : null);
   });
   const head = make("th", { scope: "row" }, `${metric.what}${who}`, make("small", {}, `${metric.name}, ${metric.better} is better${count}`));
-  return make("tr", {}, head, ...cells, gains ? drawGain(row) : null);
+  return make("tr", {}, head, ...cells, ...(gains ? drawGain(row) : []));
 }
 
 function drawGain(row) {
-  const words = { yes: "joining pays", no: "joining does not pay", "cannot tell": "cannot tell" }[row.pays];
-  const text = row.gain === null ? "–" : `${signed(row.gain.percent, 1)} % (${signed(row.gain.low_percent, 1)} to ${signed(row.gain.high_percent, 1)})`;
-  return make("td", { class: `gain ${row.pays.replace(" ", "-")}`, "data-label": "gain" }, text, make("small", {}, row.gain === null ? "no test cases" : words));
+  const tone = { yes: "good", no: "bad" }[row.pays] ?? "unclear";
+  const interval = row.gain === null ? null : make("small", {}, `${signed(row.gain.low_percent, 1)} to ${signed(row.gain.high_percent, 1)}`);
+  return [
+    make("td", {}, row.gain === null ? "–" : `${signed(row.gain.percent, 1)} %`, interval),
+    make("td", { class: tone }, row.gain === null ? "no test cases" : row.pays),
+  ];
 }

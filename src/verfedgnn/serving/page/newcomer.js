@@ -1,0 +1,84 @@
+// The form for someone who is not in the run: pick items by title, give stars, get recommendations.
+"use strict";
+
+const given = new Map();
+
+function openNewcomer(unknown = null) {
+  const party = state.party || "any organisation";
+  $("unknown").hidden = unknown === null;
+  if (unknown !== null) {
+    const examples = examplesOf(state.party).map((example) => example.user).join(", ");
+    $("unknown").textContent = `User ${unknown} is not known here. ${plural(state.run.users, "user")} took part in the training, with ids such as ${examples}. Check the spelling, or serve this person as someone new.`;
+  }
+  $("newcomer-note").textContent = `Pick a few items of ${party} by title and rate them. The recommendations follow from these ratings alone; nothing is stored.`;
+  $("newcomer").hidden = false;
+  drawGiven();
+}
+
+function closeNewcomer() {
+  given.clear();
+  $("newcomer").hidden = true;
+}
+
+// A choice of ratings: every whole step of the scale, from the highest; a number field for long scales.
+function ratingField(item, rating) {
+  const [low, high] = partyOf(item.party).scale, label = `Rating of ${nameOf(item)}`;
+  if (high - low > 10 || !Number.isInteger(low) || !Number.isInteger(high)) {
+    return make("input", { type: "number", min: low, max: high, step: "any", value: rating, "aria-label": label, required: "" });
+  }
+  const steps = Array.from({ length: high - low + 1 }, (_, index) => high - index);
+  return make("select", { "aria-label": label }, ...steps.map((step) => make("option", { value: step, ...(step === rating ? { selected: "" } : {}) }, `${step} ★`)));
+}
+
+function drawGiven() {
+  $("given").replaceChildren(...[...given.entries()].map(([key, { item, rating }]) => {
+    const field = ratingField(item, rating), remove = make("button", { type: "button", "aria-label": `Remove ${nameOf(item)}` }, "Remove");
+    field.addEventListener("change", () => given.set(key, { item, rating: Number(field.value) }));
+    remove.addEventListener("click", () => {
+      given.delete(key);
+      drawGiven();
+      $("item").focus();
+    });
+    return make("li", {}, make("div", { class: "line" }, picture(item), named(item), field, remove));
+  }));
+  $("ask-newcomer").disabled = given.size === 0;
+}
+
+async function showNewcomer() {
+  const turn = ++state.asked;
+  say("Loading recommendations for someone new …");
+  const ratings = [...given.values()].map(({ item, rating }) => ({ item: item.item, party: item.party, rating }));
+  const body = { ratings, k: SHOWN, why: 4, ...(state.party ? { party: state.party } : {}), where: filterOf() };
+  const found = await ask("v1/recommendations", {}, body);
+  if (turn !== state.asked) return;
+  state.user = null;
+  state.lists = { federated: { all: found.recommendations, best: found.recommendations } };
+  showBest();
+  showChanged();
+  $("for-user").hidden = false;
+}
+
+const itemSearch = suggest($("item"), $("items"), {
+  find: async (text) => (await ask("v1/items", { text, party: state.party, k: 8 })).items.filter((item) => !given.has(keyOf(item))),
+  show: (item) => [picture(item), named(item)].filter((part) => part !== null),
+  choose: (item) => {
+    given.set(keyOf(item), { item, rating: partyOf(item.party).scale[1] });
+    $("item").value = "";
+    drawGiven();
+  },
+  none: "No title contains this text.",
+});
+$("item").addEventListener("focus", () => itemSearch.open());
+$("newcomer-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  guarded(showNewcomer);
+});
+$("open-newcomer").addEventListener("click", () => {
+  leaveUser();
+  openNewcomer();
+  $("item").focus();
+});
+$("close-newcomer").addEventListener("click", () => {
+  closeNewcomer();
+  $("user").focus();
+});
