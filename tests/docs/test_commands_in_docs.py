@@ -35,6 +35,7 @@ NOT_RUN = [
     ("*", "make ", "sets up an environment, then trains or tests for minutes; its targets are checked"),
     ("*", "python -m webbrowser", "opens a window"),
     ("CONTRIBUTING.md", ".venv/bin/python -m pytest", "this is pytest"),
+    ("CONTRIBUTING.md", ".venv/bin/python tools/", "needs a browser, and data or minutes"),
     (
         "README.md",
         "verfedgnn federation approve",

@@ -1,8 +1,9 @@
-"""The web page in headless Chromium: by keyboard, with and without an API key, on a phone, without other servers."""
+"""The web page in headless Chromium: by keyboard, with axe-core, with and without an API key, on a phone, without other servers."""
 
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from verfedgnn.serving.catalogue import Catalogue
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 expect = playwright.expect
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -31,10 +33,14 @@ if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
 
 from served import as_alone, serving, without_alone  # noqa: E402
+from verfedgnn.cli.serve_command import find_runs  # noqa: E402
 from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
 from verfedgnn.serving.http.item_pictures import read_picture_options  # noqa: E402
+from verfedgnn.serving.http.live_run import LiveRun  # noqa: E402
 from verfedgnn.serving.http.request_guard import make_content_policy  # noqa: E402
+from verfedgnn.serving.http.server_process import name_runs  # noqa: E402
+from verfedgnn.serving.http.shadow import ServedRuns  # noqa: E402
 
 KEY = "a-key-that-is-long-enough"
 
@@ -62,8 +68,8 @@ def chromium() -> Iterator[Any]:
 class Visit:
     """A browser page that records its errors and its requests."""
 
-    def __init__(self, chromium: Any, address: str, width: int = 1100) -> None:
-        self.context = chromium.new_context(viewport={"width": width, "height": 800})
+    def __init__(self, chromium: Any, address: str, width: int = 1100, **options: Any) -> None:
+        self.context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
         self.page = self.context.new_page()
         self.troubles: list[str] = []
         self.asked: list[str] = []
@@ -84,6 +90,15 @@ class Visit:
 
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_inner_texts()
+
+    def serious_findings(self) -> list[tuple[str, str]]:
+        """Return the findings of axe-core that are serious or critical, with an element."""
+        found = axe.Axe().run(self.page).response["violations"]
+        return [
+            (each["id"], each["nodes"][0]["html"])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
 
     def tab_to(self, id: str) -> None:
         """Press Tab until the element has the focus."""
@@ -268,6 +283,75 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         visit.page.select_option("#party", "")
         assert visit.page.locator("#worth table").count() == 1 + len(run.parties)
         assert not visit.troubles
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (768, "dark"), (390, "light"), (390, "dark")])
+def test_axe_has_no_serious_finding(run: vf.Run, chromium: Any, width: int, scheme: str) -> None:
+    metrics = deepcopy(run.metrics) | {"lift": make_lift(run)}
+    app = make_app(Catalogue(replace(run, metrics=metrics), "trial"))
+    user, party = str(run.parties[0].ratings.user_ids[3]), run.parties[0].name
+    options = {"color_scheme": scheme, "bypass_csp": True}  # the policy forbids the script of axe, too
+    with (
+        serving(app) as address,
+        Visit(chromium, f"{address}/#user={user}&party={party}", width, **options) as visit,
+    ):
+        visit.page.wait_for_selector("#best li")
+        assert visit.serious_findings() == []
+        table = visit.page.locator("#worth .table").first
+        table.focus()
+        if table.evaluate("box => box.scrollWidth > box.clientWidth"):
+            visit.page.keyboard.press("ArrowRight")
+            visit.page.wait_for_function("document.querySelector('#worth .table').scrollLeft > 0")
+        else:
+            assert width > 390
+        visit.page.click("#open-newcomer")
+        visit.page.wait_for_selector("#items li")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector("#given li")
+        assert visit.serious_findings() == []
+
+
+def test_runs_side_by_side(run: vf.Run, chromium: Any) -> None:
+    party, user = run.parties[0].name, str(run.parties[0].ratings.user_ids[3])
+    judged = replace(run, metrics=deepcopy(run.metrics) | {"lift": make_lift(run)})
+    other = as_alone(run)
+    main = make_app(Catalogue(run, "today"), others=["week 1"])
+    runs = ServedRuns(
+        LiveRun(Path("today"), lambda _: main),
+        others={
+            "week 1": LiveRun(
+                Path("week 1"), lambda _: make_app(Catalogue(replace(other, metrics=judged.metrics), "w"))
+            )
+        },
+    )
+    with serving(runs) as address, Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
+        visit.page.wait_for_selector("#moves li")
+        rows = visit.texts("#runs tbody tr")
+        assert [row.split()[0] for row in rows] == ["today", "week"]
+        assert "Not judged." in rows[0]
+        assert headline(make_lift(run)) in rows[1]
+        now = {item.item for item in run.recommend(user, 10, party=party)}
+        before = {item.item for item in other.recommend(user, 10, party=party)}
+        note = visit.page.locator("#between-note").inner_text()
+        assert note.startswith(f"{len(now & before)} of the 10 items")
+        assert visit.page.locator("#moves-came .title").count() == 10 - len(now & before)
+        assert visit.page.locator("#curve polyline").count() == 2
+        assert httpx.get(f"{address}/runs/nowhere/v1/run").status_code == 404
+        assert visit.troubles == []
+
+
+def test_a_folder_of_runs_serves_the_newest(run: vf.Run, tmp_path: Path) -> None:
+    for name in ("monday", "tuesday"):
+        run.save(tmp_path / name)
+    os.utime(tmp_path / "monday" / "metrics.json", (1, 1))
+    assert [folder.name for folder in find_runs([tmp_path])] == ["tuesday", "monday"]
+    assert find_runs([tmp_path / "monday"]) == [tmp_path / "monday"]
+    assert list(name_runs([tmp_path / "monday", tmp_path / "x" / ".." / "monday"])) == [
+        "monday",
+        "monday (2)",
+    ]
+    with pytest.raises(ConfigError, match="no finished run"):
+        find_runs([tmp_path / "monday" / "parties"])
 
 
 def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +11,23 @@ import typer
 
 from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import RUN, AsJson, Quiet, RunFolder
+from verfedgnn.cli.shared_options import RUN, AsJson, Quiet
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
 
+MOST_RUNS = 4
+"""Runs of a folder that are loaded; more are given by name."""
+
 
 def serve(
-    run: RunFolder,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folder. The page shows further runs beside the first. A folder of runs serves the newest.",
+            autocompletion=complete_run_folders,
+        ),
+    ],
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any address but a loopback address needs an API key.")
     ] = "127.0.0.1",
@@ -122,6 +133,7 @@ def serve(
         )
     if (shadow is None) != (shadow_log is None):
         raise ConfigError("--shadow RUN and --shadow-log FILE belong together; give both or none")
+    run, *others = find_runs(runs)
     options = ServeOptions(
         run,
         party,
@@ -131,6 +143,7 @@ def serve(
         workers,
         access_log,
         ratings=tuple(ratings or ()),
+        others=tuple(others),
         images=tuple(images or ()),
         shadow=shadow,
         shadow_log=shadow_log,
@@ -155,6 +168,22 @@ def serve(
                 serve_with_workers(workers, options, listener, ready)
     except KeyboardInterrupt:
         pass  # Ctrl-C and SIGTERM are the normal ways to stop a server
+
+
+def find_runs(given: Sequence[Path]) -> list[Path]:
+    """Return the given run folders; instead of a single folder of runs, its finished runs, newest first."""
+    from verfedgnn.runs.run_list import list_runs
+
+    (first, *more) = given
+    if more or (first / "config.toml").is_file() or not first.is_dir():
+        return list(given)
+    found = [first / run.folder for run in reversed(list_runs(first)) if run.finished]
+    runs = [folder for folder in found if (folder / "parties").is_dir()]
+    if not runs:
+        raise ConfigError(
+            f"{first} holds no finished run; give the folder that `verfedgnn train --out` wrote"
+        )
+    return runs[:MOST_RUNS]
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -104,17 +104,24 @@ class Access:
             self.bucket.charge(requests)
 
 
-def grant(key: ApiKey, served: Sequence[str], workers: int) -> Access:
-    """Return the access of a key's holder to the served parties, by one of several workers."""
+def make_limits(keys: Sequence[ApiKey], workers: int) -> dict[str, TokenBucket | None]:
+    """Return the rate limit of each key, by name, in one of several workers; None where there is no limit."""
+    return {
+        key.name: None
+        if key.per_second is None
+        else TokenBucket(key.per_second / workers, max(1.0, key.burst / workers))
+        for key in keys
+    }
+
+
+def grant(key: ApiKey, served: Sequence[str], bucket: TokenBucket | None) -> Access:
+    """Return the access of a key's holder to the served parties."""
     unknown = sorted(set(key.parties or ()) - set(served))
     if unknown:
         raise ConfigError(
             f"key '{key.name}' names party '{unknown[0]}', which is not served; use: {', '.join(served)}"
         )
     allowed = tuple(p for p, name in enumerate(served) if key.parties is None or name in key.parties)
-    bucket = None
-    if key.per_second is not None:
-        bucket = TokenBucket(key.per_second / workers, max(1.0, key.burst / workers))
     return Access(key.name, key.rights, allowed, bucket)
 
 

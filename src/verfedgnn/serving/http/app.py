@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ from verfedgnn.serving.explain import (
 )
 from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.access_log import AccessLog
-from verfedgnn.serving.http.api_keys import ALL_RIGHTS, Access, ApiKey, grant
+from verfedgnn.serving.http.api_keys import ALL_RIGHTS, Access, ApiKey, TokenBucket, grant, make_limits
 from verfedgnn.serving.http.batch_endpoint import answer_batch
 from verfedgnn.serving.http.batching import Batcher
 from verfedgnn.serving.http.coverage import ServedCoverage
@@ -101,14 +101,16 @@ def make_app(
     catalogue: Catalogue,
     *,
     keys: Sequence[ApiKey] = (),
-    workers: int = 1,
     log: AccessLog | None = None,
     metrics: ServerMetrics | None = None,
     pictures: Pictures = NO_PICTURES,
+    limits: Mapping[str, TokenBucket | None] | None = None,
+    others: Sequence[str] = (),
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
-    `workers` is the number of processes that share the rate limits. `metrics` are those of the process, by default new ones.
+    `metrics` and `limits` (rate limits by name of the key) are those of the process, by default new ones. `others` are the names
+    of runs that the page shows beside this one.
     """
     metrics = metrics or ServerMetrics()
     batcher = Batcher(metrics.count_batch)
@@ -135,7 +137,8 @@ def make_app(
     coverage = ServedCoverage(catalogue, metrics)
     app.add_middleware(FastPath, catalogue=catalogue, batcher=batcher, coverage=coverage)
     names = [party.name for party in catalogue.parties]
-    granted = {key.digest: grant(key, names, workers) for key in keys}
+    buckets = make_limits(keys, 1) if limits is None else limits
+    granted = {key.digest: grant(key, names, buckets[key.name]) for key in keys}
     everybody = Access(None, ALL_RIGHTS, tuple(range(len(names))))
     app.add_middleware(
         RequestGuard,
@@ -148,7 +151,7 @@ def make_app(
     _add_error_handlers(app)
     _add_recommendations(app, catalogue, batcher, coverage)
     _add_lookups(app, catalogue)
-    _add_page(app, catalogue, pictures)
+    _add_page(app, catalogue, pictures, others)
     _add_server_status(app, metrics)
     return app
 
@@ -269,13 +272,14 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
         return _json_response({**described, "rated": found[0] if found else None})
 
 
-def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures) -> None:
+def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Sequence[str]) -> None:
     describe = cache(lambda parties: describe_run(catalogue, parties))
 
     @app.get("/v1/run", tags=["page"], summary="Describe the run")
     async def show_run(access: Granted) -> Response:
         sources = {"folder": pictures.folder is not None, "hosts": pictures.hosts}
-        return _json_response({**await run_in_threadpool(describe, access.parties), "pictures": sources})
+        described = await run_in_threadpool(describe, access.parties)
+        return _json_response({**described, "pictures": sources, "others": others})
 
     @app.get("/v1/users", tags=["page"], summary="Find users by the start of their id")
     async def find_users(

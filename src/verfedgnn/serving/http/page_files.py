@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-_SCRIPTS = ("server.js", "draw.js", "items.js", "suggest.js", "newcomer.js", "page.js")
+_SCRIPTS = ("server.js", "draw.js", "items.js", "suggest.js", "newcomer.js", "runs.js", "page.js")
 PAGE_FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verfedgnn.serving.http.access_log import AccessLog
-from verfedgnn.serving.http.api_keys import ApiKey
+from verfedgnn.serving.http.api_keys import ApiKey, make_limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -43,6 +43,8 @@ class ServeOptions:
     """File to which requests are logged."""
     ratings: tuple[str, ...] = ()
     """Sources of ratings that are newer than the run, each `NAME=SOURCE`."""
+    others: tuple[Path, ...] = ()
+    """Runs that the page shows beside the first."""
     images: tuple[str, ...] = ()
     """Where pictures of items may come from: a folder, and https origins."""
     shadow: Path | None = None
@@ -51,6 +53,16 @@ class ServeOptions:
     """File with the answers of both runs."""
     shadow_users: bool = False
     """Whether that file names the users."""
+
+
+def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return run folders by the names that the page shows: those of the folders, numbered where two are equal."""
+    named: dict[str, Path] = {}
+    for folder in folders:
+        name = folder.resolve().name
+        same = sum(other == name or other.startswith(f"{name} (") for other in named)
+        named[f"{name} ({same + 1})" if same else name] = folder.resolve()
+    return named
 
 
 def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -71,6 +83,8 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
         torch.set_num_threads(options.threads)
     metrics = ServerMetrics()
     pictures = read_picture_options(options.images)
+    limits = make_limits(options.keys, options.workers)
+    others = name_runs(options.others)
 
     def build(
         folder: Path, metrics: ServerMetrics = metrics, access_log: Path | None = options.access_log
@@ -81,7 +95,13 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
         catalogue = Catalogue(run, folder.name, options.party, approximate=options.approximate, newer=newer)
         log = None if access_log is None else AccessLog(access_log)
         return make_app(
-            catalogue, keys=options.keys, workers=options.workers, log=log, metrics=metrics, pictures=pictures
+            catalogue,
+            keys=options.keys,
+            log=log,
+            metrics=metrics,
+            pictures=pictures,
+            limits=limits,
+            others=[] if folder in others.values() else list(others),
         )
 
     shadow = None
@@ -89,7 +109,8 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     if options.shadow is not None and options.shadow_log is not None:
         log = ShadowLog(options.shadow_log, users=options.shadow_users)
         shadow = LiveRun(options.shadow, lambda folder: build(folder, UncountedMetrics(), None))
-    app = ServedRuns(LiveRun(options.run, build), shadow, log)
+    beside = {name: LiveRun(folder, build) for name, folder in others.items()}
+    app = ServedRuns(LiveRun(options.run, build), shadow, log, beside)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()  # the run stays in memory: collecting it again and again would delay requests

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -17,6 +19,8 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.serving.http.live_run import LiveRun
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
+RUNS = "/runs/"
+"""Start of the paths that other runs answer; the name of the run follows."""
 PATH = "/v1/recommendations"
 """The requests that both runs answer."""
 MOST_WAITING = 256
@@ -83,10 +87,17 @@ def overlap(first: list[list[str]] | None, second: list[list[str]] | None) -> fl
 
 
 class ServedRuns:
-    """ASGI application of the server: the served run and, if there is one, a second run in its shadow."""
+    """ASGI application of the server: the served run, if there is one a second run in its shadow, and others beside it by name."""
 
-    def __init__(self, served: LiveRun, shadow: LiveRun | None = None, log: ShadowLog | None = None) -> None:
+    def __init__(
+        self,
+        served: LiveRun,
+        shadow: LiveRun | None = None,
+        log: ShadowLog | None = None,
+        others: Mapping[str, LiveRun] = MappingProxyType({}),
+    ) -> None:
         self._served = served
+        self._others = others
         self._shadow = shadow
         self._log = log
         self._waiting: set[asyncio.Task[None]] = set()
@@ -95,13 +106,15 @@ class ServedRuns:
         """Answer one request with the served run, or start and stop the runs with the server."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
+        elif scope.get("path", "").startswith(RUNS):
+            await self._answer_by_other(scope, receive, send)
         elif self._shadow is None or scope.get("path") != PATH or scope.get("method") != "GET":
             await self._served(scope, receive, send)
         else:
             await self._answer_twice(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        runs = [run for run in (self._served, self._shadow) if run is not None]
+        runs = [run for run in (self._served, self._shadow, *self._others.values()) if run is not None]
         await receive()
         for run in runs:
             await run.start()
@@ -114,6 +127,15 @@ class ServedRuns:
         if self._log is not None:
             self._log.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer_by_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to /runs/NAME/... with the run of that name; the served run refuses unknown names."""
+        name, _, path = scope["path"].removeprefix(RUNS).partition("/")
+        if name in self._others:
+            inner = {**scope, "path": f"/{path}", "raw_path": f"/{path}".encode()}
+            await self._others[name](inner, receive, send)
+        else:
+            await self._served(scope, receive, send)
 
     async def _answer_twice(self, scope: Scope, receive: Receive, send: Send) -> None:
         copy = dict(scope)

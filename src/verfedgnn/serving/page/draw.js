@@ -28,17 +28,18 @@ function meter(share) {
   return make("div", { class: "meter", "aria-hidden": "true" }, bar);
 }
 
-// Draw the validation metric by round, as wide as its box, and mark the kept round.
-function drawCurve(box, run) {
-  const points = run.history, name = METRICS[run.judged].name;
-  if (points.length < 2) return box.replaceChildren(make("p", { class: "quiet" }, "This run has no learning curve."));
+// Draw the validation metric of the runs by round, as wide as the box, and mark the round that the first run kept.
+function drawCurve(box, runs) {
+  const [run] = runs, drawn = runs.filter((each) => each.judged === run.judged && each.history.length > 1), { name, better } = METRICS[run.judged];
+  if (!drawn.includes(run)) return box.replaceChildren(make("p", { class: "quiet" }, "This run has no learning curve."));
   const width = Math.max(260, box.clientWidth), height = 220, left = 46, right = 12, top = 14, bottom = 34;
-  const errors = points.map((point) => point.error), low = Math.min(...errors), high = Math.max(...errors);
-  const last = points[points.length - 1].round, first = points[0].round;
+  const points = drawn.flatMap((each) => each.history), errors = points.map((point) => point.error), rounds = points.map((point) => point.round);
+  const low = Math.min(...errors), high = Math.max(...errors), first = Math.min(...rounds), last = Math.max(...rounds);
   const x = (round) => left + ((round - first) / (last - first || 1)) * (width - left - right);
   const y = (error) => top + ((high - error) / (high - low || 1)) * (height - top - bottom);
-  const kept = points.reduce((best, point) => (Math.abs(point.round - run.best_round) < Math.abs(best.round - run.best_round) ? point : best));
-  const label = `${name} on the validation part from ${errors[0].toFixed(4)} in round ${first} to ${kept.error.toFixed(4)} in round ${kept.round}, which was kept`;
+  const keptBy = (each) => each.history.reduce((best, point) => (Math.abs(point.round - each.best_round) < Math.abs(best.round - each.best_round) ? point : best));
+  const kept = keptBy(run);
+  const label = drawn.map((each) => `${each.name}: ${name} on the validation part from ${each.history[0].error.toFixed(4)} in round ${each.history[0].round} to ${keptBy(each).error.toFixed(4)} in round ${keptBy(each).round}, which was kept`).join(". ");
   const svg = vector("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const share of [0, 0.5, 1]) {
     const error = low + share * (high - low);
@@ -46,14 +47,15 @@ function drawCurve(box, run) {
     svg.append(vector("text", { x: left - 8, y: y(error) + 4, "text-anchor": "end" }, error.toFixed(3)));
   }
   svg.append(vector("line", { class: "kept", x1: x(kept.round), x2: x(kept.round), y1: top, y2: height - bottom }));
-  svg.append(vector("polyline", { class: "curve", points: points.map((p) => `${x(p.round).toFixed(1)},${y(p.error).toFixed(1)}`).join(" ") }));
+  drawn.forEach((each, index) => svg.append(vector("polyline", { class: `curve c${index % 4}`, points: each.history.map((p) => `${x(p.round).toFixed(1)},${y(p.error).toFixed(1)}`).join(" ") })));
   svg.append(vector("circle", { class: "dot", cx: x(kept.round), cy: y(kept.error), r: 4 }));
   svg.append(vector("text", { x: left, y: height - 10 }, `round ${first}`));
   svg.append(vector("text", { x: width - right, y: height - 10, "text-anchor": "end" }, `${last}`));
   const anchor = x(kept.round) + 120 > width ? "end" : "start", shift = anchor === "end" ? -8 : 8;
   svg.append(vector("text", { x: x(kept.round) + shift, y: top + 8, "text-anchor": anchor }, `kept: round ${kept.round}`));
-  const note = `${name} on the validation part, ${METRICS[run.judged].better} is better. ${run.rounds.toLocaleString("en")} rounds in ${Math.round(run.seconds)} s.`;
-  box.replaceChildren(make("p", { class: "quiet" }, note), svg);
+  const note = `${name} on the validation part, ${better} is better. ${plural(run.rounds, "round")} in ${Math.round(run.seconds)} s.`;
+  const legend = drawn.length > 1 ? make("p", { class: "legend" }, ...drawn.map((each, index) => make("span", { class: `c${index % 4}` }, each.name))) : null;
+  box.replaceChildren(...[make("p", { class: "quiet" }, note), legend, svg].filter((part) => part !== null));
 }
 
 function drawBytes(box, run) {

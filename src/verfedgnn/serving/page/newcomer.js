@@ -55,6 +55,7 @@ async function showNewcomer() {
   state.lists = { federated: { all: found.recommendations, best: found.recommendations } };
   showBest();
   showChanged();
+  $("between").hidden = true;
   $("for-user").hidden = false;
 }
 

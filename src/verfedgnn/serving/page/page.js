@@ -26,7 +26,8 @@ async function start() {
   $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
   drawBytes($("bytes"), run);
   drawPrivacy($("privacy"), run);
-  new ResizeObserver(() => drawCurve($("curve"), run)).observe($("curve"));
+  new ResizeObserver(() => drawCurve($("curve"), [run, ...beside])).observe($("curve"));
+  guarded(loadRuns).then(() => state.lists.federated && guarded(showBetween));
   chooseParty(run.parties[0].name);
   follow();
 }
@@ -106,6 +107,7 @@ async function showUser() {
   showBest();
   showChanged();
   $("for-user").hidden = false;
+  guarded(showBetween);
   window.history.replaceState(null, "", `#${new URLSearchParams({ user, party })}`); // a link to this view; browsers do not send it to the server
 }
 

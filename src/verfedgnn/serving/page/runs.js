@@ -1,0 +1,44 @@
+// Several runs side by side: verdicts, figures, learning curves, and what changed for a user.
+"use strict";
+
+let beside = [];
+const pathOf = (name) => `runs/${encodeURIComponent(name)}/`;
+
+async function loadRuns() {
+  beside = await Promise.all(state.run.others.map(async (name) => ({ ...(await ask(`${pathOf(name)}v1/run`)), name })));
+  $("beside").hidden = beside.length === 0;
+  $("other-run").replaceChildren(...beside.map((run) => make("option", { value: run.name }, run.name)));
+  if (beside.length) drawRuns($("runs"));
+  drawCurve($("curve"), [state.run, ...beside]);
+}
+
+function drawRuns(box) {
+  const head = make("tr", {}, ...["run", "preset", "users", "RMSE", "NDCG@20", "rounds", "sent", "verdict"].map((title) => make("th", { scope: "col" }, title)));
+  const digits = (value) => (value === null || value === undefined ? "–" : value.toFixed(4));
+  const rows = [state.run, ...beside].map((run, index) => make("tr", {},
+    make("th", { scope: "row" }, run.name, make("small", {}, index === 0 ? "shown on this page" : "compared")),
+    ...[run.preset, run.users.toLocaleString("en"), digits(run.test?.rmse), digits(run.test?.["ndcg@20"]), run.rounds.toLocaleString("en"), run.bytes.up].map((text) => make("td", {}, text)),
+    make("td", { class: `wide ${run.verdict?.tone ?? "unclear"}` }, run.verdict?.headline ?? "Not judged.")));
+  const table = make("table", { class: "lift verdicts" }, make("thead", {}, head), make("tbody", {}, ...rows));
+  box.replaceChildren(scrolling("Figures of all runs", table), make("p", { class: "quiet" }, "RMSE: lower is better. NDCG@20: higher is better. Both on the test part of each run, over all organisations. The learning curves are drawn together below."));
+}
+
+// Compare the user's list with that of another run.
+async function showBetween() {
+  $("between").hidden = beside.length === 0 || state.user === null;
+  if ($("between").hidden) return;
+  const turn = state.asked, { user, party } = state, name = $("other-run").value, now = state.lists.federated.all;
+  let before;
+  try {
+    before = (await ask(`${pathOf(name)}v1/recommendations`, { user, party, k: COMPARED, ...filterOf() })).recommendations;
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    $("between-note").textContent = `${name} does not know this user or organisation.`;
+    return $("moves").replaceChildren();
+  }
+  if (turn !== state.asked) return;
+  const shown = Math.min(SHOWN, now.length), came = drawChanges($("moves"), now, before, SHOWN);
+  $("between-note").textContent = `${shown - came} of the ${plural(shown, "item")} are also among the first ${SHOWN} of ${name}.`;
+}
+
+$("other-run").addEventListener("change", () => guarded(showBetween));
