@@ -108,8 +108,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, Step]] = {
     ),
     "most left out": (
         {},
-        {"customers": Customers(users=20, shared=20, left_out=80)},
-        "80 customers are left out",
+        {"customers": Customers(users=20, shared=20, left_out=80, given=100)},
+        "leaves out 80 of 100 customers",
         Step("train", ("--users", "any")),
     ),
     "few shared": (

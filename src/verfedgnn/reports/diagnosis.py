@@ -56,18 +56,23 @@ class Customers:
     shared: int
     """Customers with ratings at two or more parties."""
     left_out: int = 0
-    """Customers of a party whom the rule of `--users` leaves out, added up over parties."""
+    """Customers whom the rule of `--users` leaves out, counted at each party."""
+    given: int = 0
+    """Customers before that rule, counted at each party."""
 
     @classmethod
     def count(cls, parties: Sequence[PartyData]) -> Customers:
         """Count the customers of these parties."""
         known = np.zeros(parties[0].ratings.n_users, np.int64)
         left_out = 0
+        given = 0
         for party in parties:
-            known[np.unique(party.ratings.user)] += 1
-            kept = count_kept(party.ratings.notes)
-            left_out += 0 if kept is None else kept[1] - kept[0]
-        return cls(int((known > 0).sum()), int((known > 1).sum()), left_out)
+            rated = np.unique(party.ratings.user)
+            known[rated] += 1
+            kept, before = count_kept(party.ratings.notes) or (len(rated), len(rated))
+            left_out += before - kept
+            given += before
+        return cls(int((known > 0).sum()), int((known > 1).sum()), left_out, given)
 
 
 def diagnose(
@@ -99,10 +104,10 @@ def next_step(findings: Sequence[Finding]) -> Step:
 
 
 def _left_out(customers: Customers | None) -> Finding | None:
-    if customers is None or customers.users >= FEW * (customers.users + customers.left_out):
+    if customers is None or customers.left_out <= FEW * customers.given:
         return None
     text = (
-        f"{customers.left_out:,} customers are left out by --users and {customers.users:,} take part. "
+        f"The setting --users leaves out {customers.left_out:,} of {customers.given:,} customers, counted at each party. "
         "With --users any everybody takes part and is served."
     )
     return Finding("most left out", text, Step("train", ("--users", "any")))
@@ -160,7 +165,7 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     judged = "lift" in metrics
     return Finding(
         "means win",
-        f"{text} There are too few ratings for more; lists can still be worth it, and `tune` looks for better settings.",
+        f"{text} More ratings, or settings that `tune` finds, may help; lists can still be worth it.",
         Step("tune") if judged and verdict(metrics["lift"]) != YES else None,
     )
 

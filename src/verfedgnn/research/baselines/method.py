@@ -64,7 +64,7 @@ class Method(MethodPlugin, ABC):
     """Name in tables."""
     preset: ClassVar[str] = "paper"
     """Preset on which the settings are based."""
-    settings: ClassVar[str] = "the paper's settings, whatever the data"
+    settings: ClassVar[str] = "the paper's settings, not tuned to these data"
     """Where the settings come from, for readers of a comparison."""
     by_gnn: ClassVar[bool] = True
     """Whether the method can be combined with every GNN."""
