@@ -68,7 +68,9 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert set(about.get_all("Provides-Extra", [])) >= {
         "federation",
         "psi",
-        "track",
+        "mlflow",
+        "tensorboard",
+        "wandb",
         "research",
         "dev",
     }

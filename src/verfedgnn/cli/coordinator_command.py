@@ -18,7 +18,7 @@ from verfedgnn.cli.service_options import (
     parse_address,
     prepare_service,
 )
-from verfedgnn.cli.shared_options import AsJson, Device, Quiet
+from verfedgnn.cli.shared_options import AsJson, Device, Quiet, Track
 from verfedgnn.cli.signals import Halt
 
 
@@ -31,9 +31,7 @@ def coordinator(
         str | None, typer.Option(help="HOST:PORT to listen on. Default: the agreed port on all addresses.")
     ] = None,
     status: Status = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Write TensorBoard event files to this folder.")
-    ] = None,
+    track: Track = "none",
     from_: Annotated[
         Path | None,
         typer.Option(
@@ -55,14 +53,21 @@ def coordinator(
     from verfedgnn.federation.coordinator_service import CoordinatorService
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.identity import load_coordinator
+    from verfedgnn.runs.tracking.tracker import tracked
 
     prepare_service(log, quiet, threads)
     identity = load_coordinator(folder)
     agreement = identity.agreement
     run = out or folder / "run"
     address = parse_address(listen, "--listen") or ("0.0.0.0", agreement.port)
-    with Halt(quiet=True) as halt, lock_folder(run), connected(identity, address) as transport:
-        publisher = make_publisher(run, status, tensorboard)
+    settings = agreement.training_config.to_toml()
+    with (
+        Halt(quiet=True) as halt,
+        lock_folder(run),
+        tracked(track, run, settings, resumed=(run / "checkpoint").exists()) as log_to,
+        connected(identity, address) as transport,
+    ):
+        publisher = make_publisher(run, status, log_to)
         service = CoordinatorService(
             identity,
             transport,
@@ -74,7 +79,8 @@ def coordinator(
         log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(halt.asked)
         publisher.close()
-    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+        metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+        log_to.result(run, metrics)
     output = Output(quiet=quiet, as_json=as_json)
     output.result(metrics, f"The public parameters are in {run}/model. Each party keeps its own model.")
     sentence = (

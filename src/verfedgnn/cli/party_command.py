@@ -21,7 +21,7 @@ from verfedgnn.cli.service_options import (
     make_publisher,
     prepare_service,
 )
-from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet
+from verfedgnn.cli.shared_options import DATA, RUN, AsJson, Device, Quiet, Track
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.tables import run_table
@@ -85,6 +85,7 @@ def party(
     out: Out = None,
     reading: ReadOptions,
     status: Status = None,
+    track: Track = "none",
     checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
@@ -109,6 +110,8 @@ def party(
     from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.federation.transcript import Transcript
     from verfedgnn.privacy.id_matching import workers
+    from verfedgnn.reports.run_report import report_to_track
+    from verfedgnn.runs.tracking.tracker import tracked
 
     prepare_service(log, quiet, threads)
     output = Output(quiet=quiet, as_json=as_json)
@@ -125,8 +128,15 @@ def party(
         log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
     known = None if rows_from is None else PartyStore.read_rows(rows_from)
     pool = workers(processes or os.cpu_count() or 1)
-    with Halt(quiet=True) as halt, lock_folder(store.folder), connected(identity) as transport, pool as each:
-        publisher = make_publisher(store.folder, status)
+    settings = identity.agreement.training_config.to_toml()
+    with (
+        Halt(quiet=True) as halt,
+        lock_folder(store.folder),
+        tracked(track, store.folder, settings, resumed=store.is_aligned) as log_to,
+        connected(identity) as transport,
+        pool as each,
+    ):
+        publisher = make_publisher(store.folder, status, log_to)
         link = CoordinatorLink(identity, transport, halt.asked, Transcript(store.folder, identity))
         run = run_party(
             store,
@@ -141,6 +151,8 @@ def party(
             start_from=from_,
         )
         publisher.close()
+        with report_to_track(run, store.folder, track) as files:
+            log_to.result(store.folder, run.metrics, files)
     _show(run, store.folder, output)
 
 

@@ -15,6 +15,7 @@ from verfedgnn.federation.key_files import PARTY_KEY
 
 if TYPE_CHECKING:
     from verfedgnn.federation.status_server import StatusPublisher
+    from verfedgnn.runs.tracking.tracker import TrackedRun
 
 FEDERATION = "Federation"
 """Help panel of the options that name the federation."""
@@ -68,8 +69,8 @@ def prepare_service(log: str, quiet: bool, threads: int) -> None:
     use_threads(threads)
 
 
-def make_publisher(folder: Path, status: str | None, tensorboard: Path | None = None) -> StatusPublisher:
-    """Return the publisher of the status: on disk and, where requested, over HTTP and for TensorBoard."""
+def make_publisher(folder: Path, status: str | None, track: TrackedRun | None = None) -> StatusPublisher:
+    """Return the publisher of the status: on disk and, where requested, over HTTP and in a tracking tool."""
     from verfedgnn.federation.event_log import log_warning
     from verfedgnn.federation.status_server import StatusPublisher
 
@@ -78,7 +79,7 @@ def make_publisher(folder: Path, status: str | None, tensorboard: Path | None = 
     address = parse_address(status, "--status")
     if address is not None and not is_loopback(address[0]):
         log_warning("the status page has no password, and other machines can reach it", address=status)
-    return StatusPublisher(folder, port=address, tensorboard=tensorboard)
+    return StatusPublisher(folder, port=address, track=track)
 
 
 def parse_address(text: str | None, option: str) -> tuple[str, int] | None:

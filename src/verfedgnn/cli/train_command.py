@@ -26,6 +26,7 @@ from verfedgnn.cli.shared_options import (
     Quiet,
     Settings,
     Threads,
+    Track,
     Users,
     use_threads,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
+    from verfedgnn.training.progress import Progress as RoundEvent
 
 
 @reads_ratings_hiding("encoding", "delimiter", "scale", "catalogue")
@@ -107,6 +109,7 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Overwrite the run folder if it exists.", rich_help_panel=RUN)
     ] = False,
+    track: Track = "none",
     device: Device = "cpu",
     one_by_one: Annotated[
         bool,
@@ -131,7 +134,9 @@ def train(
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
     from verfedgnn.privacy.rating_dp import fit_budget
+    from verfedgnn.reports.run_report import report_to_track
     from verfedgnn.runs.run import read_run_config
+    from verfedgnn.runs.tracking.tracker import tracked
     from verfedgnn.training.train import holds_run
     from verfedgnn.training.train import resume as resume_run
     from verfedgnn.training.train import train as train_run
@@ -142,6 +147,7 @@ def train(
     training = None if resume is None else TrainingWords.load(resume)
     words = ["--lift"] * lift + ["--one-by-one"] * one_by_one + ["--quiet"] * quiet + ["--json"] * as_json
     words += [] if device == "cpu" else ["--device", device]
+    words += [] if track == "none" else ["--track", track]
     words += ["--threads", str(threads)] if threads else []
     if resume is not None:
         of_data = [data, parties, by, users, reading or None]
@@ -203,13 +209,25 @@ def train(
         _introduce(read, output)
         if len(read) == 2:
             output.remark(f"  {_describe_two_parties(chosen)}", style="dim")
+    settings = ""
+    if track != "none":
+        settings = (read_run_config(resume) if resume is not None else chosen).to_toml()
     with (
         RoundProgress(hidden=quiet) as progress,
         _resumable(folder, words, training),
         Halt(quiet=quiet) as halt,
+        tracked(track, folder, settings, resumed=resume is not None) as log_to,
     ):
+
+        def watch_round(event: RoundEvent) -> None:
+            progress.round(event)
+            if event.valid is not None:
+                values = {f"valid_{name.replace('@', '_')}": value for name, value in event.valid.items()}
+                values["bytes"] = event.bytes
+                log_to.metrics({f"{event.label}/{name}": v for name, v in values.items()}, event.round)
+
         watch: dict[str, Any] = {
-            "watch": progress.round,
+            "watch": watch_round,
             "stop": halt.asked,
             "device": device,
             "stack": not one_by_one,
@@ -220,6 +238,9 @@ def train(
             run = train_run(read, chosen, out=out, overwrite=overwrite, start_from=from_, **watch)
         if lift and "lift" not in run.metrics:
             _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
+        if folder is not None:
+            with report_to_track(run, folder, track) as files:
+                log_to.result(folder, run.metrics, files)
     _report(run, folder, training, output)
 
 

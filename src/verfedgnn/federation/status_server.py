@@ -22,6 +22,7 @@ from verfedgnn.federation.connection_table import ConnectionTable
 from verfedgnn.federation.status_text import FACTS, format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.runs.run import write_json
+from verfedgnn.runs.tracking.tracker import TrackedRun
 
 FRESH_SECONDS = 0.05
 """Maximum age of the status in memory; building it for every event would cost too much."""
@@ -32,10 +33,10 @@ EVERY_SECONDS = 1.0
 
 
 class StatusPublisher:
-    """Publisher of a member's latest status: on disk, and optionally over HTTP and as TensorBoard event files."""
+    """Publisher of a member's latest status: on disk, and optionally over HTTP and in a tracking tool."""
 
     def __init__(
-        self, folder: Path, *, port: tuple[str, int] | None = None, tensorboard: Path | None = None
+        self, folder: Path, *, port: tuple[str, int] | None = None, track: TrackedRun | None = None
     ) -> None:
         self.folder = folder
         self.status: dict[str, Any] = {}
@@ -44,7 +45,7 @@ class StatusPublisher:
         self._durations: list[float] = []
         """Seconds of the last rounds."""
         self._last_round = 0.0
-        self._board = _open_tensorboard(tensorboard) if tensorboard is not None else None
+        self._track = track
         self._server = _serve(self, port) if port is not None else None
 
     def update(self, make: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
@@ -65,27 +66,23 @@ class StatusPublisher:
         self._last_round = 0.0
 
     def close_round(self, closed: ClosedRound, make: Callable[[], dict[str, Any]]) -> None:
-        """Record the duration of a round, and its validation for TensorBoard."""
+        """Record the duration of a round, and its validation in the tracking tool."""
         now = time.monotonic()
         if self._last_round:
             self._durations = [*self._durations[-99:], now - self._last_round]
         self._last_round = now
-        if self._board is not None and closed.valid_error is not None:
+        if self._track is not None and closed.valid_error is not None:
             status = make()
             present = sum(party["here"] for party in status["parties"].values())
             values = {"valid_error": closed.valid_error, "parties_here": present}
             values |= {f"bytes_{direction}": size for direction, size in status["bytes"].items()}
-            for name, value in values.items():
-                self._board.add_scalar(f"{status['stage']}/{name}", value, closed.round)
-            self._board.flush()
+            self._track.metrics({f"{status['stage']}/{name}": v for name, v in values.items()}, closed.round)
 
     def close(self) -> None:
         """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-        if self._board is not None:
-            self._board.close()
 
     def _add_times(self, status: dict[str, Any]) -> dict[str, Any]:
         """Return `status` with the median duration of a round and the estimated time left."""
@@ -94,16 +91,6 @@ class StatusPublisher:
         if median is not None and status.get("rounds") and status["state"] == "training":
             left = median * (status["rounds"] - status["round"])
         return status | {"seconds_per_round": median, "seconds_left": left, "updated": time.time()}
-
-
-def _open_tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("--tensorboard needs TensorBoard: pip install 'verfedgnn[track]'") from None
-    with writing(folder):
-        make_folder(folder)
-    return SummaryWriter(str(folder))
 
 
 class _StatusServer(ThreadingHTTPServer):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,8 +27,18 @@ LARGEST_ERRORS = 15
 """Number of test ratings listed as predicted worst."""
 
 
-def run_document(run: Run, name: str) -> Document:
-    """Build the report of a run."""
+@contextmanager
+def report_to_track(run: Run, folder: Path, tracker: str) -> Iterator[list[Path]]:
+    """Return the files of a report without ids of users and items, for a tracking tool; none without a tool."""
+    if tracker == "none":
+        yield []
+        return
+    with TemporaryDirectory() as place:
+        yield list(run_document(run, folder.resolve().name, ids=False).write(Path(place), "report"))
+
+
+def run_document(run: Run, name: str, *, ids: bool = True) -> Document:
+    """Build the report of a run; without `ids`, it names no users and items."""
     metrics = run.metrics
     document = Document(f"Run {name}")
     lift = metrics.get("lift") or quick_lift(run)
@@ -41,7 +54,8 @@ def run_document(run: Run, name: str) -> Document:
     add_guarantees(document, metrics["privacy"])
     if "lists" in metrics:
         add_guarantees(document, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
-    _add_largest_errors(document, run)
+    if ids:
+        _add_largest_errors(document, run)
     versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
     document.add(
         Heading("Configuration"),
