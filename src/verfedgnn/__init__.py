@@ -8,6 +8,7 @@ run = vf.train(parties, vf.Config.preset("paper", model="gcn"))
 run.metrics["test"]["rmse"], run.recommend(user="17", k=10)
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
         read_ratings,
         split_items,
     )
+    from verfedgnn.estimator.rating_split import RatingSplit
+    from verfedgnn.estimator.recommender import VerFedRecommender
     from verfedgnn.evaluation.lift import lift
-    from verfedgnn.evaluation.recommender import VerFedRecommender
     from verfedgnn.plugins import register
     from verfedgnn.runs.run import Recommendation, Run
     from verfedgnn.training.train import resume, train
@@ -36,6 +38,7 @@ __all__ = [
     "DataError",
     "PartyData",
     "ProtocolError",
+    "RatingSplit",
     "Ratings",
     "Recommendation",
     "Run",
@@ -58,12 +61,13 @@ _HOMES = {
     "DataError": "core.errors",
     "PartyData": "data",
     "ProtocolError": "core.errors",
+    "RatingSplit": "estimator.rating_split",
     "Ratings": "data",
     "Recommendation": "runs.run",
     "Run": "runs.run",
     "RunError": "core.errors",
     "VerFedGNNError": "core.errors",
-    "VerFedRecommender": "evaluation.recommender",
+    "VerFedRecommender": "estimator.recommender",
     "align_users": "data",
     "lift": "evaluation.lift",
     "read_parties": "data",
@@ -88,3 +92,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+def _show_in_notebooks() -> None:
+    """Let IPython show runs as their verdict, accuracy and learning curve; the report is loaded when it is needed."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.display_formatter is not None:
+        shell.display_formatter.formatters["text/html"].for_type_by_name(
+            "verfedgnn.runs.run",
+            "Run",
+            lambda run: import_module("verfedgnn.reports.run_summary").run_html(run),
+        )
+
+
+_show_in_notebooks()

@@ -43,6 +43,20 @@ def test_the_tutorial_runs_and_its_results_are_those_stored(tmp_path: Path) -> N
     assert NOTEBOOK.stat().st_size < 100_000, "outputs are kept small"
 
 
+def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "examples" / "two-shops.ipynb", as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = [out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    pages = [data["text/html"] for data in shown if 'class="verfedgnn"' in data.get("text/html", "")]
+    assert len(pages) == 2, "the recommender, and the run that was loaded again"
+    for page in pages:
+        assert re.search(r"[Jj]oining", page)
+        assert "<svg" in page
+    assert (tmp_path / "runs" / "two-shops" / "metrics.json").is_file()
+
+
 def test_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With three rounds instead of those in the guide."""
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ class VerFedGNNError(Exception):
     exit_code = 2
 
 
-class DataError(VerFedGNNError):
+class DataError(VerFedGNNError, ValueError):
     """A file or table of ratings that cannot be used."""
 
 

@@ -54,7 +54,7 @@ def _from_memory(
 ) -> Ratings:
     """Read the columns that are needed from a table in memory."""
     required = required_columns(events)
-    there, column = _open(source, name, required)
+    there, column = open_columns(source, name, required)
     names = match_columns(there, columns or {}, required=required, keep=keep, source=name)
     found = {role: column(names[role]) for role in names}
     for role in ("user", "item"):
@@ -83,14 +83,14 @@ def _from_memory(
     )
 
 
-def _open(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Return the names of a table's columns, and a function that returns one of them."""
+def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
+    """Return the names of the columns of a table in memory, and a function that returns one of them."""
     if isinstance(source, tuple) and len(source) == len(required):
         arrays = dict(zip(required, source, strict=True))
         return list(arrays), arrays.__getitem__
     exports = hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")
     if not exports and callable(getattr(source, "collect", None)):  # a lazy frame of polars
-        return _open(source.collect(), name, required)
+        return open_columns(source.collect(), name, required)
     if not exports:
         raise DataError(
             f"{name}: a {type(source).__name__} is not a table of ratings; give a path, an Arrow table, a data frame, or "
@@ -98,7 +98,8 @@ def _open(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], C
         )
     try:
         table = pa.table(source)
-        return table.column_names, table.column
+        # pandas exports an index beside the columns.
+        return [each for each in table.column_names if not each.startswith("__index_level_")], table.column
     except (pa.ArrowException, TypeError, OverflowError, UnicodeError):
         if not hasattr(source, "columns"):
             raise

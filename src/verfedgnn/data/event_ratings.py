@@ -46,13 +46,13 @@ def parse_events(text: str) -> EventWeights:
     """Parse `view=1,purchase=5`, or one number for all rows."""
     try:
         pairs = [part.rpartition("=") for part in text.split(",")]
-        if len(pairs) == 1 and not pairs[0][1]:
-            return check_events(float(text))
-        return check_events({kind.strip(): float(weight) for kind, _, weight in pairs})
+        one = len(pairs) == 1 and not pairs[0][1]
+        found = float(text) if one else {kind.strip(): float(weight) for kind, _, weight in pairs}
     except ValueError:
         raise DataError(
             f"--events takes weights such as view=1,purchase=5, or one number, not '{text}'"
         ) from None
+    return check_events(found)
 
 
 def check_events(events: EventWeights) -> EventWeights:

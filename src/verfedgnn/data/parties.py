@@ -43,14 +43,14 @@ def split_items(
 ) -> list[PartyData]:
     """Cut a table by items, at random or by a column, and return the parties.
 
-    Without `by`, items go at random to `parties` groups (10 by default) whose sizes differ by at most one. With `by`, e.g.
+    Without `by`, items go at random to `parties` groups (10, or one per item if they are fewer) of about the same size. With `by`, e.g.
     "genre", each value is a party and items without one go to "unknown". If `parties` is smaller than the number of values,
     those with the most ratings are parties and the others together are "other". Every user of the table is a user of every
     party, with or without ratings there.
     The items that a party receives are its declared catalogue.
     """
     if by is None:
-        parties = 10 if parties is None else parties
+        parties = min(10, ratings.n_items) if parties is None else parties
         if not 1 <= parties <= ratings.n_items:
             raise DataError(
                 f"{ratings.n_items:,} items cannot go to {parties} parties: use {option('parties')} from 1 to {ratings.n_items}"

@@ -108,6 +108,12 @@ class Run:
             alone=None if self.alone is None else extend(self.alone, f"{name}/alone"),
         )
 
+    def __repr__(self) -> str:
+        test = self.metrics.get("test", {})
+        name = "ndcg@20" if self.config.training.ranks else "rmse"
+        judged = "" if test.get(name) is None else f", test {name} {test[name]:.3f}"
+        return f"<Run of {', '.join(party.name for party in self.parties)}: {self.metrics.get('rounds')} rounds{judged}>"
+
     @property
     def ranker(self) -> Run:
         """The run whose models order lists: `lists` if there is one, else this run."""

@@ -1,0 +1,108 @@
+"""Tables of (party, user, item) with one row per rating, as scikit-learn passes them beside the ratings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data.column_names import match_columns
+from verfedgnn.data.data_frames import open_columns
+from verfedgnn.data.ids import StrArray, as_text, to_numpy, trim
+
+ORDER = ("party", "user", "item")
+"""Columns of an array; one with two columns has no party."""
+
+
+@dataclass(frozen=True, eq=False)
+class RatedPairs:
+    """The users and items of a table, as text, and the party of each row if the table names it."""
+
+    users: StrArray
+    items: StrArray
+    parties: StrArray | None
+    width: int
+    """Number of columns of the table."""
+    names: tuple[str, ...]
+    """Names of the columns; empty for an array."""
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def by_party(self) -> dict[str | None, NDArray[np.int64]]:
+        """Return the rows of each party, under None if the table names no parties."""
+        if self.parties is None:
+            return {None: np.arange(len(self))}
+        names, code = np.unique(self.parties, return_inverse=True)
+        return {str(name): np.flatnonzero(code == k) for k, name in enumerate(names)}
+
+    def tables(self, y: Any) -> Any:
+        """Return these pairs with their ratings as `read_parties` takes them: one table per party, or one table."""
+        ratings = np.asarray(y)
+        if ratings.ndim == 2 and ratings.shape[1] == 1:
+            ratings = ratings[:, 0]
+        if np.iscomplexobj(ratings):
+            raise DataError("y is complex. Complex data not supported; give real numbers")
+        if ratings.shape != (len(self),):
+            raise DataError(
+                f"X has {len(self):,} rows and y has shape {ratings.shape}; give one rating per row"
+            )
+        made = {
+            name: (self.users[rows], self.items[rows], ratings[rows])
+            for name, rows in self.by_party().items()
+        }
+        return made.get(None, made)
+
+
+def read_pairs(table: Any, columns: Mapping[str, str] | None = None) -> RatedPairs:
+    """Read a data frame with columns for user, item and optionally party, or an array of (party, user, item)."""
+    exports = hasattr(table, "__arrow_c_stream__") or hasattr(table, "collect")
+    if exports:
+        there, column = open_columns(table, "X", ORDER)
+        required = tuple(role for role in ORDER if role != "party" or role in (columns or {}))
+        names = match_columns(there, columns or {}, required=required, keep=("party",), source="X")
+        found = {role: column(names[role]) for role in ORDER if role in names}
+        width = len(there)
+    else:
+        array = _as_array(table)
+        there = []
+        width = array.shape[1]
+        found = {role: array[:, k] for k, role in enumerate(ORDER[-width:])}
+    ids = {role: _as_ids(values, role) for role, values in found.items()}
+    return RatedPairs(ids["user"], ids["item"], ids.get("party"), width, tuple(there))
+
+
+def _as_array(table: Any) -> NDArray[Any]:
+    if hasattr(table, "toarray"):
+        raise DataError("X is a sparse matrix; give one row (party, user, item) per rating")
+    array = np.asarray(table, None if hasattr(table, "dtype") else object)
+    if np.iscomplexobj(array):
+        raise DataError("X is complex. Complex data not supported; give ids")
+    if array.ndim == 2 and (array.shape[1] < 2 or not len(array)):
+        lack = f"{array.shape[1]} feature(s)" if len(array) else "0 sample(s)"
+        raise DataError(
+            f"X has {lack} (shape={array.shape}) while a minimum of {2 if len(array) else 1} is required."
+        )
+    if array.ndim != 2 or array.shape[1] > 3:
+        raise DataError(
+            f"X has shape {array.shape}; give one row (party, user, item) or (user, item) per rating. Reshape your data"
+        )
+    return array
+
+
+def _as_ids(values: Any, role: str) -> StrArray:
+    text = trim(as_text(values.tolist() if isinstance(values, np.ndarray) else values, role))
+    if isinstance(text, pa.ChunkedArray):
+        text = text.combine_chunks()
+    found = to_numpy(text)
+    if (found == "").any():
+        row = int(np.argmax(found == ""))
+        raise DataError(
+            f"X has no {role} in row {row} (counted from 0), but None or NaN; fill it in or leave the row out"
+        )
+    return found
