@@ -165,3 +165,14 @@ def test_one_door_for_parties(tmp_path: Path) -> None:
         vf.read_parties({"film": frame}, own={"book": {}})
     with pytest.raises(vf.DataError, match="give tables by name"):
         vf.read_parties([frame, frame])
+
+
+def test_a_column_of_parties_divides_a_frame() -> None:
+    frame = pd.concat([pd.DataFrame(COLUMNS).assign(party=name) for name in ("film", "books")])
+    for table in (frame, pl.DataFrame(frame), pl.LazyFrame(frame), pa.table(frame)):
+        found = vf.read_parties(table)
+        assert [(party.name, len(party.ratings), party.ratings.n_items) for party in found] == [
+            ("books", 3, 2),
+            ("film", 3, 2),
+        ]
+    assert [party.name for party in vf.read_parties(frame, parties=1, duplicates="first")] == ["party-0"]

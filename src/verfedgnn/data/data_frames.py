@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import RATING_ROLES, match_columns
@@ -106,6 +107,22 @@ def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[
     # A column of mixed types or of integers above 64 bit has no Arrow type; the others have.
     labels = {str(label): label for label in source.columns}
     return list(labels), lambda label: _single_column(source, labels[label])
+
+
+def tables_by_party(source: Any) -> dict[str, pa.Table] | None:
+    """Return the rows of each value of the column "party"; None if the source is no data frame with that column."""
+    if hasattr(source, "collect_schema"):  # polars, whose lazy frames have no columns yet
+        names = source.collect_schema().names()
+    else:
+        names = getattr(source, "column_names", getattr(source, "columns", ()))
+    if isinstance(source, Ratings) or "party" not in [str(name) for name in names]:
+        return None
+    table = pa.table(source if hasattr(source, "__arrow_c_stream__") else source.collect())
+    owner = trim(as_text(table["party"], "party"))
+    if owner.null_count:
+        raise DataError("the column party is empty in some rows; fill it in or leave these rows out")
+    found = pc.unique(owner).to_pylist()
+    return {name: table.filter(pc.equal(owner, name)) for name in sorted(found)}
 
 
 def _single_column(frame: Any, label: Any) -> Any:

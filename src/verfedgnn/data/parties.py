@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.errors import ConfigError, DataError
 from verfedgnn.core.option_names import option
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
-from verfedgnn.data.data_frames import as_ratings
+from verfedgnn.data.data_frames import as_ratings, tables_by_party
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
 from verfedgnn.data.pooling import pool_tables
 from verfedgnn.data.rating_reader import is_folder_of_tables, list_tables, locate
@@ -261,7 +261,8 @@ def read_parties(
         data: A mapping with one table per party, `{"film": frame, "books": "books.csv"}`; one table, whose items are
             split; or a list of sources as on the command line, each `SOURCE` or `NAME=SOURCE`. Each table of a folder
             without a publisher's layout is a party, unless `by` is given. A table is a path, `Ratings`, an Arrow table,
-            a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
+            a data frame (pandas, polars, ...) or a tuple (users, items, ratings). A data frame with a column "party" holds
+            the tables of all parties.
         parties: Number of parties that one table is split into.
         seed: Seed of that split, and of synthetic data.
         by: Item column that one table is split by.
@@ -279,7 +280,8 @@ def read_parties(
     elif isinstance(data, str | Path | list):
         sources, single = sources_of(data, by=by)
     else:
-        sources, single = {"ratings": data}, True
+        tables_by_name = None if parties is not None or by is not None else tables_by_party(data)
+        sources, single = ({"ratings": data}, True) if tables_by_name is None else (tables_by_name, False)
     unknown = sorted((own or {}).keys() - sources.keys())
     if unknown:
         raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")

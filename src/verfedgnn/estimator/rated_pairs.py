@@ -50,7 +50,8 @@ class RatedPairs:
             raise DataError("y is complex. Complex data not supported; give real numbers")
         if ratings.shape != (len(self),):
             raise DataError(
-                f"X has {len(self):,} rows and y has shape {ratings.shape}; give one rating per row"
+                f"X has {len(self):,} rows and y has shape {ratings.shape}; give one rating per row, or name the tables: "
+                'fit({"film": ..., "books": ...})'
             )
         made = {
             name: (self.users[rows], self.items[rows], ratings[rows])

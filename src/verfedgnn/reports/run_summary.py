@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verfedgnn.evaluation.lift import quick_lift
 from verfedgnn.reports.document import Document, Paragraph
 from verfedgnn.reports.lift_report import add_verdict
 from verfedgnn.reports.run_report import accuracy_table, describe_data, training_curves
@@ -11,10 +12,10 @@ from verfedgnn.runs.run import Run
 def run_html(run: Run) -> str:
     """Return the verdict, the accuracy of each party and the learning curve as HTML for a notebook.
 
-    The verdict is that of `run.metrics["lift"]`. Nothing is computed, so a run without a lift has no verdict.
+    The verdict is that of `run.metrics["lift"]` or, as in the report, of the models that the run holds. Nothing is trained.
     """
     document = Document("Run")
     document.add(Paragraph(describe_data(run)))
-    add_verdict(document, run.metrics.get("lift"))
+    add_verdict(document, run.metrics.get("lift") or quick_lift(run))
     document.add(accuracy_table(run.metrics), *training_curves(run)[:1])
     return document.fragment()
