@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import RATING_ROLES, match_columns
 from verfedgnn.data.event_ratings import EventWeights, rate_events, required_columns
-from verfedgnn.data.ids import as_text, trim
+from verfedgnn.data.ids import TEXT, as_text, trim
 from verfedgnn.data.rating_reader import read_ratings
 from verfedgnn.data.ratings import Ratings, make_ratings
 from verfedgnn.data.time_parsing import parse_times
@@ -121,6 +121,9 @@ def tables_by_party(source: Any) -> dict[str, pa.Table] | None:
     owner = trim(as_text(table["party"], "party"))
     if owner.null_count:
         raise DataError("the column party is empty in some rows; fill it in or leave these rows out")
+    # Arrow does not filter the text type of polars.
+    plain = [field.with_type(TEXT) if field.type == pa.string_view() else field for field in table.schema]
+    table = table.cast(pa.schema(plain))
     found = pc.unique(owner).to_pylist()
     return {name: table.filter(pc.equal(owner, name)) for name in sorted(found)}
 
