@@ -113,6 +113,6 @@ def _run(user: str | None, folder: Path, *words: object) -> None:
             cwd=folder,
             stdout=out,
             stderr=out,
-            timeout=60,
+            timeout=180,
             **become,
         )

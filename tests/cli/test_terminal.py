@@ -317,7 +317,7 @@ def test_a_reader_that_leaves_does_not_end_a_training(place: Path) -> None:
     assert process.stderr is not None
     process.stdout.close()
     process.stderr.close()
-    assert process.wait(60) == 0
+    assert process.wait(180) == 0
     assert (place / "unread" / "metrics.json").is_file()
 
 
@@ -331,11 +331,11 @@ def interrupted(
     process = subprocess.Popen(
         [*SHELL, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not seen() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     return process.returncode, err
 
 
@@ -436,7 +436,7 @@ def test_a_roster_is_kept_without_torch(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,12 @@ def test_code_is_where_the_tables_say(row: list[str]) -> None:
     assert checked, "every row names a function or a class"
 
 
+@cache
+def defined_anywhere() -> set[str]:
+    """Return the functions, classes and methods of all modules."""
+    return set().union(*(defined(path) for path in PACKAGE.rglob("*.py")))
+
+
 def pages_that_name_modules() -> list[Path]:
     return [path for path in check_prose.pages() if path.parent != ROOT / "results"]
 
@@ -140,5 +147,4 @@ def test_modules_named_in_a_page_exist(page: Path) -> None:
     missing = [name for name in paths if not ((PACKAGE / name).exists() or (ROOT / name).exists())]
     assert missing == []
     classes = re.findall(r"\b(Coordinator|Party|Operator|Replica)\.(\w+)\b", text)
-    known = set().union(*(defined(path) for path in PACKAGE.rglob("*.py")))
-    assert [f"{owner}.{name}" for owner, name in classes if f"{owner}.{name}" not in known] == []
+    assert [f"{owner}.{name}" for owner, name in classes if f"{owner}.{name}" not in defined_anywhere()] == []

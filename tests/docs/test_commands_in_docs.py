@@ -316,7 +316,10 @@ class Reader:
         words = [self.spelt(word) for word in words]
         trains = {"train", "compare"} & set(words) and self.page not in UNCHANGED
         cut = trains and not any("epochs=" in word for word in words)
-        return [*words, "--set", f"epochs={ROUNDS}"] if cut else words
+        apart = (
+            "compare" in words and "--jobs" not in words
+        )  # one process is enough, and starts sooner than two
+        return [*words, *(["--set", f"epochs={ROUNDS}"] if cut else []), *(["--jobs", "1"] if apart else [])]
 
     def leave(self) -> None:
         for _, process, _ in self.staying:

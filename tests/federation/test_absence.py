@@ -33,7 +33,7 @@ def lose_in_round(
 
 
 def wait_until(wanted: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 180
     while not wanted():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -635,7 +635,7 @@ def first_error(federated: Trial) -> str:
     """Start all members, stop them after the first error of a party, and return that error."""
     for name in (SERVER, *federated.parties):
         federated.start(name)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not federated.errors and time.monotonic() < deadline:
         time.sleep(0.02)
     federated.stopping = True

@@ -103,7 +103,7 @@ def test_a_party_killed_in_the_second_training(
         raise Killed
 
     federated = trial(tmp_path, small_parties, config)
-    federated.run({"party-1": in_lists(config, kind, number, die)}, seconds=60)
+    federated.run({"party-1": in_lists(config, kind, number, die)})
     assert killed
     assert_both_same(federated, local(small_parties, config))
 
@@ -122,7 +122,7 @@ def test_a_party_killed_before_it_reports_the_first_result(
         return data
 
     federated = trial(tmp_path, small_parties, config)
-    federated.run({"party-1": fault}, seconds=60)
+    federated.run({"party-1": fault})
     assert killed
     assert_both_same(federated, local(small_parties, config))
 
@@ -141,7 +141,7 @@ def test_the_coordinator_killed_between_and_in_the_second_training(
             raise Killed
         return data
 
-    federated.run({SERVER: fault}, seconds=60)
+    federated.run({SERVER: fault})
     assert next(count) > send, "it was killed"
     assert_both_same(federated, local(small_parties, config))
 
@@ -161,11 +161,11 @@ def test_a_party_ahead_of_the_others_waits(tmp_path: Path, small_parties: list[v
 
     for name in (SERVER, "party-0", "party-1"):
         federated.start(name)
-    federated.start(late, fault, restart=False).join(60)
+    federated.start(late, fault, restart=False).join(180)
     result = tmp_path / f"run-{late}" / "checkpoint" / "result"
     shutil.rmtree(result)  # as if it had been killed before it stored the result
     federated.start(late)
-    federated.join(60)
+    federated.join()
     assert_both_same(federated, local(small_parties, config))
     wanted = config.for_lists().digest()
     greeted = [
@@ -261,11 +261,11 @@ def test_nobody_is_asked_to_align_again_in_the_second_training(
 
     for name in (SERVER, *federated.parties):
         federated.start(name, realign if name == SERVER else None)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not federated.errors and time.monotonic() < deadline:
         time.sleep(0.05)
     federated.stopping = True
-    federated.join(60)
+    federated.join()
     (error,) = next(iter(federated.errors.values()))
     assert "the training here is kept" in str(error)
     for name in federated.parties:

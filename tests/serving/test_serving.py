@@ -743,7 +743,7 @@ def test_the_command_serves(run: vf.Run, known: str, tmp_path: Path) -> None:
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split(" at ")[1].split()[0]
-        with httpx.Client(base_url=address, timeout=30) as client:
+        with httpx.Client(base_url=address, timeout=180) as client:
             found = client.get("/v1/recommendations", params={"user": known, "k": 3}).json()[
                 "recommendations"
             ]
@@ -751,6 +751,6 @@ def test_the_command_serves(run: vf.Run, known: str, tmp_path: Path) -> None:
             client.get("/v1/recommendations", params={"user": "somebody-secret"})
     finally:
         server.terminate()
-        written = "".join(server.communicate(timeout=20))
+        written = "".join(server.communicate(timeout=180))
         watchdog.cancel()
     assert "somebody-secret" not in written

@@ -26,6 +26,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 expect = playwright.expect
+expect.set_options(timeout=180_000)
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -73,7 +74,7 @@ class Visit:
         self.page = self.context.new_page()
         self.troubles: list[str] = []
         self.asked: list[str] = []
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(180_000)
         self.page.on(
             "console",
             lambda line: self.troubles.append(line.text) if line.type in ("error", "warning") else None,
