@@ -398,7 +398,7 @@ def test_numbers_are_aligned_right_and_verdicts_have_their_tone() -> None:
 
 def test_the_page_of_a_lift_begins_with_its_verdict(lifted: vf.Run) -> None:
     lift = lifted.metrics["lift"]
-    page = lift_document(lift, "x").html()
+    page = lift_document(lift, "x").html().replace("\N{NO-BREAK SPACE}", " ")
     assert page.index(headline(lift)) < page.index(deciding_figures(lift)) < page.index("<table")
     assert page.count("<svg") == 6
 

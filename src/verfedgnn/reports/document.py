@@ -186,6 +186,7 @@ def _make_environment() -> Environment:
 
 
 def _render_inline(text: str) -> Markup:
-    """Return escaped text in which **bold** and `code` are marked up."""
+    """Return escaped text in which **bold** and `code` are marked up, and per cent signs stay with their numbers."""
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    safe = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", safe)
     return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe))

@@ -48,14 +48,18 @@ def add_guarantees(document: Document, privacy: Mapping[str, Any], title: str = 
     rows = [list(row.values()) for row in list_guarantees(privacy)]
     document.add(
         Heading(title),
-        Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows),
+        Table(["release", "mechanism", "times", "guarantee", "neighbouring inputs"], rows, title),
         Points(list_assumptions(privacy)),
     )
     sent = privacy.get("sent")
     if sent:
         document.add(
             Paragraph("Every field of a message that leaves a party, and how it is protected."),
-            Table(["message", "field", "mechanism"], [list(row.values()) for row in sent]),
+            Table(
+                ["message", "field", "mechanism"],
+                [list(row.values()) for row in sent],
+                f"{title}: fields sent",
+            ),
         )
     events = privacy.get("events")
     if events:
@@ -63,7 +67,11 @@ def add_guarantees(document: Document, privacy: Mapping[str, Any], title: str = 
             Paragraph(
                 "The releases as events for a privacy accountant (`dp-accounting`). Composed, they give the figures above."
             ),
-            Table(["release", "times", "event", "parameters"], [_describe_event(event) for event in events]),
+            Table(
+                ["release", "times", "event", "parameters"],
+                [_describe_event(event) for event in events],
+                f"{title}: events",
+            ),
         )
 
 
