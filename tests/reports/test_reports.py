@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -296,6 +297,33 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
         assert re.search(r"\d", description or "")
         assert root.get("role") == "img"
         ElementTree.fromstring(standalone(svg))
+
+
+def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf.Run, tmp_path: Path) -> None:
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next((path for name in names if (path := shutil.which(name))), None)
+    if chromium is None:
+        pytest.skip("there is no Chromium here")
+    path, _ = run_document(lifted, "x").write(tmp_path, "report")
+    with driver.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        table = page.get_by_role("region", name="The lift of all parties together")
+        assert table.evaluate("(box) => box.scrollWidth > box.clientWidth")
+        verdict = table.locator("tbody td:last-child").first
+        assert verdict.evaluate("(cell) => cell.getBoundingClientRect().right") <= 390
+        page.keyboard.press("Tab")
+        assert table.evaluate("(box) => box === document.activeElement")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("document.activeElement.scrollLeft > 0")
+        labels = page.locator("svg text").evaluate_all(
+            "(all) => all.map((text) => text.getBoundingClientRect().height)"
+        )
+        assert min(labels) > 9
+        browser.close()
 
 
 def test_the_gate_in_words(lifted: vf.Run) -> None:
