@@ -94,8 +94,8 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
         for party in metrics["parties"]
     ]
     rows.append(["**all**", "", "", *(format_metric(metrics["test"][name]) for name in names)])
-    means = metrics.get("means", {})
-    if means.get("rmse") is not None:
+    means = metrics["means"]
+    if means["rmse"] is not None:
         rows.append(["own means", "", "", *(format_metric(means.get(name)) for name in names)])
     popular = metrics["popularity"]
     rows.append(["the most popular items", "", "", *(format_metric(popular.get(name)) for name in names)])
