@@ -305,11 +305,11 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
     chromium = next((path for name in names if (path := shutil.which(name))), None)
     if chromium is None:
         pytest.skip("there is no Chromium here")
-    path, _ = run_document(lifted, "x").write(tmp_path, "report")
+    report_page, _ = run_document(lifted, "x").write(tmp_path, "report")
     with driver.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 390, "height": 800})
-        page.goto(path.as_uri())
+        page.goto(report_page.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         table = page.get_by_role("region", name="The lift of all parties together")
         assert table.evaluate("(box) => box.scrollWidth > box.clientWidth")
