@@ -440,7 +440,7 @@ def test_pictures_titles_and_reasons_look_intended(run: vf.Run, chromium: Any, t
         assert all(text.startswith("Item ") for text in visit.texts("#best .title"))
         assert "a.png" not in " ".join(visit.texts("#best .kind"))
         for reason in visit.texts("#best .why"):
-            assert re.fullmatch(r"Popular with many users\.|Because this user (liked|rated) .*\.", reason)
+            assert re.fullmatch(r"Popular with many users\.|Because this user (liked|chose) .*\.", reason)
             assert len(re.findall(r"Item ", reason)) <= 2
             assert not re.search(r"\d\.\d\d", reason)
         liked = [float(text.split()[0]) for text in visit.texts("#liked .stars")]

@@ -53,7 +53,7 @@ async function fetchPicture(item) {
   return answer.ok ? URL.createObjectURL(await answer.blob()) : null;
 }
 
-// One sentence with at most two of the user's own ratings: what they liked, then what they rated otherwise.
+// One sentence with at most two of the user's own ratings: what they liked, then what they chose or rated otherwise.
 function because(why) {
   const line = make("p", { class: "why" }), seen = new Set();
   const strong = why.because.filter((reason) => {
@@ -66,9 +66,12 @@ function because(why) {
     return line;
   }
   const liked = strong.filter((reason) => reason.rating >= partyOf(reason.party).liked_from), rest = strong.filter((reason) => !liked.includes(reason));
+  // A model of lists counts an item that was not liked as chosen; a model of ratings learns from how low it was rated.
+  const rated = (reason) => (state.run.ranks ? [] : [` ${round(reason.rating)} ★`]);
+  const list = (verb, reasons, more) => [`${verb} `, ...reasons.flatMap((reason, index) => [index ? " and " : "", make("b", {}, nameOf(reason)), ...more(reason)])];
   const parts = [];
-  if (liked.length) parts.push(["liked ", ...liked.flatMap((reason, index) => [index ? " and " : "", make("b", {}, nameOf(reason))])]);
-  for (const reason of rest) parts.push(["rated ", make("b", {}, nameOf(reason)), ` ${round(reason.rating)} ★`]);
+  if (liked.length) parts.push(list("liked", liked, () => []));
+  if (rest.length) parts.push(list(state.run.ranks ? "chose" : "rated", rest, rated));
   line.append("Because this user ", ...parts.flatMap((part, index) => (index ? [" and ", ...part] : part)), ".");
   return line;
 }

@@ -192,7 +192,8 @@ function showChanged() {
   $("changed").hidden = !state.lists.alone;
   if (!state.lists.alone) return;
   const { federated, alone } = state.lists, came = drawChanges($("changes"), federated.all, alone.all, SHOWN);
-  $("changed-note").textContent = `${came} of the ${plural(federated.best.length, "item")} recommended to user ${state.user} would not be in the list if ${state.party || "each organisation"} had trained alone.`;
+  const others = state.party || "each organisation";
+  $("changed-note").textContent = came === 0 ? `All ${plural(federated.best.length, "item")} recommended to user ${state.user} would also be in the list if ${others} had trained alone.` : `${came} of the ${plural(federated.best.length, "item")} recommended to user ${state.user} would not be in the list if ${others} had trained alone.`;
 }
 
 const userSearch = suggest($("user"), $("users"), {
