@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,12 @@ from verfedgnn.cli.source_options import reads_ratings_hiding
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from verfedgnn.data.item_table import ItemTable
     from verfedgnn.data.read_options import ReadOptions
+    from verfedgnn.upkeep.new_items import AddedReport, NewItems
+
+SHOWN = 20
+"""Most items that are listed."""
 
 app = typer.Typer(name="items", help="Add items that come after a training.", no_args_is_help=True)
 
@@ -49,34 +55,81 @@ def add(
     """
     from verfedgnn.data.item_table import read_item_table
     from verfedgnn.data.table_sources import read_table
-    from verfedgnn.runs.run import Run
-    from verfedgnn.upkeep.new_items import NewItems, make_items
+    from verfedgnn.upkeep.new_items import make_items
 
     if ratings is None and items is None:
         raise ConfigError("nothing to add; give --ratings FILE, --items FILE or both")
+    new = open_items(run, party)
+    options = reading.for_each(["ratings"])["ratings"]
+    first = None if ratings is None else read_table(ratings, **options)
+    report = new.add(make_items(first, None if items is None else read_item_table(items)))
+    _show(report, run, new.party, Output(quiet=quiet, as_json=as_json))
+
+
+@app.command()
+def features(
+    run: RunFolder,
+    table: Annotated[Path, typer.Argument(help="Table with a row per item: its id and its features.")],
+    party: Annotated[
+        str | None, typer.Option(help="Party that offers the items; needed if the run has several.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Store features of a party's items, and add the items of the table that had no ratings in training.
+
+    A column is a category (several values separated by |), a number, text, or a list of numbers. Items without ratings get the
+    vector that follows from their features, and ratings that come later refine it. Features stay in the party's run folder.
+    """
+    from verfedgnn.data.item_table import read_item_table
+
+    new = open_items(run, party)
+    report = new.set_features(read_item_table(table))
+    output = Output(quiet=quiet, as_json=as_json)
+    fitted = new.features
+    assert fitted is not None
+    for name, prior in fitted.priors.items():
+        output.remark(
+            f"{name}: features explain {100 * prior.explained:.0f} % of how users see an unknown item"
+        )
+    _show(report, run, new.party, output)
+
+
+def open_items(run: Path, party: str | None) -> NewItems:
+    """Return the new items of a party; its name is needed if the run has several."""
+    from verfedgnn.runs.run import Run
+    from verfedgnn.upkeep.new_items import NewItems
+
     loaded = Run.load(run, added=False)
     names = [each.name for each in loaded.parties]
     if party is None and len(names) > 1:
         raise ConfigError(f"the run has several parties; choose one with --party: {', '.join(names)}")
-    new = NewItems(run, loaded, party or names[0])
-    options = reading.for_each(["ratings"])["ratings"]
-    first = None if ratings is None else read_table(ratings, **options)
-    report = new.add(make_items(first, None if items is None else read_item_table(items)))
-    output = Output(quiet=quiet, as_json=as_json)
-    table = Table(
-        "item", "title", "ratings", title=f"Added to {escape(party or names[0])}", title_justify="left"
-    )
-    for item in report.items[:20]:
+    return NewItems(run, loaded, party or names[0])
+
+
+def read_feature_options(given: Sequence[str], names: Sequence[str]) -> dict[str, ItemTable]:
+    """Return the tables that `--features NAME=FILE` gives to the named parties."""
+    from verfedgnn.data.item_table import read_item_table
+
+    found = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals or name not in names:
+            raise ConfigError(
+                f"--features takes NAME=FILE with one of the parties {', '.join(names)}, not '{text}'"
+            )
+        found[name] = read_item_table(Path(file))
+    return found
+
+
+def _show(report: AddedReport, run: Path, party: str, output: Output) -> None:
+    table = Table("item", "title", "ratings", title=f"Added to {escape(party)}", title_justify="left")
+    for item in report.items[:SHOWN]:
         table.add_row(escape(item.item), escape(item.title), str(len(item.ratings)))
-    result = {
-        "items": [
-            {"item": item.item, "title": item.title, "ratings": len(item.ratings)} for item in report.items
-        ],
-        "unknown_users": report.unknown_users,
-    }
-    output.result(result, table)
-    if len(report.items) > 20:
-        output.remark(f"and {len(report.items) - 20:,} more")
+    items = [{"item": item.item, "title": item.title, "ratings": len(item.ratings)} for item in report.items]
+    output.result({"items": items, "unknown_users": report.unknown_users}, table)
+    if len(report.items) > SHOWN:
+        output.remark(f"and {len(report.items) - SHOWN:,} more")
     if report.unknown_users:
         output.remark(
             f"left out {report.unknown_users:,} ratings of users who were not in training; they take part in the next one"

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verfedgnn.cli.completion import among, complete_run_folders
+from verfedgnn.cli.items_command import read_feature_options
 from verfedgnn.cli.next_step import TrainingWords, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
+    DATA,
     RUN,
     TRAINING,
     AsJson,
@@ -81,6 +83,13 @@ def train(
         Path | None,
         typer.Option(help="TOML file of settings, applied after the preset.", rich_help_panel=TRAINING),
     ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Features of a party's items, as NAME=FILE, for items without ratings. Repeatable. They stay at the party.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     lift: Annotated[
         bool,
         typer.Option(
@@ -140,6 +149,7 @@ def train(
     from verfedgnn.training.train import holds_run
     from verfedgnn.training.train import resume as resume_run
     from verfedgnn.training.train import train as train_run
+    from verfedgnn.upkeep.new_items import NewItems
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
@@ -149,6 +159,9 @@ def train(
     words += [] if device == "cpu" else ["--device", device]
     words += [] if track == "none" else ["--track", track]
     words += ["--threads", str(threads)] if threads else []
+    words += [word for text in features or [] for word in ("--features", text)]
+    if features and folder is None:
+        raise ConfigError("--features are stored with the run; add --out RUN")
     if resume is not None:
         of_data = [data, parties, by, users, reading or None]
         of_training = [preset, model, seed, out, set_, epsilon, delta, protect, config, from_]
@@ -206,6 +219,9 @@ def train(
             )
         if lift and len(read) == 1:
             raise ConfigError("--lift compares parties with a federation; give two parties or more")
+        read_feature_options(
+            features or [], [party.name for party in read]
+        )  # finds mistakes before the training
         _introduce(read, output)
         if len(read) == 2:
             output.remark(f"  {_describe_two_parties(chosen)}", style="dim")
@@ -236,6 +252,11 @@ def train(
             run = resume_run(resume, **watch)
         else:
             run = train_run(read, chosen, out=out, overwrite=overwrite, start_from=from_, **watch)
+        for name, table in read_feature_options(
+            features or [], [party.name for party in run.parties]
+        ).items():
+            assert folder is not None
+            NewItems(folder, run, name).set_features(table)
         if lift and "lift" not in run.metrics:
             _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
         if folder is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class AddedItem:
     columns: Mapping[str, str] = field(default_factory=dict)
     ratings: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
     """Rating and its time in seconds since 1970, None if unknown, by the id of a user who was in training."""
+    features: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the columns that the run's features have: text, numbers or lists of numbers."""
     vectors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Vector in each model of the run, by the model's folder in the run folder, such as `lists/model`."""
 

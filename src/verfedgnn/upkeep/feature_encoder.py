@@ -1,0 +1,146 @@
+"""Features of items as vectors: categories, numbers, text, and embeddings that the user brings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from verfedgnn.core.errors import ConfigError, DataError
+
+Floats = NDArray[np.float64]
+SEPARATOR = "|"
+"""Between the values of a category that has several, such as Comedy|Romance."""
+MOST_CATEGORIES = 1000
+"""Most values of one category that are told apart; the most frequent ones."""
+FEWEST_ITEMS = 2
+"""Fewest items that a value of a category needs."""
+TEXT_COLUMNS = 512
+"""Columns into which the words of a text are hashed."""
+DISTINCT_SHARE = 0.8
+"""A column of text whose entries differ in more than this share of the items is free text, otherwise a category."""
+
+Encode = Callable[[Sequence[Any]], Floats]
+
+
+@dataclass(frozen=True)
+class FeatureEncoder:
+    """Turns columns of items into vectors. Every column of a table has the same mean squared length, 1."""
+
+    columns: Mapping[str, Encode]
+    """Function for each column, from its values to a matrix (n, G_c)."""
+
+    def encode(self, values: Mapping[str, Sequence[Any]], rows: int) -> Floats:
+        """Return the vectors (rows, G) of items; a column that is missing counts as unknown."""
+        blocks = [encode(values.get(name, [None] * rows)) for name, encode in self.columns.items()]
+        return np.concatenate([np.zeros((rows, 0)), *blocks], 1)
+
+
+def fit_encoder(table: pa.Table) -> FeatureEncoder:
+    """Choose how each column is encoded, from the values of all items in `table`."""
+    found: dict[str, Encode] = {}
+    for name in table.column_names:
+        column = table[name]
+        values = column.to_pylist()
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            encode = _fit_numbers(values)
+        elif pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+            encode = _fit_embeddings(values, name)
+        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            distinct = {value for value in values if value}
+            free = len(distinct) > DISTINCT_SHARE * len(values) and not any(SEPARATOR in v for v in distinct)
+            encode = _make_hasher() if free else _fit_categories(values)
+        else:
+            raise DataError(
+                f"the column '{name}' of the features has the type {column.type}; use text, numbers or lists of numbers"
+            )
+        found[name] = _scaled(encode, values)
+    return FeatureEncoder(found)
+
+
+def _scaled(encode: Encode, values: Sequence[Any]) -> Encode:
+    found = encode(values)
+    length = float(np.square(found).sum(1).mean()) if found.size else 0.0
+    scale = 1 / np.sqrt(length) if length > 0 else 0.0
+    return lambda given: encode(given) * scale
+
+
+def _fit_numbers(values: Sequence[float | None]) -> Encode:
+    known = np.array([value for value in values if value is not None and np.isfinite(value)], np.float64)
+    mean = float(known.mean()) if len(known) else 0.0
+    spread = float(known.std()) or 1.0
+
+    def encode(given: Sequence[float | None]) -> Floats:
+        numbers = np.array([np.nan if value is None else float(value) for value in given], np.float64)
+        standard = (numbers - mean) / spread
+        return np.nan_to_num(np.clip(standard, -5, 5))[:, None]
+
+    return encode
+
+
+def _fit_embeddings(values: Sequence[Sequence[float] | None], name: str) -> Encode:
+    widths = {len(value) for value in values if value is not None}
+    if len(widths) > 1:
+        raise DataError(f"the lists in the column '{name}' of the features differ in length; give equal ones")
+    width = widths.pop() if widths else 0
+
+    def stack(given: Sequence[Sequence[float] | None]) -> Floats:
+        wrong = [value for value in given if value is not None and len(value) != width]
+        if wrong:
+            raise DataError(f"a list in the column '{name}' of the features does not have {width} numbers")
+        unknown = [0.0] * width
+        return np.nan_to_num(np.array([unknown if v is None else v for v in given], np.float64)).reshape(
+            len(given), width
+        )
+
+    mean = stack([value for value in values if value is not None]).mean(0) if widths or width else np.zeros(0)
+
+    def encode(given: Sequence[Sequence[float] | None]) -> Floats:
+        known = np.array([value is not None for value in given], bool)
+        centred: Floats = (stack(given) - mean) * known[:, None]
+        return centred
+
+    return encode
+
+
+def _fit_categories(values: Sequence[str | None]) -> Encode:
+    counts = Counter(token for value in values for token in _split(value))
+    kept = [token for token, count in counts.most_common(MOST_CATEGORIES) if count >= FEWEST_ITEMS]
+    place = {token: number for number, token in enumerate(kept)}
+
+    def encode(given: Sequence[str | None]) -> Floats:
+        found = np.zeros((len(given), len(place)))
+        for row, value in enumerate(given):
+            for token in _split(value):
+                if token in place:
+                    found[row, place[token]] = 1.0
+        return found
+
+    return encode
+
+
+def _split(value: str | None) -> set[str]:
+    return {token.strip() for token in str(value or "").split(SEPARATOR) if token.strip()}
+
+
+def _make_hasher() -> Encode:
+    try:
+        from sklearn.feature_extraction.text import HashingVectorizer
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "features of text need scikit-learn, which is not installed. Run: pip install 'verfedgnn[features]'"
+        ) from None
+    words = HashingVectorizer(n_features=TEXT_COLUMNS)
+
+    def encode(given: Sequence[str | None]) -> Floats:
+        if not given:
+            return np.zeros((0, TEXT_COLUMNS))
+        found: Floats = words.transform([str(value or "") for value in given]).toarray()
+        return found
+
+    return encode
