@@ -159,3 +159,40 @@ def test_a_shadow_is_recorded_and_never_served(nights: Path, tmp_path: Path, use
     assert lines[2]["overlap"] is None
     assert 'route="/v1/recommendations",status="200"} 2.0' in metrics.render()[1].decode()
     assert log.stat().st_mode & 0o077 == 0
+
+
+def test_an_item_that_is_posted_is_served_without_a_failed_request(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    folder = tmp_path / "run"
+    shutil.copytree(nights / "monday", folder)
+    party = vf.Run.load(folder).parties[0]
+    metrics = ServerMetrics()
+
+    def build_here(place: Path) -> FastAPI:
+        return make_app(Catalogue(vf.Run.load(place), place.name), metrics=metrics, folder=place)
+
+    app = ServedRuns(LiveRun(folder, build_here))
+    rated = [{"user": str(user), "rating": 5} for user in party.ratings.user_ids[5:9]]
+    body = {"party": party.name, "items": [{"item": "new", "title": "New", "ratings": rated}]}
+
+    async def play() -> list[dict[str, Any]]:
+        async with Lifespan(app) as client:
+            trained = {"item": str(party.ratings.item_ids[0])}
+            refused = await client.post("/v1/items", json={"party": party.name, "items": [trained]})
+            assert (refused.status_code, "was in training" in refused.text) == (400, True)
+            assert (await client.post("/v1/items", json={"items": [{"item": "x"}]})).status_code == 400
+            answer = await client.post("/v1/items", json=body)
+            assert answer.json() == {"items": [{"item": "new", "ratings": 4}], "unknown_users": 0}
+            asked = {"user": "u0003", "k": 1000, "party": party.name}
+            while True:
+                answer = await client.get("/v1/recommendations", params=asked)
+                assert answer.status_code == 200
+                found: list[dict[str, Any]] = answer.json()["recommendations"]
+                if any(item["item"] == "new" for item in found):
+                    return found
+                await asyncio.sleep(0.02)
+
+    served = asyncio.run(asyncio.wait_for(play(), 20))
+    assert next(item["title"] for item in served if item["item"] == "new") == "New"

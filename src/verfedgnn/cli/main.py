@@ -26,6 +26,7 @@ from verfedgnn.cli.coordinator_command import coordinator
 from verfedgnn.cli.diff_command import diff
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
+from verfedgnn.cli.forget_command import forget
 from verfedgnn.cli.output import SafeConsole
 from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
@@ -87,6 +88,7 @@ for command in (train, evaluate, settings, tune):
 for command in (recommend, serve, export, report, runs, diff, promote):
     app.command(rich_help_panel="Use a trained model")(command)
 app.add_typer(items.app, rich_help_panel="Use a trained model")
+app.command(rich_help_panel="Use a trained model")(forget)
 _ACROSS = "Across organisations"
 app.add_typer(federation.app, rich_help_panel=_ACROSS)
 for command in (align, coordinator, party, status):

@@ -365,8 +365,13 @@ def describe_code_change(config: Config) -> str | None:
 def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[PartyModel]) -> None:
     make_folder(folder)
     for name, model in zip(safe_names(parties), models, strict=True):
-        arrays = {key: value.contiguous().cpu().numpy() for key, value in model.arrays().items()}
-        write_bytes(folder / f"{name}.safetensors", safetensors.numpy.save(arrays))
+        write_model(folder / f"{name}.safetensors", model)
+
+
+def write_model(path: Path, model: PartyModel) -> None:
+    """Write the model that one party serves."""
+    arrays = {key: value.contiguous().cpu().numpy() for key, value in model.arrays().items()}
+    write_bytes(path, safetensors.numpy.save(arrays))
 
 
 def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]:

@@ -104,6 +104,11 @@ class NewItems:
         kept = {(item.item, user) for item in stored for user in item.ratings}
         return AddedReport(stored, len(given - kept))
 
+    def estimate_all(self, items: Sequence[AddedItem]) -> list[AddedItem]:
+        """Return items with the vectors that follow from their ratings."""
+        now = self._newest(items)
+        return [self.with_vectors(item, now) for item in items]
+
     def _merge(self, item: AddedItem, before: AddedItem | None) -> AddedItem:
         """Return an item with what was known of it before, and without ratings of unknown users."""
         known = AddedItem(item.item) if before is None else before

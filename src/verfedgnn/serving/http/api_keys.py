@@ -29,7 +29,7 @@ from verfedgnn.core.files import read_private
 
 KEY_VARIABLE = "VERFEDGNN_API_KEY"
 SHORTEST_KEY = 16
-Right = Literal["recommend", "predict", "fold-in", "browse", "metrics"]
+Right = Literal["recommend", "predict", "fold-in", "browse", "add-items", "metrics"]
 RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/recommendations"): "recommend",
     ("POST", "/v1/recommendations/batch"): "recommend",
@@ -41,6 +41,7 @@ RIGHTS: dict[tuple[str, str], Right] = {
     ("GET", "/v1/items"): "browse",
     ("GET", "/v1/image"): "browse",
     ("GET", "/v1/history"): "browse",
+    ("POST", "/v1/items"): "add-items",
     ("GET", "/metrics"): "metrics",
 }
 """The right that each endpoint needs; a test compares this table with the endpoints."""

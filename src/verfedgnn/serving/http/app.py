@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -30,6 +31,7 @@ from verfedgnn.serving.http.coverage import ServedCoverage
 from verfedgnn.serving.http.fast_path import FastPath
 from verfedgnn.serving.http.http_problems import HttpProblem, describe_invalid_request
 from verfedgnn.serving.http.item_pictures import Pictures
+from verfedgnn.serving.http.new_items_endpoint import add_new_items
 from verfedgnn.serving.http.page_files import PAGE_FILES, read_page_file
 from verfedgnn.serving.http.request_guard import RequestGuard
 from verfedgnn.serving.http.schema import (
@@ -38,6 +40,8 @@ from verfedgnn.serving.http.schema import (
     BatchResponse,
     ErrorResponse,
     Newcomer,
+    NewItemsRequest,
+    NewItemsResponse,
     PredictionResponse,
     RecommendationsResponse,
     SimilarResponse,
@@ -106,11 +110,12 @@ def make_app(
     pictures: Pictures = NO_PICTURES,
     limits: Mapping[str, TokenBucket | None] | None = None,
     others: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> FastAPI:
     """Return the application that serves a catalogue; with `keys`, only to clients that send one of them.
 
     `metrics` and `limits` (rate limits by name of the key) are those of the process, by default new ones. `others` are the names
-    of runs that the page shows beside this one.
+    of runs that the page shows beside this one. `folder` is the run folder, to which items can be added.
     """
     metrics = metrics or ServerMetrics()
     batcher = Batcher(metrics.count_batch)
@@ -151,6 +156,7 @@ def make_app(
     _add_error_handlers(app)
     _add_recommendations(app, catalogue, batcher, coverage)
     _add_lookups(app, catalogue)
+    _add_items(app, catalogue, folder)
     _add_page(app, catalogue, pictures, others)
     _add_server_status(app, metrics)
     return app
@@ -270,6 +276,20 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
         known = {own.party: own for own in all_ratings(catalogue, who, [p])}
         found = known[p].ratings[known[p].items == row].tolist() if p in known else []
         return _json_response({**described, "rated": found[0] if found else None})
+
+
+def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
+    @app.post("/v1/items", response_model=NewItemsResponse, tags=["items"], summary="Add new items")
+    async def add_items(request: NewItemsRequest, access: Granted) -> Response:
+        """Give items that were not in training a vector from their first ratings; they are served within seconds."""
+        if folder is None:
+            raise HttpProblem(404, "this server has no run folder to add items to", "use verfedgnn serve RUN")
+        parties = lookup.find_parties(catalogue, request.party, access.parties)
+        if len(parties) > 1:
+            names = ", ".join(catalogue.parties[p].name for p in parties)
+            raise HttpProblem(400, "several parties are served", f"add the field party, one of: {names}")
+        found = await run_in_threadpool(add_new_items, folder, catalogue.parties[parties[0]].name, request)
+        return _json_response(found)
 
 
 def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The application of a served run, which follows a symbolic link: when the link leads elsewhere, requests move to the new run."""
+"""The application of a served run: when its link leads elsewhere, or items were added to it, requests move to the new state."""
 
 from __future__ import annotations
 
@@ -15,16 +15,33 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from verfedgnn.core.printable import make_printable
+from verfedgnn.runs.added_items import ADDED
+from verfedgnn.runs.run_layout import FORGET_RECORD
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at the link."""
+"""Seconds between two looks at the link and at added items."""
+
+
+@dataclass(frozen=True)
+class _RunState:
+    """A run folder, and the files that change after a training: names, times and sizes."""
+
+    folder: Path
+    changes: tuple[tuple[str, int, int], ...]
+
+
+def _read_state(link: Path) -> _RunState:
+    folder = link.resolve()
+    files = [*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob(FORGET_RECORD)]
+    stats = [(file.name, file.stat()) for file in files]
+    return _RunState(folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
 
 
 @dataclass
 class _LoadedRun:
     """A run in memory, and the number of requests that it is answering."""
 
-    folder: Path
+    state: _RunState
     app: FastAPI
     open: int = 0
     retired: bool = False
@@ -41,15 +58,15 @@ class _LoadedRun:
 class LiveRun:
     """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
 
-    A new run is loaded in the background. Requests that have begun are answered by the run that they began with.
+    A new run, or a run to which items were added, is loaded in the background. Requests that have begun are answered by the run that they began with.
     """
 
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
         self._folder = folder
         self._build = build
-        target = folder.resolve()
-        self._current = _LoadedRun(target, build(target))
-        self._failed: Path | None = None
+        state = _read_state(folder)
+        self._current = _LoadedRun(state, build(state.folder))
+        self._failed: _RunState | None = None
         self._follower: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,13 +81,12 @@ class LiveRun:
                 await run.leave()
 
     async def start(self) -> None:
-        """Prepare the run for requests, and follow the link if it is one."""
+        """Prepare the run for requests, and follow its changes."""
         await self._current.enter()
-        if self._folder.is_symlink():
-            self._follower = asyncio.create_task(self._follow())
+        self._follower = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Stop following the link and release the run."""
+        """Stop following changes and release the run."""
         if self._follower is not None:
             self._follower.cancel()
             with suppress(asyncio.CancelledError):
@@ -80,23 +96,27 @@ class LiveRun:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            target = self._folder.resolve()
-            if target not in (self._current.folder, self._failed):
-                await self._switch(target)
+            with suppress(OSError):  # a file that is replaced at this moment is seen the next time
+                state = _read_state(self._folder)
+                if state not in (self._current.state, self._failed):
+                    await self._switch(state)
 
-    async def _switch(self, target: Path) -> None:
-        """Load the run in `target` and let it answer from now on; on any error, the present run goes on."""
+    async def _switch(self, state: _RunState) -> None:
+        """Load the run in this state and let it answer from now on; on any error, the present one goes on."""
+        target = state.folder
         gc.unfreeze()
         try:
-            new = _LoadedRun(target, await run_in_threadpool(self._build, target))
+            new = _LoadedRun(state, await run_in_threadpool(self._build, target))
             await new.enter()
         except Exception as error:
-            self._failed = target
+            self._failed = state
             _report(
-                f"{self._folder} leads to {target}, which cannot be served ({error}); still serving {self._current.folder}"
+                f"{self._folder} leads to {target}, which cannot be served ({error}); still serving "
+                f"{self._current.state.folder}"
             )
             return
         old = self._current
+        before = old.state.folder
         self._current = new
         self._failed = None
         old.retired = True
@@ -105,7 +125,11 @@ class LiveRun:
         del old
         gc.collect()
         gc.freeze()
-        _report(f"now serving {target}")
+        _report(
+            f"now serving {target}"
+            if target != before
+            else f"serving {target} after its items or users changed"
+        )
 
 
 def _report(text: str) -> None:

@@ -75,6 +75,62 @@ class BatchRequest(StrictRequest):
     """Filters by item column, such as {"category": "book"}."""
 
 
+class FirstRating(StrictRequest):
+    """One rating of a new item."""
+
+    user: Id
+    """Id of the user, as in the data."""
+    rating: float
+    """Rating on the party's scale."""
+    time: int | None = None
+    """Seconds since 1970; with times, the likes per time on offer say how popular the item is."""
+
+
+class NewItem(StrictRequest):
+    """An item that was not in training."""
+
+    item: Id
+    """Id of the item."""
+    title: Annotated[str, Field(max_length=1000)] = ""
+    columns: Annotated[dict[str, str], Field(max_length=100)] = {}
+    """Item columns, by which requests can be filtered."""
+    features: Annotated[dict[str, str | float | list[float] | None], Field(max_length=100)] = {}
+    """Values of the columns that the run's features have."""
+    ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS)] = []
+    """First ratings; they add to those that the item has already."""
+
+
+class NewItemsRequest(StrictRequest):
+    """New items of one party."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"party": "film", "items": [{"item": "new", "ratings": [{"user": "17", "rating": 5}]}]}
+            ]
+        }
+    )
+    items: Annotated[list[NewItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    party: Id | None = None
+    """Party that offers the items; needed only if several are served."""
+
+
+class AddedItemResponse(BaseModel):
+    """An added item and the number of ratings that its vector is estimated from."""
+
+    item: str
+    ratings: int
+
+
+class NewItemsResponse(BaseModel):
+    """The added items; they are served within seconds."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    items: list[AddedItemResponse]
+    unknown_users: int
+    """Number of ratings that were left out, because their users were not in training."""
+
+
 class ErrorDetail(BaseModel):
     """The cause of an error and its remedy."""
 

@@ -99,6 +99,7 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
             keys=options.keys,
             log=log,
             metrics=metrics,
+            folder=folder,
             pictures=pictures,
             limits=limits,
             others=[] if folder in others.values() else list(others),

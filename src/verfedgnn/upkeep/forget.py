@@ -1,0 +1,294 @@
+"""Forgetting users: their ratings leave a run folder, and the model is repaired without them.
+
+The steps of `forget_users` are, in this order:
+
+1. The journal names the rows of the users and the items that they rated.
+2. Items that were added after the training lose the users' ratings, and their vectors are estimated again.
+3. In every model, the users get the vector of the average user, and the items that they rated are estimated again from the other
+   users' ratings (`item_prior.py`). EASE loses the users' items.
+4. Checkpoints lose the users' rows.
+5. The tables lose the users' ratings, and last the users' ids.
+6. The record says what was done and what remains, and the journal is removed.
+
+Each step can be repeated. If the process is killed, the next call finishes the journal first. Files are replaced, and no copy is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+
+from verfedgnn.config import load_config
+from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import lock_folder, write_bytes, write_through, writing
+from verfedgnn.core.item_item import ItemScores
+from verfedgnn.data import TRAIN, PartyData
+from verfedgnn.data.ids import find_positions
+from verfedgnn.data.ratings import format_count
+from verfedgnn.gnn.model import Model
+from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
+from verfedgnn.runs.run import Run, write_json, write_model
+from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
+from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
+from verfedgnn.upkeep.new_items import NewItems
+
+JOURNAL = "forget.journal.json"
+"""File in a run folder while users are being forgotten."""
+_KEY = "forget.key"
+"""Key of the hashes in the record."""
+_FEDERATED = "federation.txt"
+"""File in the run folder of one party of a federation."""
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ForgetJournal:
+    """What is in progress, without ids."""
+
+    users: list[int]
+    """Rows of the users."""
+    items: dict[str, list[int]]
+    """Rows of the items that the users rated, by the file name of the party."""
+    ratings: dict[str, int]
+    """Number of the users' ratings at each party."""
+    who: list[str]
+    """Keyed hashes of the users' ids."""
+
+
+def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
+    """Remove users from the finished run in `folder` and return the record; finish an interrupted request first."""
+    with lock_folder(folder):
+        finish_forgetting(folder)
+        run = Run.load(folder, added=False)
+        rows = find_positions(np.array(list(users), dtype=np.str_), run.parties[0].ratings.user_ids)
+        rows[np.array(list(users), dtype=np.str_) == ""] = -1
+        if not len(rows) or (rows < 0).any():
+            missing = format_count(int((rows < 0).sum()), "user")
+            raise RunError(
+                f"{missing} not in {folder}; check the ids. Users who were forgotten before have none"
+            )
+        journal = _plan(folder, run, np.unique(rows), sorted(set(users)))
+        with writing(folder):
+            write_json(folder / JOURNAL, asdict(journal))
+        record = finish_forgetting(folder)
+    assert record is not None
+    return record
+
+
+def finish_forgetting(folder: Path) -> dict[str, Any] | None:
+    """Carry out the journal in `folder` and return the record; None if there is no journal."""
+    if not (folder / JOURNAL).is_file():
+        return None
+    journal = ForgetJournal(**json.loads((folder / JOURNAL).read_text("utf-8")))
+    rows = np.array(journal.users, np.int64)
+    with writing(folder):
+        parties, parts = _without_ratings(folder, rows)
+        _forget_added(folder, rows)
+        for place in (folder, folder / LISTS):
+            if (place / "metrics.json").is_file():
+                _repair_models(place, parties, parts, journal, rows)
+                _clear_checkpoints(place, rows, parties[0].ratings.n_users)
+        ids = parties[0].ratings.user_ids.copy()
+        write_party_tables(folder / "parties", parties, parts)  # the ids are still there
+        ids[rows] = ""
+        blank = [PartyData(party.name, replace(party.ratings, user_ids=ids)) for party in parties]
+        write_party_tables(folder / "parties", blank, parts)
+        record = _write_record(folder, journal)
+        (folder / JOURNAL).unlink()
+    return record
+
+
+def _plan(folder: Path, run: Run, rows: Rows, users: Sequence[str]) -> ForgetJournal:
+    items = {}
+    ratings = {}
+    for file, party in zip(safe_names(run.parties), run.parties, strict=True):
+        mine = np.isin(party.ratings.user, rows)
+        items[file] = np.unique(party.ratings.item[mine]).tolist()
+        ratings[party.name] = int(mine.sum())
+    key = _read_key(folder)
+    who = [hmac.new(key, user.encode(), hashlib.sha256).hexdigest() for user in users]
+    return ForgetJournal(rows.tolist(), items, ratings, who)
+
+
+def _read_key(folder: Path) -> bytes:
+    file = folder / _KEY
+    if not file.is_file():
+        write_through(file, secrets.token_bytes(32))
+    return file.read_bytes()
+
+
+def _without_ratings(folder: Path, rows: Rows) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
+    parties, parts = read_party_tables(folder / "parties")
+    kept = [~np.isin(party.ratings.user, rows) for party in parties]
+    tables = [
+        PartyData(party.name, party.ratings.take(stay)) for party, stay in zip(parties, kept, strict=True)
+    ]
+    return tables, [part[stay] for part, stay in zip(parts, kept, strict=True)]
+
+
+def _forget_added(folder: Path, rows: Rows) -> None:
+    """Remove the users' ratings of items that were added after the training, and estimate these items again."""
+    run = Run.load(folder, added=False)
+    ids = set(run.parties[0].ratings.user_ids[rows].tolist()) - {""}
+    with lock_added(folder):
+        for file, party in zip(safe_names(run.parties), run.parties, strict=True):
+            before = read_added(added_file(folder, file))
+            if not any(ids & item.ratings.keys() for item in before.values()):
+                continue
+            new = NewItems(folder, run, party.name)
+            after = [
+                replace(
+                    item, ratings={user: given for user, given in item.ratings.items() if user not in ids}
+                )
+                for item in before.values()
+            ]
+            rewrite_added(added_file(folder, file), new.estimate_all(after))
+
+
+def _repair_models(
+    place: Path,
+    parties: Sequence[PartyData],
+    parts: Sequence[NDArray[np.int8]],
+    journal: ForgetJournal,
+    rows: Rows,
+) -> None:
+    folders = [each for each in (place / "model", place / "model" / "alone") if each.is_dir()]
+    ranks = load_config(place / "config.toml").training.ranks
+    for folder in folders:
+        for file, party, part in zip(safe_names(parties), parties, parts, strict=True):
+            path = folder / f"{file}.safetensors"
+            arrays = safetensors.numpy.load(path.read_bytes())
+            model = PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()})
+            items = np.array(journal.items[file], np.int64)
+            write_model(path, _repair(model, party, part, rows, items, ranks=ranks))
+    means = place / "model" / "_others_means.safetensors"
+    if means.is_file():
+        found = safetensors.numpy.load(means.read_bytes())
+        for value in found.values():
+            value[rows] = 0
+        write_bytes(means, safetensors.numpy.save(found))
+    public = place / "model" / "_public.safetensors"
+    if not _is_federated(place):
+        (flat,) = safetensors.numpy.load(public.read_bytes()).values()
+        changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
+        write_bytes(public, safetensors.numpy.save({"public": changed}))
+
+
+def _repair(
+    model: PartyModel, party: PartyData, part: NDArray[np.int8], rows: Rows, items: Rows, *, ranks: bool
+) -> PartyModel:
+    """Return a model in which users are average and items are estimated from the remaining ratings."""
+    users = model.users.clone()
+    others = np.setdiff1d(party.ratings.known_users, rows)
+    users[torch.from_numpy(rows)] = users[torch.from_numpy(others)].mean(0)
+    scores = None if model.item_scores is None else _forget_history(model.item_scores, rows)
+    model = replace(model, users=users, item_scores=scores)
+    prior = fit_item_prior(model, party.ratings, part, ranks=ranks)
+    absorbed = absorb_item_scores(model) - model.items.double().numpy()
+    vectors = model.items.clone()
+    table = party.ratings
+    train = np.flatnonzero(part == TRAIN)
+    for item in items:
+        mine = train[table.item[train] == item]
+        found = prior.estimate(table.user[mine].astype(np.int64), table.rating[mine], exposure=1.0)
+        vectors[item] = torch.from_numpy((found - absorbed[item]).astype(np.float32))
+    return replace(model, items=vectors)
+
+
+def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
+    """Return the weights between items without the items of these users."""
+    counts = np.diff(scores.pointers.numpy())
+    stay = np.ones(len(scores.history), bool)
+    for row in rows:
+        stay[int(scores.pointers[row]) : int(scores.pointers[row + 1])] = False
+    counts[rows] = 0
+    pointers = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    return replace(scores, pointers=pointers, history=scores.history[torch.from_numpy(stay)])
+
+
+def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
+    """Clear the users' rows in all checkpoints: parameters become average, and what was sent or received becomes 0."""
+    for path in sorted((place / "checkpoint").rglob("*.safetensors")):
+        arrays = {key: value.copy() for key, value in safetensors.numpy.load(path.read_bytes()).items()}
+        for name, value in arrays.items():
+            arrays[name] = _clear(place, name, value, rows, users)
+        write_bytes(path, safetensors.numpy.save(arrays))
+
+
+def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:
+    if value.ndim == 1:
+        averaged = name in ("parameters", "average", "best", "public")
+        return (
+            value if _is_federated(place) and averaged else _reset_public(place, value, rows, users, averaged)
+        )
+    axis = value.ndim - 2
+    if value.shape[axis] != users or "items" in name.split("."):
+        return value
+    cleared = value.copy()
+    place_of = (slice(None),) * axis + (rows,)
+    stay = np.setdiff1d(np.arange(users), rows)
+    cleared[place_of] = value[stay].mean(0) if name.endswith(".users") else 0
+    return cleared
+
+
+def _reset_public(
+    place: Path, flat: NDArray[Any], rows: Rows, users: int, averaged: bool = True
+) -> NDArray[Any]:
+    """Return flat public parameters whose rows of these users are those of the average user, or 0 unless `averaged`."""
+    model = Model(load_config(place / "config.toml").model, users)
+    if len(flat) != model.size:
+        return flat
+    changed = flat.copy()
+    start = 0
+    stay = np.setdiff1d(np.arange(users), rows)
+    for name, shape in model.shapes.items():
+        size = int(np.prod(shape))
+        if name in model.per_user:
+            view = changed[start : start + size].reshape(shape)
+            view[rows] = view[stay].mean(0) if averaged else 0
+        start += size
+    return changed
+
+
+def _is_federated(place: Path) -> bool:
+    return (place / _FEDERATED).is_file() or (place.parent / _FEDERATED).is_file()
+
+
+def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
+    remains = [
+        "the other users' vectors were trained together with these users, until the next training",
+        "weights between items (EASE) and the mixture of the gate are sums over all users, until the next training",
+    ]
+    if _is_federated(folder):
+        remains = [
+            "the users' rows of the public parameters, at every member",
+            "sums and releases that the other members received before",
+            *remains,
+        ]
+    record = {
+        "when": int(time.time()),
+        "users": journal.who,
+        "ratings": journal.ratings,
+        "items_estimated_again": {file: len(rows) for file, rows in journal.items.items()},
+        "remains": remains,
+    }
+    file = folder / FORGET_RECORD
+    earlier = json.loads(file.read_text("utf-8")) if file.is_file() else []
+    if not any(each["users"] == record["users"] for each in earlier):
+        write_json(file, [*earlier, record])
+    return record
