@@ -41,7 +41,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
-from verfedgnn.runs.run import Run, write_json, write_model
+from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
 from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
@@ -72,6 +72,7 @@ class ForgetJournal:
 
 def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
     """Remove users from the finished run in `folder` and return the record; finish an interrupted request first."""
+    read_run_config(folder)  # raises if there is no run, before a lock creates the folder
     with lock_folder(folder):
         finish_forgetting(folder)
         run = Run.load(folder, added=False)
