@@ -113,6 +113,8 @@ MISTAKES = {
     "diff": "none none",
     "promote": "none --over none",
     "items add": "none --ratings none.csv",
+    "items features": "none none.csv",
+    "forget": "none --user 1",
     "tune": "--out mine.txt",
     "data check": "none.csv",
     "data synth": "--out x.parquet --like nothing",
