@@ -120,6 +120,7 @@ def agree(
         "config": config,
         "timeouts": QUICK,
         "min_users": 1,
+        "min_overlap": 0,
         **values,
     }
     agreement = build_agreement(

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_federation import HASTY, die, in_round, local, settings, trial
 from typer.testing import CliRunner
 
 import verfedgnn as vf
-from hub import SERVER, Trial, agree
+from hub import QUICK, SERVER, Trial, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
 from verfedgnn.federation.agreement import Absence
+from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.protocol.wire.alignment_messages import Pseudonyms
+from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.protocol.wire.messages import Welcome
 
 
 def lose_in_round(
     folder: Path, parties: list[vf.PartyData], number: int, config: vf.Config, **values: Any
 ) -> Trial:
     """Return a federation of which all parties are required and the first one dies for good in a round."""
-    federated = trial(folder, parties, config, timeouts=HASTY, **values)
+    federated = trial(folder, parties, config, **{"timeouts": HASTY} | values)
     gone, *rest = federated.parties
     for name in (SERVER, *rest):
         federated.start(name)
@@ -101,7 +110,9 @@ def test_a_training_without_a_validation_ends_with_the_reason_everywhere(
 
 def test_lists_are_skipped_if_a_party_stays_away(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     config = settings(lists=True, gate=True, epochs=6)
-    federated = lose_in_round(tmp_path, small_parties, 5, config, absent=Absence(deadline=0.3))
+    federated = lose_in_round(
+        tmp_path, small_parties, 5, config, absent=Absence(deadline=0.3), timeouts=QUICK
+    )
     federated.join()
     _, *rest = federated.parties
     assert {name: federated.runs[name].lists for name in rest} == dict.fromkeys(rest)
@@ -135,3 +146,82 @@ def test_nothing_to_finish(tmp_path: Path, files: tuple[str, ...]) -> None:
         (tmp_path / name).touch()
     done = CliRunner().invoke(app, ["federation", "finish", str(tmp_path), "--out", str(tmp_path)])
     assert isinstance(done.exception, RunError)
+
+
+# -- a second process under a party's name ----------------------------------------------------------------------------------
+
+
+def test_a_fresh_folder_does_not_join_in_a_partys_name(
+    tmp_path: Path, small_parties: list[vf.PartyData], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With equal lists of users, nothing else would tell the new folder from the one that took part."""
+    caplog.set_level(logging.INFO, "verfedgnn.federation")
+    federated = lose_in_round(tmp_path, small_parties, 5, settings(), absent=Absence(deadline=3))
+    gone, other, _ = federated.parties
+    wait_until(
+        lambda: SERVER in federated.services and federated.services[SERVER].stage.waiting_for is not None
+    )
+    shutil.rmtree(tmp_path / f"run-{gone}")
+    federated.hub.wires[SERVER].events.put(TransportEvent("second", other))
+    federated.start(gone)
+    wait_until(lambda: gone in federated.errors)
+    assert "use its previous --out" in str(federated.errors[gone][0])
+    federated.join()
+    assert "another process wanted to join under this party's name" in caplog.text
+
+
+# -- before the first round --------------------------------------------------------------------------------------------------
+
+
+def keyed(folder: Path, parties: list[vf.PartyData], **values: Any) -> Trial:
+    return trial(folder, parties, settings(epochs=1), alignment="keyed", **values)
+
+
+def assert_all_end(federated: Trial, text: str) -> None:
+    federated.run()
+    for name in (SERVER, *federated.parties):
+        assert text in str(federated.errors[name][0]), federated.errors
+    assert not any(kind_of(data) is Welcome for _, _, data in federated.hub.seen)
+
+
+def test_too_few_common_users_are_refused_with_the_counts(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """One wrong export: three of its users are those of the others."""
+    first, *rest = small_parties
+    table = first.ratings
+    ids = np.array([f"x{n}" if n > 2 else user for n, user in enumerate(table.user_ids)])
+    wrong = vf.PartyData(first.name, replace(table, user_ids=ids))
+    federated = keyed(tmp_path, [wrong, *rest], min_overlap=0.1)
+    assert_all_end(federated, f"too few common users: {first.name} shares 3 of 120")
+
+
+def test_a_limit_on_messages_is_checked_before_users_are_aligned(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = keyed(tmp_path, small_parties, max_message=4000)
+    assert_all_end(federated, "more than max_message = 4,000")
+    assert not any(kind_of(data) is Pseudonyms for _, _, data in federated.hub.seen)
+
+
+def test_a_limit_on_messages_without_alignment(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    federated = trial(tmp_path, small_parties, settings(epochs=1), max_message=4000)
+    assert_all_end(federated, "exceeds max_message in federation.toml")
+
+
+def test_another_agreement_is_named_while_users_are_aligned(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = keyed(tmp_path, small_parties)
+    name = small_parties[0].name
+    identity = federated.identities[name]
+    other = federated.agreement.with_values(min_users=2)
+    federated.identities[name] = MemberIdentity(other, identity.key_file)
+    for member in (SERVER, *federated.parties):
+        federated.start(member)
+    wait_until(lambda: name in federated.errors)
+    federated.stopping = True
+    federated.join()
+    assert "its federation file is not the coordinator's; fetch the current one" in str(
+        federated.errors[name][0]
+    )

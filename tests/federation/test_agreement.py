@@ -28,6 +28,7 @@ from verfedgnn.federation.agreement import (
     load_agreement,
     save_agreement,
 )
+from verfedgnn.federation.roster import admit_parties, create_federation, remove_party, request_membership
 
 CA = c.new_authority("trial")
 SERVER = c.issue(*CA, c.make_request(c.new_key(), "server"), server=True)
@@ -453,3 +454,38 @@ def test_an_open_authority_key_signs_nothing(founded: Command) -> None:
     Path("fed/other").replace("fed/authority.key")
     with pytest.raises(ConfigError, match="does not belong to its certificate"):
         founded("renew", "fed")
+
+
+def test_an_agreement_that_does_not_fit_its_parties() -> None:
+    """Masked sums need all parties; with one more party, the old number is too low."""
+    config = Config.preset("best")
+    assert build_agreement(values(config=config, min_parties=3)).problem is None
+    low = build_agreement(values(config=config, min_parties=2))
+    assert low.problem is not None
+    assert "set min_parties = 3" in low.problem
+    assert build_agreement(values(min_parties=2)).problem is None
+
+
+def test_a_fourth_party_keeps_all_required(tmp_path: Path) -> None:
+    """`approve` raises the number of required parties with the roster if all were required, and `revoke` lowers it."""
+    hub = tmp_path / "hub"
+    create_federation(
+        hub,
+        preset="best",
+        model=None,
+        config_file=None,
+        overrides={},
+        name="shops",
+        address="127.0.0.1:7443",
+        min_parties=3,
+    )
+
+    def admit(*names: str) -> Agreement:
+        requests = [request_membership(name, tmp_path / name).request_file for name in names]
+        return admit_parties(hub, requests, replace=False, confirm=lambda fingerprints: None)
+
+    assert admit("film", "book", "music").quorum == 3
+    four = admit("games")
+    assert (four.quorum, four.problem) == (4, None)
+    three = remove_party(hub, "film")
+    assert (three.quorum, three.problem) == (3, None)

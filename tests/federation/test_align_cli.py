@@ -23,8 +23,8 @@ def prepare(shells: Shells, port: int, *, max_users: int = 0) -> None:
         shells.now("federation", "approve", "home", f"{name}/{name}.csr", "--yes")
     agreement = shells.folder / "home" / "federation.toml"
     text = agreement.read_text()
-    for name, value in (("max_users", max_users), ("min_users", 1)):
-        text, found = re.subn(rf"(?m)^{name} = \d+$", f"{name} = {value}", text)
+    for name, value in (("max_users", max_users), ("min_users", 1), ("min_overlap", 0)):
+        text, found = re.subn(rf"(?m)^{name} = [\d.]+$", f"{name} = {value}", text)
         assert found == 1
     agreement.write_text(text)
     for name in NAMES[:2]:

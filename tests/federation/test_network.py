@@ -374,3 +374,17 @@ def test_a_party_says_why_it_does_not_get_through(
         time.sleep(0.05)
     film.close()
     assert "cannot reach 127.0.0.1" in reasons[0]
+
+
+def test_a_second_process_of_a_party_is_refused_until_the_first_is_gone(net: Net) -> None:
+    first = net.join("film")
+    until(net.server, "joined", "film")
+    second = net.join("film")
+    until(net.server, "second", "film")
+    first.send(SERVER, b"still here")
+    assert until(net.server, "message", "film").data == b"still here"
+    assert any("another process of film is connected" in reason for reason in net.refused)
+    first.close()
+    until(net.server, "joined", "film")
+    second.send(SERVER, b"now it is me")
+    assert until(net.server, "message", "film").data == b"now it is me"

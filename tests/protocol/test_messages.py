@@ -66,7 +66,7 @@ FIELDS = {
     Finish: {"round", "best_round", "parameters"},
     Finished: {"digest"},
     Refused: {"reason"},
-    Waiting: {"missing", "align"},
+    Waiting: {"missing", "align", "second"},
     align.AlignHello: {"party", "agreement", "users", "seal_key", "seal_signature"},
     align.AlignStart: {"session", "index", "seal_keys", "seal_signatures"},
     align.Sealed: {"session", "peer", "data"},

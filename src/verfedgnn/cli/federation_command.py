@@ -279,7 +279,10 @@ def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str
 
     fingerprint = short_fingerprint(agreement.digest())
     size = f"{len(agreement.parties)} parties on the roster; fingerprint of the agreement: {fingerprint}"
-    output.result(summarise_agreement(agreement), *lines, size)
+    quorum = f"a round needs {agreement.quorum} of {len(agreement.parties)} parties"
+    output.result(summarise_agreement(agreement), *lines, size, quorum)
+    if agreement.problem is not None:
+        output.remark(f"decide first: {agreement.problem}", style="bold")
     sentences = [
         f"Send {folder / FILE} to every party and compare the fingerprint with them; restart the coordinator if it is running."
     ]

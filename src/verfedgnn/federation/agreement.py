@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from verfedgnn.config import Config, explain_invalid
-from verfedgnn.config.party_counts import fewest_parties_in_sum
+from verfedgnn.config.party_counts import active_count, fewest_parties_in_sum, too_few
 from verfedgnn.config.sections import Section
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import write_bytes
@@ -112,6 +112,8 @@ class Agreement(Section):
     """Number of users a party may align, 0 for no limit. It bounds what a party can learn by inventing ids."""
     min_users: int = Field(100, ge=1)
     """Number of users the federation must have. A sum over few users shows what single users contribute."""
+    min_overlap: float = Field(0.02, ge=0, le=1)
+    """Share of each party's users that some other party must have. It catches a wrong export before training."""
     absent: Absence = Absence()
     """What happens when parties stay away."""
     timeouts: Timeouts = Timeouts()
@@ -185,6 +187,21 @@ class Agreement(Section):
         return min(self.quorum, max(_majority(count), fewest_parties_in_sum(self.training_config, count)))
 
     @property
+    def problem(self) -> str | None:
+        """Why these parties cannot train under this agreement, and what to decide; None if they can."""
+        count = len(self.parties)
+        config = self.training_config
+        if count < 2:
+            return None  # more parties are expected
+        least = min(active_count(config, count), self.smallest_sum)
+        if self.quorum < fewest_parties_in_sum(config, count) and config.training.participation == 1:
+            return (
+                f"a round needs {self.quorum} of {count} parties, but exchange.mode = {config.exchange.mode} needs all of them in "
+                f"every sum; set min_parties = {count} in federation.toml, and send it to all members"
+            )
+        return too_few(config, least, count)
+
+    @property
     def training_config(self) -> Config:
         """Configuration that this number of parties trains with; all members derive it in the same way."""
         return self.config.for_parties(len(self.parties))
@@ -200,6 +217,7 @@ class Agreement(Section):
             self.alignment,
             self.max_users,
             self.min_users,
+            self.min_overlap,
             self.quorum,
             self.absent.model_dump(),
             self.config.digest(),

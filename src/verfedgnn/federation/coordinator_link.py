@@ -87,6 +87,10 @@ class CoordinatorLink:
         """Make the next `receive` say hello, even though the connection is not new."""
         self._last_hello = 0.0
 
+    def close(self) -> None:
+        """End the connection, once queued messages are delivered."""
+        self.transport.close()
+
     def refuse(self, error: VerFedGNNError) -> None:
         """Tell the coordinator why this party leaves."""
         self.send(Refused(reason=str(error)[:500]))
@@ -117,4 +121,6 @@ class CoordinatorLink:
             raise ProtocolError(f"the coordinator refused: {message.reason}")
         if isinstance(message, Waiting) and message.missing:
             log_event("waiting for others", missing=message.missing)
+        if isinstance(message, Waiting) and message.second:
+            log_warning("another process wanted to join under this party's name and was refused: stop it")
         return message

@@ -8,13 +8,14 @@ network, aligns users before the first training, and sends every message to the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError
+from verfedgnn.core.errors import ConfigError, DataError, Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.absence import has_request, remove_request
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.coordinator_store import TrainingRecord
@@ -24,12 +25,14 @@ from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
+from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
 from verfedgnn.protocol.party.policy import name_mask_purpose
 from verfedgnn.protocol.round.mask_context import list_statement
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
+from verfedgnn.protocol.user_alignment.probes import PROBES
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import (
@@ -90,6 +93,7 @@ class CoordinatorService:
                 agreement.digest(),
                 agreement.config.users,
                 most_users=agreement.max_users,
+                least_overlap=agreement.min_overlap,
                 before=0 if starts[0] is None else starts[0].users,
             )
             if agreement.alignment != "none"
@@ -98,6 +102,8 @@ class CoordinatorService:
         self.offences: Counter[str] = Counter()
         """Number of refused messages of each party."""
         self._hello_times: dict[str, list[float]] = {}
+        self._reported_second: dict[str, float] = {}
+        """Time at which each party heard last of a second process under its name."""
         self._last_sign_of_life = time.monotonic()
         self.stages = [
             CoordinatorStage(stage, self, folder, device=device, start=start)
@@ -184,11 +190,21 @@ class CoordinatorService:
                 "party disconnected", party=name, stage=self.stage.stage.name, round=self.coordinator.round
             )
             self._lose(name)
+        elif event.kind == "second":
+            self._report_second(name)
         elif self.offences[name] < MOST_OFFENCES:
             try:
                 self._receive(name, event.data)
             except ProtocolError as error:
                 self._refuse(name, str(error))
+
+    def _report_second(self, name: str) -> None:
+        """Tell a party, at most once a minute, that a second process wanted to join under its name."""
+        now = time.monotonic()
+        if now - self._reported_second.get(name, -math.inf) > 60:
+            self._reported_second[name] = now
+            log_warning("a second process of a party was refused", party=name)
+            self.send(name, Waiting(missing=[], second=True))
 
     def _receive(self, name: str, data: bytes) -> None:
         kind = kind_of(data)
@@ -291,7 +307,11 @@ class CoordinatorService:
             )
         if isinstance(message, AlignHello):
             self._start_alignment(name, message)
-        for to, answer in self.host.handle(name, message):
+        try:
+            answers = self.host.handle(name, message)
+        except DataError as error:
+            self._end_all(error)
+        for to, answer in answers:
             data = encode(answer)
             if len(data) > self.agreement.max_message:
                 raise ProtocolError(f"{name}: its message for {to} is too large")
@@ -301,6 +321,10 @@ class CoordinatorService:
 
     def _start_alignment(self, name: str, message: AlignHello) -> None:
         assert self.host is not None
+        self.host.check_hello(name, message)
+        announced = self.host.hellos | {name: message}
+        if self.host.fewest == 1 and len(announced) == len(self.host.names):
+            self._check_size(max(hello.users - PROBES for hello in announced.values()))
         others = {hello.seal_key for other, hello in self.host.hellos.items() if other != name}
         self._check_key(name, "seal", message.seal_key, message.seal_signature, others)
         log_event("party is ready to align", party=name)
@@ -341,13 +365,34 @@ class CoordinatorService:
         """Send a message to a party, encoded as `data` if that is given."""
         data = encode(message) if data is None else data
         if len(data) > self.agreement.max_message:
-            raise ConfigError(
-                f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
+            self._end_all(
+                ConfigError(
+                    f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
+                )
             )
         stage = self._stage_of(name)
         stage.record.ledger.record(type(message).__name__, "down", name, len(data))
         self.transcript.record("out", name, message, data, _stage_name(message, stage))
         self.transport.send(name, data)
+
+    def _end_all(self, error: VerFedGNNError) -> NoReturn:
+        """Tell every party why the federation cannot train, and raise the error here."""
+        for name in self.coordinator.names:
+            self.send(name, Refused(reason=str(error)[:500]))
+        raise error
+
+    def _check_size(self, users: int) -> None:
+        """End the federation if a Welcome for that many users would exceed the agreed size of a message."""
+        config = self.stages[0].stage.config
+        copies = 3 if config.training.average else 2
+        size = 4 * copies * Model(config.model, users).size
+        if size > self.agreement.max_message:
+            self._end_all(
+                ConfigError(
+                    f"a message about {users:,} users needs {size:,} bytes, more than max_message = "
+                    f"{self.agreement.max_message:,}; raise it in federation.toml at all members"
+                )
+            )
 
     def _send_sign_of_life(self) -> None:
         """Send a message to all waiting parties before they take the silence for a lost coordinator."""

@@ -68,6 +68,8 @@ def load_party(federation: Path, key_file: Path | None = None) -> MemberIdentity
         raise ConfigError(
             "this is the coordinator's key; create a party's key with `verfedgnn federation join-request`"
         )
+    if identity.agreement.problem is not None:
+        raise ConfigError(identity.agreement.problem)
     return identity
 
 
@@ -88,6 +90,8 @@ def load_coordinator(folder: Path) -> MemberIdentity:
         raise ConfigError(
             "the roster has fewer than two parties; approve their requests with `verfedgnn federation approve`"
         )
+    if agreement.problem is not None:
+        raise ConfigError(agreement.problem)
     return identity
 
 

@@ -95,6 +95,7 @@ def run_party(
             link.stage = ALIGNMENT
             link.blocks = None
     link.transcript.finish()
+    link.close()  # the coordinator is not needed to choose the gate
     publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
     run = complete_run(store, device)
     publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)

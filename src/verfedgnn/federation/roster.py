@@ -132,7 +132,11 @@ def admit_parties(
             raise ConfigError(f"{path}: {name} is already a member; pass --replace to renew its certificate")
         signed[name] = member
         fingerprints[name] = short_fingerprint(key_fingerprint(asked.key))
-    changed = agreement.with_values(parties=list((members | signed).values()))
+    parties = list((members | signed).values())
+    required = agreement.min_parties
+    if len(agreement.parties) >= 2 and required == len(agreement.parties):
+        required = len(parties)  # all parties were required, and still are
+    changed = agreement.with_values(parties=parties, min_parties=required)
     confirm(fingerprints)
     save_agreement(folder / FILE, changed)
     return changed
@@ -145,7 +149,9 @@ def remove_party(folder: Path, name: str) -> Agreement:
         raise ConfigError(
             f"'{COORDINATOR}' is the coordinator; renew its key with `verfedgnn federation renew {folder}`"
         )
-    changed = agreement.with_values(parties=[party for party in agreement.parties if party.name != name])
+    parties = [party for party in agreement.parties if party.name != name]
+    required = min(agreement.min_parties, len(parties))
+    changed = agreement.with_values(parties=parties, min_parties=required)
     save_agreement(folder / FILE, changed)
     return changed
 

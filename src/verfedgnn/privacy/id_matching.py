@@ -80,6 +80,25 @@ def check_set(pseudonyms: NDArray[np.uint8]) -> None:
         raise ProtocolError("its pseudonyms are not sorted, or some occur twice")
 
 
+def count_shared(sets: Sequence[NDArray[np.uint8]]) -> list[int]:
+    """Return for each party how many of its pseudonyms (n_p, 16), sorted and distinct, some other party has, too."""
+    user = _number_users(np.concatenate(list(sets)))
+    ends = np.cumsum([len(one) for one in sets])[:-1]
+    parties = np.bincount(user)
+    return [int((parties[own] > 1).sum()) for own in np.split(user, ends)]
+
+
+def _number_users(every: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return a number for each pseudonym; equal pseudonyms have the same number."""
+    order = sort_order(every)
+    high, low = (word[order] for word in _words(every))
+    first = np.ones(len(every), bool)
+    first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    user = np.empty(len(every), np.int64)
+    user[order] = np.cumsum(first) - 1
+    return user
+
+
 def match_users(
     sets: Sequence[NDArray[np.uint8]],
     fewest: int,
@@ -104,12 +123,7 @@ def match_users(
     every = np.concatenate(list(sets))
     given = np.full(len(every), -1) if known is None else np.concatenate(list(known))
     ends = np.cumsum([len(one) for one in sets])[:-1]
-    order = sort_order(every)
-    high, low = (word[order] for word in _words(every))
-    first = np.ones(len(every), bool)
-    first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    user = np.empty(len(every), np.int64)
-    user[order] = np.cumsum(first) - 1
+    user = _number_users(every)
     parties = np.bincount(user)
     if len(sets) > 1 and (parties > 1).sum() <= probes:
         return [np.full(len(one), -1) for one in sets], 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
 
 from verfedgnn.federation.transport.interface import TransportEvent
-from verfedgnn.federation.transport.tls_driver import PinnedTls, _Connection
+from verfedgnn.federation.transport.tls_driver import INSTANCE, PinnedTls, _Connection
 
 COORDINATOR = "server"
 """Name of the coordinator's endpoint, which FLARE reserves for its root."""
@@ -48,7 +49,9 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         self._events: queue.Queue[tuple[TransportEvent, Callable[[], None] | None]] = queue.Queue()
         self._release: Callable[[], None] | None = None
         self._outboxes: dict[str, _Outbox] = {}
-        endpoint = Endpoint(name=name, conn_props={})
+        driver.second = self._report_second
+        # A random name of this process, by which the coordinator tells a lost connection from a second process.
+        endpoint = Endpoint(name=name, properties={INSTANCE: secrets.token_hex(16)}, conn_props={})
         self.communicator = Communicator(endpoint, identity_resolver=CellIdentityResolver(local_fqcn=name))
         self.communicator.register_message_receiver(_APP, self)
         self.communicator.register_monitor(self)
@@ -97,6 +100,10 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         connection.taken = True
         payload = bytes(message.payload) if message.payload is not None else b""
         self._events.put((TransportEvent("message", connection.peer, payload), connection.release))
+
+    def _report_second(self, peer: str) -> None:
+        """Queue an event for a second process under the name of a connected peer."""
+        self._events.put((TransportEvent("second", peer), None))
 
     def state_change(self, endpoint: Endpoint) -> None:
         """Queue an event for a peer that joined or left."""

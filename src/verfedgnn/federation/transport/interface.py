@@ -8,9 +8,12 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class TransportEvent:
-    """A peer that joined or left, or a message from it. `peer` is authenticated: nobody else can use that name."""
+    """A peer that joined or left, a message from it, or a second process that wants to join under its name and was refused.
 
-    kind: Literal["joined", "left", "message"]
+    `peer` is authenticated: nobody without its key can use that name.
+    """
+
+    kind: Literal["joined", "left", "message", "second"]
     peer: str
     data: bytes = b""
 

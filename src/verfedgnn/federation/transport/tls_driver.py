@@ -43,6 +43,10 @@ FRAMES_IN_FLIGHT = 4
 """Number of data frames of one connection that may be read but not yet handled."""
 FRAME_MARGIN = 4096
 """Number of bytes in a frame besides the message: FLARE's prefix and headers."""
+INSTANCE = "instance"
+"""Key of the process's random name in FLARE's handshake."""
+REFUSED = 200
+"""Type of the frame by which the coordinator says why it ends a connection; FLARE has no such type."""
 _CHUNK = 1 << 18
 _PART = 1 << 22
 
@@ -93,6 +97,8 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         self.link_seconds = link_seconds
         self.refused = refused
         """Callback that receives the reason whenever a connection is not admitted."""
+        self.second: Callable[[str], None] = lambda peer: None
+        """Callback that receives the name of a connected peer under which a second process wants to join."""
         self.server: _Server | None = None
         self.stopping = False
         self.listening = False
@@ -137,7 +143,9 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         connection = self.admit(self.wrap(raw, server_side=False))
         if connection is not None:
             self.hold(connection)
-            if not connection.heard and not self.stopping:
+            if connection.reason:
+                self.refused(connection.reason)
+            elif not connection.heard and not self.stopping:
                 self.refused(
                     "the coordinator closed the connection at once: it does not know this party's certificate"
                 )
@@ -166,14 +174,33 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
             sock.close()
             return None
         self._tune(sock)
-        return _Connection(sock, self.connector, name, self.largest, self.link_seconds)
+        return _Connection(sock, self, name, self.largest, self.link_seconds)
 
-    def hold(self, connection: _Connection) -> None:
-        """Read until the connection ends. A member has one connection; a newer one replaces an older one."""
+    def claim(self, connection: _Connection) -> None:
+        """Give a peer's name to a connection whose handshake has arrived; raise `CommError` if another process has it.
+
+        A peer has one connection. A newer one of the same process replaces an older one.
+        """
         with self.conn_lock:
-            older = [other for other in self.connections.values() if other.peer == connection.peer]
+            others = [other for other in self.connections.values() if other.peer == connection.peer]
+            older = [other for other in others if other.heard and not other.closing]
+            if any(other.instance != connection.instance for other in older):
+                older = []
+                second = True
+            else:
+                second = False
+                connection.heard = True
         for other in older:
             other.close()
+        if second:
+            connection.send_reason(
+                f"another process of {connection.peer} is connected to the coordinator; stop one of the two"
+            )
+            self.second(connection.peer)
+            raise CommError(CommError.BAD_DATA, "a second process of a connected peer")
+
+    def hold(self, connection: _Connection) -> None:
+        """Read until the connection ends."""
         self.add_connection(connection)
         try:
             if not self.stopping:
@@ -245,9 +272,10 @@ class _Connection(Connection):  # type: ignore[misc]
     """One TLS connection that carries frames."""
 
     def __init__(
-        self, sock: ssl.SSLSocket, connector: ConnectorInfo, peer: str, largest: int, patience: float
+        self, sock: ssl.SSLSocket, driver: PinnedTls, peer: str, largest: int, patience: float
     ) -> None:
-        super().__init__(connector)
+        super().__init__(driver.connector)
+        self.driver = driver
         self.sock = sock
         self.peer = peer
         self.largest = largest
@@ -255,7 +283,11 @@ class _Connection(Connection):  # type: ignore[misc]
         self.closing = False
         """Whether the connection is about to end."""
         self.heard = False
-        """Whether the peer has sent FLARE's handshake."""
+        """Whether the peer has sent FLARE's handshake and was accepted."""
+        self.instance = ""
+        """Random name of the peer's process."""
+        self.reason = ""
+        """Why the coordinator refused this connection; empty if it did not."""
         self.taken = False
         """Whether the last data frame was handed over."""
         self._lock = threading.Lock()
@@ -298,6 +330,14 @@ class _Connection(Connection):  # type: ignore[misc]
                 CommError.CLOSED, f"connection to {self.peer} ended while sending: {_reason(error)}"
             ) from None
 
+    def send_reason(self, text: str) -> None:
+        """Tell the peer why the connection ends."""
+        data = text.encode()
+        frame = bytearray(PREFIX_LEN) + data
+        Prefix(length=len(frame), type=REFUSED).to_buffer(frame, 0)
+        with contextlib.suppress(CommError):
+            self.send_frame(frame)
+
     def read_loop(self) -> None:
         """Read and process frames until the connection ends."""
         try:
@@ -332,6 +372,9 @@ class _Connection(Connection):  # type: ignore[misc]
             part = bytearray(min(_PART, prefix.length - len(frame)))
             self._read(memoryview(part))
             frame += part
+        if prefix.type == REFUSED:
+            self.reason = frame[PREFIX_LEN:].decode("utf-8", "replace")
+            raise CommError(CommError.CLOSED, "refused")
         if prefix.type in (Types.HELLO, Types.READY):
             self._check_name(prefix, frame)
         elif prefix.type == Types.DATA and not self.heard:
@@ -353,6 +396,8 @@ class _Connection(Connection):  # type: ignore[misc]
         about = msgpack.unpackb(bytes(frame[PREFIX_LEN + prefix.header_len :]))
         if self.heard or not isinstance(about, dict) or about.get(HandshakeKeys.ENDPOINT_NAME) != self.peer:
             raise CommError(CommError.BAD_DATA, "a handshake under another name, or a second handshake")
+        self.instance = str(about.get(INSTANCE, ""))
+        self.driver.claim(self)
 
     def _read(self, view: memoryview) -> None:
         while view:

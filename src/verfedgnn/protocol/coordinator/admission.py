@@ -15,10 +15,12 @@ def refusal(
     training: str,
     joined: Mapping[str, Hello],
     digests: Mapping[int, str],
+    *,
+    contributed: bool = False,
 ) -> str | None:
     """Return why a Hello is refused, with the remedy; None if it is accepted.
 
-    `joined` holds the last Hello of every party that joined before, including one that comes back. `digests` holds the hashes of the
+    `contributed` says whether the party has replied to a round of this training. `joined` holds the last Hello of every party that joined before, including one that comes back. `digests` holds the hashes of the
     public parameters at this training's validations, by round.
     """
     if message.config != config.digest():
@@ -27,6 +29,8 @@ def refusal(
         return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"
     if message.training not in (None, training):
         return f"its checkpoint belongs to training {message.training}, this one is {training}; start it with another --out"
+    if message.training is None and contributed:
+        return "it has taken part in this training, and its run folder does not know that; use its previous --out"
     known = digests.get(message.round)
     if message.digest is not None and known is not None and message.digest != known:
         return f"its public parameters of round {message.round} are not this training's; start it with another --out"

@@ -127,6 +127,8 @@ class Coordinator:
         """Round of the public parameters that each party has."""
         self.sums_received: dict[str, dict[int, tuple[int, int]]] = {}
         """Round and trip of the summed neighbourhoods that each party has, by block of users."""
+        self.contributed: set[str] = set()
+        """Parties that have replied to a round."""
         self.drawn: list[int] = []
         """A_t, the active parties of the open trip."""
         self.open_parties: dict[str, RoundStart] = {}
@@ -152,7 +154,15 @@ class Coordinator:
         if message.party not in self.names:
             raise ProtocolError("a party that is not among the expected ones said hello")
         digests = self.best.digests
-        reason = refusal(message, self.config, self.agreement, self.training, self.members.hellos, digests)
+        reason = refusal(
+            message,
+            self.config,
+            self.agreement,
+            self.training,
+            self.members.hellos,
+            digests,
+            contributed=message.party in self.contributed,
+        )
         if reason is not None:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lose(message.party)
@@ -436,6 +446,7 @@ class Coordinator:
         if start.neighbourhoods is not None:
             self.sums_received[name][self.block.index] = start.neighbourhood_trip
         self.replies[name] = reply
+        self.contributed.add(name)
         self.members.bring_back(name)
         return True
 
@@ -555,6 +566,7 @@ class Coordinator:
             "training": self.training,
             "round": self.round,
             "parameters_round": self.parameters_round,
+            "contributed": sorted(self.contributed),
             "sums_received": {name: list(trips.items()) for name, trips in self.sums_received.items()},
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
             "neighbourhoods": [
@@ -579,6 +591,7 @@ class Coordinator:
         self.round = values["round"]
         self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
         self.parameters_round = dict(values["parameters_round"])
+        self.contributed = set(values["contributed"])
         self.sums_received = {
             name: {block: (trip[0], trip[1]) for block, trip in trips}
             for name, trips in values["sums_received"].items()

@@ -72,6 +72,12 @@ class Candidate:
         model = self.setup.model
         return largest_array(config, UserBlocks(config, model).all_users, FULL_COPY * model.size)
 
+    @property
+    def _known_training(self) -> str | None:
+        """Name of the training that this party has taken part in, also if it was killed before its first checkpoint."""
+        released = [] if self.ledger is None else self.ledger.entries
+        return self.progress.training or (released[0].training if released else None)
+
     def hello(self) -> Hello:
         """Return the first message of a new stay, with a new mask key."""
         setup = self.setup
@@ -88,7 +94,7 @@ class Candidate:
             stay=self.stay,
             agreement=setup.policy.agreement,
             alignment=setup.policy.alignment,
-            training=self.progress.training,
+            training=self._known_training,
             round=verified[0] if verified else 0,
             digest=verified[1] if verified else None,
             mask_key=None if masks is None else masks.key,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ProtocolError
+from verfedgnn.core.errors import DataError, ProtocolError
 from verfedgnn.core.user_rule import UserRule, fewest_parties
-from verfedgnn.privacy.id_matching import check_set, match_users
+from verfedgnn.privacy.id_matching import check_set, count_shared, match_users
 from verfedgnn.protocol.user_alignment.probes import PROBES
 from verfedgnn.protocol.wire.alignment_messages import (
     Aligned,
@@ -35,6 +35,7 @@ class CoordinatorAlignment:
         rule: UserRule = "any",
         *,
         most_users: int = 0,
+        least_overlap: float = 0.0,
         before: int = 0,
     ) -> None:
         self.names = list(names)
@@ -42,6 +43,8 @@ class CoordinatorAlignment:
         self.agreement = agreement
         self.fewest = fewest_parties(rule, len(names)) if names else 1
         self.most_users = most_users
+        self.least_overlap = least_overlap
+        """Share of each party's users that some other party must have."""
         self.before = before
         """Number of rows that the parties have to keep from an earlier alignment; 0 if they may start over."""
         self.hellos: dict[str, AlignHello] = {}
@@ -85,7 +88,8 @@ class CoordinatorAlignment:
         self.sets = {}
         self.users = {}
 
-    def _hello(self, name: str, message: AlignHello) -> list[tuple[str, Message]]:
+    def check_hello(self, name: str, message: AlignHello) -> None:
+        """Raise `ProtocolError` if a party has another agreement, or more users than agreed."""
         if message.party != name or message.agreement != self.agreement:
             raise ProtocolError(
                 f"{name}: its federation file is not the coordinator's; fetch the current one"
@@ -94,6 +98,9 @@ class CoordinatorAlignment:
             raise ProtocolError(
                 f"{name}: it brings {message.users - PROBES:,} users, but the agreement allows {self.most_users:,}"
             )
+
+    def _hello(self, name: str, message: AlignHello) -> list[tuple[str, Message]]:
+        self.check_hello(name, message)
         self.hellos[name] = message
         self._reset()
         if self.missing:
@@ -128,6 +135,7 @@ class CoordinatorAlignment:
                 "give every party --from with its run of that training"
             )
         values: list[NDArray[Any]] = [one.values for one in sets]
+        self._check_overlap(values)
         rows, users = match_users(
             values,
             self.fewest,
@@ -139,6 +147,22 @@ class CoordinatorAlignment:
             (name, UserRows(session=message.session, users=users, rows=own.astype(np.int32)))
             for name, own in zip(self.names, rows, strict=True)
         ]
+
+    def _check_overlap(self, sets: Sequence[NDArray[Any]]) -> None:
+        """Raise `DataError` if the parties share fewer users than agreed."""
+        if len(sets) < 2:
+            return
+        shared = [count - PROBES for count in count_shared(sets)]
+        own = [len(one) - PROBES for one in sets]
+        if any(common < self.least_overlap * count for common, count in zip(shared, own, strict=True)):
+            counts = ", ".join(
+                f"{name} shares {common:,} of {count:,}"
+                for name, common, count in zip(self.names, shared, own, strict=True)
+            )
+            raise DataError(
+                f"too few common users: {counts}; min_overlap = {self.least_overlap:g}. Check the exports and how user ids are "
+                "spelled, or lower min_overlap in federation.toml at all members"
+            )
 
     def _check_pseudonyms(self, name: str, message: Pseudonyms) -> None:
         values: NDArray[Any] = message.values

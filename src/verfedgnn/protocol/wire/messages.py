@@ -276,3 +276,5 @@ class Waiting(Message):
     missing: list[str]
     align: bool = False
     """Whether all parties must align again, because a party came without aligned users."""
+    second: bool = False
+    """Whether a second process wanted to join under the recipient's name, and was refused."""

@@ -1,0 +1,170 @@
+"""Checks of one party before the day of a training: agreement, certificates, connection, clock, software, disk and data.
+
+Nothing leaves the party but a handshake with the coordinator, which then logs that the party connected.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from verfedgnn.core.errors import VerFedGNNError
+from verfedgnn.data import Ratings
+from verfedgnn.federation.certificates import fingerprint, format_day
+from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.gnn.model import Model
+
+EXPIRY_DAYS = 30
+"""Number of days before the end of a certificate at which it is worth a warning."""
+MOST_SKEW = 60.0
+"""Difference of two clocks, in seconds, that is worth a warning."""
+_PATIENCE = 10.0
+_BASE_BYTES = 470_000_000
+"""Memory of a party without data (results/scale.md)."""
+_USER_BYTES = 128
+"""Memory a user and dimension."""
+_RATING_BYTES = 84
+
+Outcome = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check, in words."""
+
+    check: str
+    outcome: Outcome
+    text: str
+
+
+def examine(
+    identity: MemberIdentity, folder: Path, read_ratings: Callable[[], Ratings] | None
+) -> list[Finding]:
+    """Return the findings of all checks. `folder` is the run folder; without `read_ratings`, data are not checked."""
+    users = 0
+    ratings = 0
+    findings = [*_check_certificates(identity), *_check_connection(identity), _check_software(identity)]
+    if read_ratings is not None:
+        try:
+            table = read_ratings()
+            users = table.n_users
+            ratings = len(table)
+            findings.append(
+                Finding("data", "ok", f"{ratings:,} ratings by {users:,} users on {table.n_items:,} items")
+            )
+            if users < identity.agreement.min_users:
+                findings.append(
+                    Finding(
+                        "overlap", "warning", f"fewer users than min_users = {identity.agreement.min_users:,}"
+                    )
+                )
+        except VerFedGNNError as error:
+            findings.append(Finding("data", "failed", str(error)))
+    return [*findings, *_check_resources(identity, folder, users, ratings)]
+
+
+def summarise_findings(findings: list[Finding]) -> dict[str, Any]:
+    """Return the findings as JSON values."""
+    return {
+        "ready": not any(f.outcome == "failed" for f in findings),
+        "checks": [asdict(f) for f in findings],
+    }
+
+
+def _check_certificates(identity: MemberIdentity) -> Iterator[Finding]:
+    agreement = identity.agreement
+    yield Finding("agreement", "ok", f"{len(agreement.parties)} parties, a round needs {agreement.quorum}")
+    now = datetime.now(UTC)
+    for member in (agreement.coordinator, *agreement.parties):
+        days = (member.expires - now).days
+        if days < EXPIRY_DAYS:
+            yield Finding(
+                "certificates", "warning", f"that of {member.name} expires on {format_day(member.expires)}"
+            )
+    yield Finding("certificates", "ok", f"yours expires on {format_day(identity.member.expires)}")
+
+
+def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
+    """Connect to the coordinator, compare its certificate, and compare the clocks."""
+    agreement = identity.agreement
+    try:
+        from verfedgnn.federation.transport.handshake import exchange_handshakes
+        from verfedgnn.federation.transport.tls_driver import tls_context
+    except ModuleNotFoundError:
+        yield Finding("connection", "failed", "NVIDIA FLARE is missing: pip install 'verfedgnn[federation]'")
+        return
+    context = tls_context(
+        server=False,
+        authority=agreement.authority,
+        certificate=identity.member.certificate,
+        key=identity.key_pem(),
+    )
+    began = time.monotonic()
+    try:
+        with (
+            socket.create_connection((agreement.host, agreement.port), timeout=_PATIENCE) as raw,
+            context.wrap_socket(raw) as connection,
+        ):
+            seconds = time.monotonic() - began
+            pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
+            if fingerprint(pem) != agreement.coordinator.fingerprint:
+                yield Finding(
+                    "connection",
+                    "failed",
+                    "another certificate than the agreed one; get the current federation.toml",
+                )
+                return
+            skew = exchange_handshakes(connection, identity.name)
+    except OSError as error:
+        reason = f"{agreement.address} ({getattr(error, 'strerror', None) or error})"
+        yield Finding(
+            "connection", "failed", f"cannot reach {reason}; ask whether the coordinator is running"
+        )
+        return
+    yield Finding("connection", "ok", f"{agreement.address} answers after {1000 * seconds:,.0f} ms")
+    if isinstance(skew, str):
+        yield Finding("connection", "failed", skew)
+    else:
+        outcome: Outcome = "warning" if abs(skew) > MOST_SKEW else "ok"
+        yield Finding(
+            "clock", outcome, f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
+        )
+
+
+def _check_software(identity: MemberIdentity) -> Finding:
+    versions = {name: importlib.metadata.version(name) for name in ("verfedgnn", "torch", "nvflare")}
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if identity.agreement.alignment == "ecdh":
+        try:
+            importlib.metadata.version("openmined-psi")
+        except importlib.metadata.PackageNotFoundError:
+            return Finding("software", "failed", f"{text}; ecdh needs pip install 'verfedgnn[psi]'")
+    return Finding("software", "ok", text)
+
+
+def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:
+    """Compare the disk, the memory and the size of messages with what this many users need."""
+    config = identity.agreement.training_config
+    place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
+    copy = 8 * Model(config.model, max(1, users)).size
+    needed = 20 * copy + 100 * ratings  # two checkpoints beside each other, models, and the stored data
+    free = shutil.disk_usage(place).free
+    outcome: Outcome = "failed" if free < needed else "ok"
+    yield Finding("disk", outcome, f"{free / 1e9:,.1f} GB free, at least {needed / 1e9:,.2f} GB needed")
+    memory = _BASE_BYTES + _USER_BYTES * config.model.dim * users + _RATING_BYTES * ratings
+    yield Finding("memory", "ok", f"about {memory / 1e9:,.1f} GB needed if all users are yours")
+    most = identity.agreement.max_message
+    outcome = "failed" if copy > most else "ok"
+    yield Finding(
+        "messages",
+        outcome,
+        f"{copy / 1e6:,.1f} MB for a copy of the public parameters, {most / 1e6:,.0f} MB allowed",
+    )
