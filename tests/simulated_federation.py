@@ -45,6 +45,8 @@ Place = tuple[int, int, int]
 class Publisher:
     """A status page and a transcript that nobody reads."""
 
+    seconds_per_round = None
+
     def close_round(self, *_: Any) -> None:
         """Do nothing."""
 

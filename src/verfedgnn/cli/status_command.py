@@ -17,7 +17,7 @@ from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.status_text import FACTS, format_value, presence
+from verfedgnn.federation.status_text import FACTS, format_heard, format_value, presence
 
 _STALE_SECONDS = 30
 
@@ -29,7 +29,7 @@ def status(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party."""
+    """Show the rounds, validation error, parties, bytes and remaining time of a coordinator or party, and who waits for whom."""
     output = Output(quiet=quiet, as_json=as_json)
     found = _fetch(where) if where.startswith(("http://", "https://")) else _read(Path(where))
     table = Table("", "", show_header=False, box=None)
@@ -37,11 +37,12 @@ def status(
         table.add_row(label, format_value(found, label))
     for label, key in FACTS:
         table.add_row(label, format_value(found, key))
-    parties = Table("party", "", "MB up", "MB down", "refused")
+    parties = Table("party", "", "heard", "MB up", "MB down", "refused")
     for name, about in found.get("parties", {}).items():
         parties.add_row(
             escape(name),
             presence(about),
+            format_heard(found, about),
             f"{about['up'] / 1e6:,.1f}",
             f"{about['down'] / 1e6:,.1f}",
             str(about.get("refused", 0)),

@@ -43,6 +43,8 @@ class CoordinatorLink:
         """Name of the present training, or "alignment"."""
         self.blocks: UserBlocks | None = None
         """Blocks of users of the present training; None before it."""
+        self.heard: float | None = None
+        """Unix time of the last message from the coordinator; None before the first."""
         self._last_heard = 0.0
         self._last_hello = 0.0
 
@@ -57,10 +59,16 @@ class CoordinatorLink:
         self.ledger.record(type(message).__name__, "up", self.name, len(data))
         self.transport.send(COORDINATOR, data)
 
-    def receive(self, hello: Callable[[], Message], joining: Callable[[], bool]) -> Message:
+    def receive(
+        self,
+        hello: Callable[[], Message],
+        joining: Callable[[], bool],
+        idle: Callable[[], None] = lambda: None,
+    ) -> Message:
         """Return the next message; raise `Interrupted` when a stop was requested.
 
-        Until one arrives, send `hello()` on every new connection, repeatedly while `joining()`, and after long silence.
+        Until one arrives, send `hello()` on every new connection, repeatedly while `joining()`, and after long silence. `idle` is
+        called several times a second meanwhile.
         """
         self._last_heard = time.monotonic()  # only silence while listening counts
         while True:
@@ -69,6 +77,7 @@ class CoordinatorLink:
             self._repeat_hello(hello, joining)
             event = self.transport.next(_TICK)
             if event is None:
+                idle()
                 continue
             if event.kind == "joined":
                 log_event("connected to the coordinator")
@@ -81,6 +90,7 @@ class CoordinatorLink:
                 self.connected = False
             else:
                 self._last_heard = time.monotonic()
+                self.heard = time.time()
                 return self._read(event.data)
 
     def greet(self) -> None:

@@ -102,6 +102,10 @@ class CoordinatorService:
         self.offences: Counter[str] = Counter()
         """Number of refused messages of each party."""
         self._hello_times: dict[str, list[float]] = {}
+        self._heard: dict[str, float] = {}
+        """Time of the last sign of each party."""
+        self._announced: list[str] = []
+        """The parties of which the others were last told that the training waits for them."""
         self._reported_second: dict[str, float] = {}
         """Time at which each party heard last of a second process under its name."""
         self._last_sign_of_life = time.monotonic()
@@ -163,6 +167,7 @@ class CoordinatorService:
             self._take_request(stage)
             while stage.step():
                 pass
+            self._announce_waiting()
             self._send_sign_of_life()
             self.publisher.update(self.status)
 
@@ -183,6 +188,8 @@ class CoordinatorService:
 
     def _handle(self, event: TransportEvent) -> None:
         name = event.peer
+        if event.kind != "left":
+            self._heard[name] = time.time()
         if event.kind == "joined":
             log_event("party connected", party=name)
         elif event.kind == "left":
@@ -394,6 +401,15 @@ class CoordinatorService:
                 )
             )
 
+    def _announce_waiting(self) -> None:
+        """Tell the parties that take part for whom the training waits, whenever that changes."""
+        waits = self.stage.waits if self.coordinator.began else None
+        missing = [] if waits is None else waits[0]
+        if missing != self._announced:
+            self._announced = missing
+            for name in sorted(self.stage.greeted - set(missing)):
+                self.send(name, Waiting(missing=missing))
+
     def _send_sign_of_life(self) -> None:
         """Send a message to all waiting parties before they take the silence for a lost coordinator."""
         now = time.monotonic()
@@ -402,7 +418,7 @@ class CoordinatorService:
             aligning = set(self.host.hellos) if self.host is not None else set()
             waiting = aligning.union(*(stage.greeted for stage in self.stages))
             for name in sorted(waiting):
-                self.send(name, Waiting(missing=[]))
+                self.send(name, Waiting(missing=self._announced if name in self.stage.greeted else []))
 
     # -- status ------------------------------------------------------------------------------------------
 
@@ -414,6 +430,7 @@ class CoordinatorService:
             "federation": self.agreement.name,
             "state": self._state(),
             **self.stage.status(),
+            **self._waiting_status(),
             "bytes": sizes,
             "parties": {name: self._party_status(name) for name in self.coordinator.names},
         }
@@ -427,18 +444,28 @@ class CoordinatorService:
         if stage.waiting_for is not None:
             return "waiting"
         if stage.coordinator.began:
-            return "training"
+            return "stalled" if stage.stalled else "training"
         host = self.host
         if host is not None and host.session is not None and len(host.users) < len(stage.coordinator.names):
             return "aligning" if stage.stage.first else "joining"
         return "joining"
 
+    def _waiting_status(self) -> dict[str, Any]:
+        waits = self.stage.waits
+        if waits is None:
+            return {"waits_for": None, "waits_since": None}
+        names, since = waits
+        return {"waits_for": names, "waits_since": time.time() - (time.monotonic() - since)}
+
     def _party_status(self, name: str) -> dict[str, Any]:
         members = self.coordinator.members
         greeted = any(name in stage.greeted for stage in self.stages)
         ledgers = [stage.record.ledger for stage in self.stages]
+        stalled = name in self.stage.stalled
         return {
-            "here": name in members.present,
+            "here": name in members.present and not stalled,
+            "stalled": stalled,
+            "heard": self._heard.get(name),
             "joined": greeted or (self.host is not None and name in self.host.hellos),
             "slow": name in members.slow,
             "refused": self.offences[name],

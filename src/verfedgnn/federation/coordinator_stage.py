@@ -30,6 +30,9 @@ from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.wire.messages import Finish, Finished, Hello, Message, Refused, Waiting, encode
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
+STALL_SECONDS = 10.0
+"""Least number of seconds without an answer after which a party counts as stalled; five rounds if that is longer."""
+
 
 class Office(Protocol):
     """What a training needs from the service that runs it."""
@@ -85,6 +88,9 @@ class CoordinatorStage:
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
         self.absence = AbsenceClock(agreement.absent.deadline)
+        self._created = time.monotonic()
+        self._asked = 0.0
+        """Time at which the last messages of the open trip were sent."""
         self.store.claim()
         restored = self.store.restore(self.coordinator)
         self.record = restored or TrainingRecord()
@@ -321,7 +327,8 @@ class CoordinatorStage:
         encoded = {key: encode(message) for key, message in distinct.items()}
         for name, message in messages:
             self.office.send(name, message, encoded[id(message)])
-        self._reply_deadline = time.monotonic() + self.office.agreement.timeouts.reply
+        self._asked = time.monotonic()
+        self._reply_deadline = self._asked + self.office.agreement.timeouts.reply
 
     def _wait_for_parties(self) -> bool:
         """Log the missing parties, and act if they were missing for the agreed time; return whether to go on."""
@@ -447,6 +454,29 @@ class CoordinatorStage:
         self.store.write_result(self.coordinator, self.record, dict(self.office.offences))
 
     # -- status ------------------------------------------------------------------------------------------
+
+    @property
+    def stalled(self) -> list[str]:
+        """Parties whose answer the open trip needs and that have been silent for unusually long."""
+        median = self.office.publisher.seconds_per_round
+        reply = self.office.agreement.timeouts.reply
+        patience = reply if median is None else min(reply, max(STALL_SECONDS, 5 * median))
+        if not self.coordinator.open_parties or time.monotonic() < self._asked + patience:
+            return []
+        return self.coordinator.due
+
+    @property
+    def waits(self) -> tuple[list[str], float] | None:
+        """The parties that this training waits for, and since which time (monotonic); None if it does not wait."""
+        if self.finishing:
+            return None
+        if self.waiting_for is not None:
+            return self.waiting_for, self.absence.since or self._asked
+        if not self.coordinator.began:
+            hellos = self.coordinator.members.hellos
+            return [name for name in self.coordinator.names if name not in hellos], self._created
+        stalled = self.stalled
+        return (stalled, self._asked) if stalled else None
 
     def status(self) -> dict[str, Any]:
         """Return the part of the status that is about this training."""

@@ -14,6 +14,7 @@ import torch
 from verfedgnn.config.party_counts import active_count
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
+from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.party_store import PartyStore, StageResult
@@ -121,6 +122,9 @@ class PartyService:
         self.seconds = 0.0
         self.round = 0
         self.repeats = 0
+        self.waits_for: list[str] = []
+        """Parties for whom the training waits, according to the coordinator."""
+        self._waits_since: float | None = None
         self._rounds: int | None = None
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
@@ -152,7 +156,11 @@ class PartyService:
         )
         self.link.greet()
         while self.state is not PartyState.FINISHED:
-            message = self.link.receive(self._hello, lambda: self.state is PartyState.GREETING)
+            message = self.link.receive(
+                self._hello,
+                lambda: self.state is PartyState.GREETING,
+                lambda: self.publisher.update(self.status),
+            )
             try:
                 self._handle(message)
             except ProtocolError as error:
@@ -184,6 +192,7 @@ class PartyService:
         if late or PARTY_STATES.ignores(self.state, event):
             return
         self.state = PARTY_STATES.after(self.state, event)
+        self._note_waiting(message)
         if self.state is PartyState.REALIGNING:
             raise Realign
         if isinstance(message, Welcome):
@@ -194,6 +203,13 @@ class PartyService:
             self._answer_masks(message)
         elif isinstance(message, Finish):
             self._finish(message)
+
+    def _note_waiting(self, message: Message) -> None:
+        """Remember for whom the training waits, according to the coordinator; any other message ends the waiting."""
+        missing = message.missing if isinstance(message, Waiting) else []
+        if missing != self.waits_for:
+            self.waits_for = missing
+            self._waits_since = time.time() if missing else None
 
     def _join(self, message: Welcome) -> None:
         if not self.takes_part:
@@ -346,12 +362,19 @@ class PartyService:
         sizes = {way: sum(ledger.total(way) for ledger in ledgers) for way in ("up", "down")}
         errors = [self.config.training.error_of(entry) for entry in self.history]
         joined = self.state in (PartyState.JOINED, PartyState.FINISHED)
+        state = "training" if joined else "joining"
+        if joined and self.waits_for:
+            state = "waiting"
+        elif self.state is PartyState.JOINED and not self.link.connected:
+            state = "stalled"
         return {
             "role": f"party {name}",
             "federation": self.identity.agreement.name,
             "training": self.progress.training,
             "stage": self.stage.name,
-            "state": "training" if joined else "joining",
+            "state": state,
+            "waits_for": self.waits_for if self.link.connected else [COORDINATOR],
+            "waits_since": self._waits_since if self.link.connected else self.link.heard,
             "round": self.round,
             "rounds": self._rounds,
             "valid_error": errors[-1] if errors else None,
@@ -360,5 +383,8 @@ class PartyService:
             "repeats": self.repeats,
             "epsilon_spent": self.ledger.epsilon,
             "bytes": sizes,
-            "parties": {name: {"here": joined, **sizes}},
+            "parties": {
+                name: {"here": joined, **sizes},
+                COORDINATOR: {"here": self.link.connected, "heard": self.link.heard, "up": 0, "down": 0},
+            },
         }

@@ -19,7 +19,7 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import make_folder, writing
 from verfedgnn.core.hosts import is_address, parse_host_header
 from verfedgnn.federation.connection_table import ConnectionTable
-from verfedgnn.federation.status_text import FACTS, format_value, presence
+from verfedgnn.federation.status_text import FACTS, format_heard, format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.tracking.tracker import TrackedRun
@@ -84,9 +84,14 @@ class StatusPublisher:
             self._server.shutdown()
             self._server.server_close()
 
+    @property
+    def seconds_per_round(self) -> float | None:
+        """Median duration of the last rounds; None before the second round."""
+        return sorted(self._durations)[len(self._durations) // 2] if self._durations else None
+
     def _add_times(self, status: dict[str, Any]) -> dict[str, Any]:
         """Return `status` with the median duration of a round and the estimated time left."""
-        median = sorted(self._durations)[len(self._durations) // 2] if self._durations else None
+        median = self.seconds_per_round
         left = None
         if median is not None and status.get("rounds") and status["state"] == "training":
             left = median * (status["rounds"] - status["round"])
@@ -188,20 +193,36 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
                 "seconds_per_round": "Median duration of the last rounds.",
                 "seconds_left": "Estimated seconds until the last round of the present training.",
                 "epsilon_spent": "Epsilon of single ratings that this party has spent.",
+                "waits_since": "Unix time since which the training waits for parties.",
+                "updated": "Unix time of this status.",
             }
             for name, text in gauges.items():
                 if status.get(name) is not None:
                     yield GaugeMetricFamily(f"verfedgnn_{name}", text, value=status[name])
             yield CounterMetricFamily("verfedgnn_repeats", "Restarted trips.", value=status.get("repeats", 0))
             here = GaugeMetricFamily("verfedgnn_party_here", "1 if the party takes part.", labels=["party"])
+            stalled = GaugeMetricFamily(
+                "verfedgnn_party_stalled", "1 if the party owes an answer for long.", labels=["party"]
+            )
+            heard = GaugeMetricFamily(
+                "verfedgnn_party_heard", "Unix time of the last message of the party.", labels=["party"]
+            )
+            waits = GaugeMetricFamily(
+                "verfedgnn_waits_for", "1 if the training waits for the party.", labels=["party"]
+            )
+            for party in status.get("waits_for") or []:
+                waits.add_metric([party], 1.0)
             refused = CounterMetricFamily("verfedgnn_refused", "Refused messages.", labels=["party"])
             size = CounterMetricFamily("verfedgnn_bytes", "Bytes of messages.", labels=["party", "direction"])
             for party, about_party in status.get("parties", {}).items():
                 here.add_metric([party], float(about_party["here"]))
+                stalled.add_metric([party], float(about_party.get("stalled", False)))
+                if about_party.get("heard") is not None:
+                    heard.add_metric([party], about_party["heard"])
                 refused.add_metric([party], about_party.get("refused", 0))
                 for direction in ("up", "down"):
                     size.add_metric([party, direction], about_party[direction])
-            yield from (here, refused, size)
+            yield from (here, stalled, heard, waits, refused, size)
 
     registry = CollectorRegistry()
     registry.register(Collector())
@@ -211,7 +232,7 @@ def exposition(status: dict[str, Any]) -> tuple[str, bytes]:
 def page(status: dict[str, Any]) -> str:
     """Return the status as an HTML page, which reloads every few seconds and loads nothing from elsewhere."""
     rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{presence(p)}</td>"
+        f"<tr><td>{html.escape(name)}</td><td>{presence(p)}</td><td>{format_heard(status, p)}</td>"
         f"<td>{p['up'] / 1e6:,.1f}</td><td>{p['down'] / 1e6:,.1f}</td><td>{p.get('refused', 0)}</td></tr>"
         for name, p in status.get("parties", {}).items()
     )
@@ -227,5 +248,5 @@ def page(status: dict[str, Any]) -> str:
         "table{border-collapse:collapse;width:100%}th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid #ddd}"
         "th:first-child,td:first-child{text-align:left}</style>"
         f"<h1>{title}</h1><dl>{facts}</dl>"
-        f"<table><tr><th>party<th><th>MB up<th>MB down<th>refused</tr>{rows}</table></html>"
+        f"<table><tr><th>party<th><th>heard<th>MB up<th>MB down<th>refused</tr>{rows}</table></html>"
     )
