@@ -23,6 +23,7 @@ pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
 
 from verfedgnn.federation.connect import connect
 from verfedgnn.federation.connection_table import MAX_CONNECTIONS
+from verfedgnn.federation.doctor import examine, summarise_findings
 from verfedgnn.federation.transport.tls_driver import FRAME_MARGIN, tls_context
 
 LARGEST = 1 << 20
@@ -388,3 +389,41 @@ def test_a_second_process_of_a_party_is_refused_until_the_first_is_gone(net: Net
     until(net.server, "joined", "film")
     second.send(SERVER, b"now it is me")
     assert until(net.server, "message", "film").data == b"now it is me"
+
+
+def test_a_doctor_examines_a_party_before_the_day(net: Net, tmp_path: Path) -> None:
+    table = vf.data.synthetic_ratings(users=40, items=20, ratings=300, seed=1)
+    identity = net.identities["film"]
+
+    def outcomes() -> dict[str, tuple[str, str]]:
+        found = examine(identity, tmp_path / "run", lambda: table)
+        assert summarise_findings(found)["ready"] == all(f.outcome != "failed" for f in found)
+        return {finding.check: (finding.outcome, finding.text) for finding in found}
+
+    healthy = outcomes()
+    assert {name: outcome for name, (outcome, _) in healthy.items()} == dict.fromkeys(
+        (
+            "agreement",
+            "certificates",
+            "connection",
+            "software",
+            "clock",
+            "data",
+            "disk",
+            "memory",
+            "messages",
+        ),
+        "ok",
+    )
+    assert healthy["data"][1].startswith(f"{len(table)} ratings by 40 users")
+    film = net.join("film")
+    until(net.server, "joined", "film")
+    until(film, "joined", SERVER)
+    assert outcomes()["connection"] == (
+        "failed",
+        "another process of film is connected to the coordinator; stop one of the two",
+    )
+    net.server.close()
+    outcome, text = outcomes()["connection"]
+    assert outcome == "failed"
+    assert text.startswith("cannot reach 127.0.0.1:")

@@ -36,7 +36,8 @@ from verfedgnn.protocol.wire.alignment_messages import (
     Sealed,
     UserRows,
 )
-from verfedgnn.protocol.wire.messages import Hello, Message, decode, encode
+from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.protocol.wire.messages import Hello, Message, Welcome, decode, encode
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.recommendation_table import write_table
 
@@ -695,3 +696,27 @@ def test_who_comes_without_alignment_makes_all_align_again(
     assert not federated.errors
     assert isinstance(federated, Trial)
     assert len({federated.runs[name].parties[0].ratings.n_users for name in federated.parties}) == 1
+
+
+def test_one_party_leaves_and_another_joins(tmp_path: Path) -> None:
+    """The new agreement starts from the last public parameters; who was there before keeps its own, the newcomer has none."""
+    table = vf.data.synthetic_ratings(users=60, items=60, ratings=1500, seed=1)
+    parties = vf.split_items(table, parties=4, seed=1)
+    config = training_settings(epochs=2, evaluate_every=1)
+    first = trial(tmp_path / "first", parties[:3], config, alignment="keyed")
+    first.run()
+    second = trial(tmp_path / "second", parties[1:], config, alignment="keyed")
+    second.start_from = tmp_path / "first" / f"run-{SERVER}"
+    stayed = [party.name for party in parties[1:3]]
+    for name in stayed:
+        second.align_options[name] = {"start_from": tmp_path / "first" / f"run-{name}"}
+    second.run()
+    assert not first.errors
+    assert not second.errors
+    welcome = next(
+        message
+        for _, _, data in second.hub.seen
+        if kind_of(data) is Welcome and isinstance(message := decode(data), Welcome)
+    )
+    np.testing.assert_array_equal(welcome.parameters, first.public(stayed[0]).numpy())
+    assert ["from" in run.metrics for run in second.runs.values()] == [name in stayed for name in second.runs]

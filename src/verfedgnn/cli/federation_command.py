@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.service_options import FederationFile
+from verfedgnn.cli.service_options import FederationFile, KeyFile
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
+from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.federation.agreement import Agreement
 
 app = typer.Typer(
@@ -223,6 +226,46 @@ def finish(
     output = Output(quiet=quiet, as_json=as_json)
     output.result({"run": run}, f"asked the coordinator of {run} to finish with the best model so far")
     output.remark("next: a running coordinator finishes within a second; start it if it is not running")
+
+
+@app.command()
+@reads_ratings
+def doctor(
+    *,
+    federation: FederationFile,
+    key: KeyFile = None,
+    ratings: Annotated[
+        str | None, typer.Option(help="Your ratings, as for `party`; without it data are not checked.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Your run folder. Default: run, beside the key.")] = None,
+    reading: ReadOptions,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check your side before the day: certificates, connection, clock, software, disk, data, memory and size of messages.
+
+    The exit code is 1 if something would keep you from training. The coordinator should be running.
+    """
+    from rich.table import Table
+
+    from verfedgnn.cli.party_command import read_own_ratings
+    from verfedgnn.federation.doctor import examine, summarise_findings
+    from verfedgnn.federation.identity import load_party
+
+    identity = load_party(federation, key)
+    config = identity.agreement.training_config
+    read = None if ratings is None else lambda: read_own_ratings(ratings, reading, config)
+    findings = examine(identity, out or identity.key_file.parent / "run", read)
+    table = Table("check", "", "")
+    styles = {"ok": "", "warning": "yellow", "failed": "red"}
+    for finding in findings:
+        table.add_row(finding.check, finding.outcome, escape(finding.text), style=styles[finding.outcome])
+    found = summarise_findings(findings)
+    output = Output(quiet=quiet, as_json=as_json)
+    output.result(found, table)
+    if not found["ready"]:
+        raise typer.Exit(1)
+    output.remark("next: start `verfedgnn party` on the agreed day")
 
 
 @app.command()
