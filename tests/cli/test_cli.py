@@ -272,7 +272,10 @@ BAD = {
     "encoding": (bad_table(b"user,item,rating\n\xff\xfe,b,3\n"), "--encoding latin-1"),
     "no file": (lambda folder: ["--data", str(folder / "none.csv")], "none.csv"),
     "empty": (bad_table(""), "empty"),
-    "too many parties": (bad_table("user,item,rating\na,b,3\nc,d,4\n"), "--parties"),
+    "too many parties": (
+        lambda folder: [*bad_table("user,item,rating\na,b,3\nc,d,4\n")(folder), "--parties", "10"],
+        "use --parties from 1 to 2",
+    ),
     "unknown setting": (lambda _: ["--set", "dimm=3"], "did you mean"),
     "unprotected": (lambda _: ["--preset", "paper", "--set", "ratio=1"], "unprotected"),
     "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),
