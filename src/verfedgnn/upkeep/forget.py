@@ -274,6 +274,7 @@ def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
     remains = [
         "the other users' vectors were trained together with these users, until the next training",
         "weights between items (EASE) and the mixture of the gate are sums over all users, until the next training",
+        "the items' parameters in the checkpoint, from which --from starts, were trained with these users",
     ]
     if _is_federated(folder):
         remains = [
