@@ -467,7 +467,7 @@ def test_an_agreement_that_does_not_fit_its_parties() -> None:
 
 
 def test_a_fourth_party_keeps_all_required(tmp_path: Path) -> None:
-    """`approve` raises the number of required parties with the roster if all were required, and `revoke` lowers it."""
+    """`approve` raises the number of required parties if every sum must include all, and `revoke` lowers it."""
     hub = tmp_path / "hub"
     create_federation(
         hub,
@@ -489,3 +489,20 @@ def test_a_fourth_party_keeps_all_required(tmp_path: Path) -> None:
     assert (four.quorum, four.problem) == (4, None)
     three = remove_party(hub, "film")
     assert (three.quorum, three.problem) == (3, None)
+
+
+def test_a_chosen_number_of_parties_survives_approvals(tmp_path: Path) -> None:
+    """Parties that are approved one by one do not raise a quorum that the federation was created with."""
+    hub = tmp_path / "hub"
+    about: dict[str, Any] = {"preset": "paper", "model": None, "config_file": None, "overrides": {}}
+    create_federation(hub, **about, name="shops", address="127.0.0.1:7443", min_parties=2)
+    for name in ("film", "book", "music"):
+        request = request_membership(name, tmp_path / name).request_file
+        agreed = admit_parties(hub, [request], replace=False, confirm=lambda fingerprints: None)
+    assert (agreed.min_parties, agreed.quorum, agreed.problem) == (2, 2, None)
+
+
+def test_masked_sums_need_all_parties_by_default() -> None:
+    config = Config.preset("best")
+    assert build_agreement(values(config=config, min_parties=0)).quorum == 3
+    assert build_agreement(values(config=config, min_parties=0)).problem is None

@@ -220,7 +220,7 @@ def test_a_stop_is_a_normal_end(
         server.send_signal(number)
         written = server.communicate(timeout=180)
     assert 'verfedgnn_requests_total{route="/v1/recommendations",status="200"} 20.0' in metrics
-    assert (server.returncode, written) == (0, ("", ""))
+    assert (server.returncode, written) == (0, ("", f"next: open {address} in a browser\n"))
 
 
 def test_a_worker_that_dies_stops_all(folder: Path) -> None:

@@ -57,7 +57,10 @@ def init(
         ),
     ] = "keyed",
     min_parties: Annotated[
-        int, typer.Option(help="Number of parties a round needs; 0 means more than half, at least two.")
+        int,
+        typer.Option(
+            help="Number of parties a round needs; 0 means more than half, or as many as the exchange needs."
+        ),
     ] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,

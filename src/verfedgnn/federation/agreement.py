@@ -105,7 +105,7 @@ class Agreement(Section):
     alignment: Alignment = "keyed"
     """How users are aligned: keyed (under a shared key), ecdh (under keys of two parties) or none (as given)."""
     min_parties: int = Field(0, ge=0)
-    """Number of parties a round needs; 0 means more than half of them, and at least two."""
+    """Number of parties a round needs; 0 means more than half, at least two, and all with exchange.mode = masked."""
     max_message: int = Field(1 << 30, ge=1)
     """Largest size of a message, in bytes."""
     max_users: int = Field(0, ge=0)
@@ -174,9 +174,14 @@ class Agreement(Section):
 
     @property
     def quorum(self) -> int:
-        """Number of parties a round needs, at most the number of parties."""
+        """Number of parties a round needs, at most the number of parties.
+
+        By default, it is more than half, or as many as every sum must include.
+        """
         count = len(self.parties)
-        return min(count, self.min_parties or _majority(count))
+        if self.min_parties or count < 2:
+            return min(count, self.min_parties or _majority(count))
+        return min(count, max(_majority(count), fewest_parties_in_sum(self.training_config, count)))
 
     @property
     def smallest_sum(self) -> int:

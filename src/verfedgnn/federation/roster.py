@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verfedgnn.config import Config, build_config, read_preset
+from verfedgnn.config.party_counts import fewest_parties_in_sum
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import make_folder, write_bytes
 from verfedgnn.federation.agreement import (
@@ -133,10 +134,10 @@ def admit_parties(
         signed[name] = member
         fingerprints[name] = short_fingerprint(key_fingerprint(asked.key))
     parties = list((members | signed).values())
-    required = agreement.min_parties
-    if len(agreement.parties) >= 2 and required == len(agreement.parties):
-        required = len(parties)  # all parties were required, and still are
-    changed = agreement.with_values(parties=parties, min_parties=required)
+    changed = agreement.with_values(parties=parties)
+    needed = min(len(parties), fewest_parties_in_sum(changed.training_config, len(parties)))
+    if 0 < changed.min_parties < needed:
+        changed = changed.with_values(min_parties=needed)
     confirm(fingerprints)
     save_agreement(folder / FILE, changed)
     return changed
