@@ -32,7 +32,7 @@ COMMAND = [sys.executable, "-m", "verfedgnn"]
 
 
 def command(*words: object) -> None:
-    subprocess.run([*COMMAND, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*COMMAND, *map(str, words), "--quiet"], check=True, stdout=subprocess.DEVNULL)
 
 
 def free_port() -> int:
@@ -78,6 +78,8 @@ def federated_round(parties: list[vf.PartyData], settings: list[str], folder: Pa
         "bench",
         "--alignment",
         "keyed",
+        "--preset",
+        "paper",
         *settings,
     )
     for party in parties:
