@@ -99,13 +99,13 @@ def study_users(
     return found
 
 
-def study_items(
-    parties: list[vf.PartyData], parts: list[np.ndarray], config: vf.Config, everything: vf.Run
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the test RMSE of new items, and NDCG@20 of lists from all items and from the new ones only."""
-    seed = config.seed
+def train_without_items(
+    parties: list[vf.PartyData], parts: list[np.ndarray], config: vf.Config
+) -> tuple[list[np.ndarray], vf.Run]:
+    """Train without a tenth of each party's items; return which items are left out, by party, and the run."""
     new = [
-        np.random.default_rng([seed, p]).permutation(party.ratings.n_items) < party.ratings.n_items // 10
+        np.random.default_rng([config.seed, p]).permutation(party.ratings.n_items)
+        < party.ratings.n_items // 10
         for p, party in enumerate(parties)
     ]
     others = [
@@ -113,7 +113,16 @@ def study_items(
         for party, own in zip(parties, new, strict=True)
     ]
     kept = [part[~own[party.ratings.item]] for party, part, own in zip(parties, parts, new, strict=True)]
-    run = vf.train(others, config, parts=kept)
+    return new, vf.train(others, config, parts=kept)
+
+
+def study_items(
+    parties: list[vf.PartyData], parts: list[np.ndarray], config: vf.Config, everything: vf.Run
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the test RMSE of new items, and NDCG@20 of lists from all items and from the new ones only."""
+    new, run = train_without_items(parties, parts, config)
+    others = run.parties
+    kept = run.parts
     assert run.lists is not None
     assert everything.lists is not None
     found: dict[str, dict[str, dict[str, float]]] = {"items": {}, "lists": {}, "new lists": {}}

@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 import verfedgnn as vf
-from fold_in import judge_lists
+from fold_in import judge_lists, train_without_items
 from verfedgnn.data import TEST, TRAIN
 from verfedgnn.data.ids import find_positions
 from verfedgnn.runs.party_model import PartyModel
@@ -78,16 +78,9 @@ def study(data: str, seed: int, epochs: int) -> dict[str, dict[str, float]]:
     parties = vf.split_items(table, parties=3, by=None if data == "book-crossing" else "genre", seed=seed)
     config = vf.Config.preset("best", seed=seed, epochs=epochs)
     parts = [split_ratings(party, config.split, seed) for party in parties]
-    new = [
-        np.random.default_rng([seed, p]).permutation(party.ratings.n_items) < party.ratings.n_items // 10
-        for p, party in enumerate(parties)
-    ]
-    others = [
-        vf.PartyData(party.name, party.ratings.select_items(~own))
-        for party, own in zip(parties, new, strict=True)
-    ]
-    kept = [part[~own[party.ratings.item]] for party, part, own in zip(parties, parts, new, strict=True)]
-    run = vf.train(others, config, parts=kept)
+    new, run = train_without_items(parties, parts, config)
+    others = run.parties
+    kept = run.parts
     assert run.alone is not None
     assert run.lists is not None
     assert run.lists.alone is not None

@@ -64,7 +64,7 @@ class PartyRandomness:
     """A party's own source of random numbers."""
 
     secret: bytes
-    """256 random bits."""
+    """256 random bits, from which every stream of the party is derived."""
 
     def generator(self, stream: PartyStream, *position: int) -> np.random.Generator:
         """Return the generator of a stream at a position, for example an epoch."""

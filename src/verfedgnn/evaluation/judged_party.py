@@ -20,8 +20,8 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.simple_models import liked
 
 WAYS = ("simple", "alone", "federated", "pooled")
-"""simple: user and item means, or popularity; alone: the best a party has without the federation; federated: what it serves;
-pooled: the same model on all data in one place, unprotected."""
+"""simple: user and item means, or popularity; alone: the best a party has without the federation; federated: what it serves (newcomers: what a second
+training without their ratings would serve); pooled: the same model on all data in one place, unprotected."""
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
 """Ranges of a user's number of training ratings at the party, by which lift is broken down."""
 

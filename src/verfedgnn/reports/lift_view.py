@@ -66,7 +66,8 @@ class LiftTable:
 SHORT_HEADER = ["prediction", "users", "simple", "alone", "federated", "gain", "pays"]
 SHORT_NOTE = (
     "Measured on test ratings: RMSE of predicted ratings (lower is better), NDCG@20 of lists (higher is better). "
-    "simple: own means or popularity. alone: the best that a party has without the others. federated: what it serves. "
+    "simple: own means or popularity. alone: the best that a party has without the others. federated: what it serves; "
+    "for newcomers, what a second training without their ratings would serve. "
     "gain: over alone, for newcomers over simple, with its 95 % interval."
 )
 

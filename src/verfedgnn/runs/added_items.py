@@ -35,7 +35,7 @@ class AddedItem:
     """An item that was not in training."""
 
     item: str
-    """Its id."""
+    """Id of the item, which no item of the training has."""
     title: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
     ratings: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)

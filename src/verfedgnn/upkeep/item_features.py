@@ -38,7 +38,7 @@ class FeaturePrior:
     centre: Floats
     """Mean of their features, weighted (G,)."""
     weights: Floats
-    """B (G, R), transposed."""
+    """B transposed (G, R): the effect of each feature on z."""
     factor: Floats
     """F times a factor of S (C, R)."""
     strength: float

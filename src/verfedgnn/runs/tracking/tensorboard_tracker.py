@@ -38,5 +38,5 @@ class TensorBoardTracker:
                 self._writer.add_text("report", file.read_text("utf-8"))
 
     def end(self, finished: bool) -> None:
-        """Close the event file."""
+        """Write the last events and close their file."""
         self._writer.close()

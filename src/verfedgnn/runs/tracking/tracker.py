@@ -30,13 +30,13 @@ class Tracker(Protocol):
         """Log the settings."""
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Log figures at a round."""
+        """Log the figures of one round."""
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """Store files."""
+        """Store files with the tracked run."""
 
     def end(self, finished: bool) -> None:
-        """End the run."""
+        """Close the tracked run; `finished` is False after an interruption or an error."""
 
 
 class TrackedRun:
@@ -46,7 +46,7 @@ class TrackedRun:
         self._tracker = tracker
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Log figures at a round."""
+        """Log the figures of one round."""
         self._attempt(lambda tracker: tracker.metrics(values, step))
 
     def result(self, folder: Path, metrics: Mapping[str, Any], files: Sequence[Path] = ()) -> None:

@@ -35,5 +35,5 @@ class WandbTracker:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
 
     def end(self, finished: bool) -> None:
-        """End the run."""
+        """Close the tracked run and upload what is left."""
         self._run.finish(exit_code=0 if finished else 1)

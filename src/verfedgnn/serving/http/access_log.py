@@ -37,5 +37,5 @@ class AccessLog:
             os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the access log."""
         os.close(self._file)

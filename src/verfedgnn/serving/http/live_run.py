@@ -70,7 +70,7 @@ class LiveRun:
         self._follower: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request with the run that is current when it arrives."""
         run = self._current
         run.open += 1
         try:

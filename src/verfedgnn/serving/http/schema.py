@@ -90,7 +90,7 @@ class NewItem(StrictRequest):
     """An item that was not in training."""
 
     item: Id
-    """Id of the item."""
+    """Id under which the item is recommended from now on."""
     title: Annotated[str, Field(max_length=1000)] = ""
     columns: Annotated[dict[str, str], Field(max_length=100)] = {}
     """Item columns, by which requests can be filtered."""

@@ -54,7 +54,7 @@ class ShadowLog:
             os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the record of both answers."""
         os.close(self._file)
 
 
@@ -179,13 +179,13 @@ class UncountedMetrics(ServerMetrics):
         pass
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Ignore a request."""
+        """Leave a request of the shadow uncounted."""
 
     def count_batch(self, size: int) -> None:
-        """Ignore a batch."""
+        """Leave a batch of the shadow uncounted."""
 
     def set_items(self, party: str, count: int) -> None:
-        """Ignore a catalogue."""
+        """Leave the size of the shadow's catalogue unset."""
 
     def count_served_item(self, party: str) -> None:
-        """Ignore an item."""
+        """Leave an item of the shadow uncounted."""
