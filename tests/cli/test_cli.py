@@ -210,6 +210,31 @@ def test_json_is_the_last_line_and_is_metrics_json(
     assert len(re.findall(r"\bbook\b", out)) == 3
 
 
+def check_recommendations_to_new_customers(command: Command, run: Path) -> None:
+    """Recommend to u35, whom only music knows, and to somebody whom nobody knows."""
+    code, out, err = command("recommend", run, "--user", "u35", "--party", "shop", "--json")
+    assert code == 0, err
+    assert [item["party"] for item in json.loads(out)] == ["shop"] * 9
+    assert "u35 is new to shop: this list follows from what training learnt at other parties" in err
+    code, _, err = command("recommend", run, "--user", "u3x5", "--party", "shop")
+    assert code != 0
+    assert re.search(r"this run knows 40 users, and the nearest ids are 'u3?5', 'u3?5', ", err)
+    words = shlex.split(err.partition("for example: ")[2])
+    assert "--rated" in words
+    code, out, err = command(*words[words.index("recommend") :], "--json")
+    assert code == 0, err
+    assert len(json.loads(out)) == 8
+    for given, message in {
+        "book1": "is not ITEM=RATING; write for example --rated book1=5",
+        "book1=7": "is outside the scale; give a rating from 1 to 5",
+        "shop:music1=3": "no party has an item 'shop:music1'",
+    }.items():
+        code, _, err = command("recommend", run, "--rated", given)
+        assert code != 0
+        assert message in err
+    assert command("recommend", run, "--rated", "book1=5", "--user", "u1")[0] == 2
+
+
 def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
     for name, users in (("book", range(30)), ("music", range(5, 40))):
         rows = [f"u{u},{name}{i},{1 + (u + i) % 5}" for u in users for i in range(9)]
@@ -223,8 +248,9 @@ def test_one_file_per_party(command: Command, tmp_path: Path) -> None:
         *QUICK,
         "--json",
     ]
-    code, out, err = command(*words)
+    code, out, err = command(*words, "--out", tmp_path / "run")
     assert code == 0, err
+    check_recommendations_to_new_customers(command, tmp_path / "run")
     assert [p["name"] for p in json.loads(out)["parties"]] == ["shop", "music"]
     assert json.loads(out)["users"] == 40
     code, out, err = command(*words, "--users", "all")

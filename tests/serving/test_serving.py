@@ -443,6 +443,19 @@ def test_newcomers_come_near_the_trained() -> None:
     assert rmse["folded"] < 1.04 * rmse["trained"]
 
 
+def test_the_average_rank_is_that_of_a_list_for_nobody(run: vf.Run, client: Any, known: str) -> None:
+    party = run.parties[0].name
+    asked = {"party": party, "k": 1000, "where": {}, "ratings": []}
+    usual = client.post("/v1/recommendations", json=asked).json()["recommendations"]
+    mine = client.get(
+        "/v1/recommendations", params={"user": known, "party": party, "k": 1000, "why": 1}
+    ).json()["recommendations"]
+    scores = {item["item"]: item["score"] for item in usual}
+    for item in mine[:20]:
+        before = sum(scores[other["item"]] > scores[item["item"]] for other in mine)
+        assert item["why"]["average_rank"] == 1 + before
+
+
 def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
     table, party = run.parties[0].ratings, run.parties[0].name
     ratings = [
@@ -455,7 +468,7 @@ def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
     for item in found:
         why = item["why"]
         assert why["rest"] == pytest.approx(0, abs=1e-3)
-        assert all(reason["adds"] > 0 for reason in why["because"])
+        assert all(reason["adds"] > 0 and reason["rating"] == 5 for reason in why["because"])
     nobody = client.post("/v1/recommendations", json={"ratings": [], "k": 3}).json()["recommendations"]
     opposite = [r | {"rating": 6 - r["rating"]} for r in ratings]
     other = client.post("/v1/recommendations", json={"ratings": opposite, "k": 20}).json()["recommendations"]

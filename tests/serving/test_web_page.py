@@ -48,8 +48,13 @@ KEY = "a-key-that-is-long-enough"
 
 @pytest.fixture(scope="module")
 def run() -> vf.Run:
-    parties = vf.split_items(synthetic_ratings(users=120, items=90, ratings=4000, seed=5), by="category")
-    return vf.train(parties, vf.Config.preset("best", epochs=40))
+    first, *others = vf.split_items(
+        synthetic_ratings(users=120, items=90, ratings=4000, seed=5), by="category"
+    )
+    known = replace(
+        first, ratings=first.ratings.take(first.ratings.user < 110)
+    )  # ten customers are new to it
+    return vf.train([known, *others], vf.Config.preset("best", epochs=40))
 
 
 @pytest.fixture(scope="module")
@@ -172,14 +177,15 @@ def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, ad
         page.wait_for_selector("#examples button")
         page.locator("#examples button").first.click()
         page.wait_for_selector("#best li")
-        visit.troubles.clear()
         page.fill("#user", "no such user")
         page.keyboard.press("Enter")
         expect(page.locator("#unknown")).to_contain_text(
             "User no such user is not known here. 120 users took part"
         )
         assert page.locator("#for-user").is_hidden()
-        assert all("404" in trouble for trouble in visit.troubles)
+        assert page.locator("#user").input_value() == "no such user"
+        expect(page.locator("#ask-hint")).to_have_text("Rate at least one item first.")
+        assert page.locator("#ask-newcomer").is_disabled()
         visit.tab_to("item")
         page.wait_for_selector("#items li")
         page.keyboard.press("ArrowDown")
@@ -187,9 +193,11 @@ def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, ad
         counts = np.bincount(table.item, minlength=table.n_items)
         popular = str(table.item_ids[int(counts.argmax())])
         expect(page.locator("#given li")).to_have_count(1)
+        assert page.locator("#ask-hint").is_hidden()
         page.fill("#item", "zzz")
-        expect(page.locator("#status")).to_contain_text("No title contains this text")
+        expect(page.locator("#items-hint")).to_have_text("No title or id contains this text.")
         page.locator("#given select").select_option("1")
+        assert page.locator("#items-hint").is_hidden()
         visit.tab_to("ask-newcomer")
         page.keyboard.press("Enter")
         page.wait_for_selector("#best li")
@@ -198,6 +206,11 @@ def test_an_unknown_user_is_served_as_someone_new(run: vf.Run, chromium: Any, ad
         assert visit.texts("#best .title") == [item["title"] or f"Item {item['item']}" for item in found]
         assert page.locator("#liked-box").is_hidden()
         assert page.locator("#switch").is_hidden()
+        page.reload()
+        expect(page.locator("#given li")).to_have_count(1)
+        expect(page.locator("#unknown")).to_contain_text("User no such user is not known here.")
+        expect(page.locator("#best li")).to_have_count(10)
+        assert not visit.troubles
         page.locator("#examples button").first.click()
         expect(page.locator("#liked-title")).to_be_visible()
         assert page.locator("#newcomer").is_hidden()
@@ -263,8 +276,9 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
     ):
         visit.page.wait_for_selector("#worth table")
         expect(visit.page.locator("#verdict")).to_have_class("open banner good")
-        assert visit.texts("#headline") == [headline(make_lift(run))]
+        assert visit.texts("#headline") == [f"{run.parties[0].name}: {headline(make_lift(run))}"]
         assert visit.texts("#deciding") == [deciding_figures(make_lift(run))]
+        assert visit.texts("#overall")[0].startswith(f"All organisations: {headline(make_lift(run))}")
         assert visit.texts("#summary") == ["Join for the newcomers."]
         top = visit.page.locator("#verdict").bounding_box()
         assert top["y"] < visit.page.locator("#pick").bounding_box()["y"]
@@ -283,6 +297,8 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         visit.page.select_option("#party", "")
         assert visit.page.locator("#worth table").count() == 1 + len(run.parties)
+        assert visit.texts("#headline") == [headline(make_lift(run))]
+        assert visit.page.locator("#overall").is_hidden()
         assert not visit.troubles
 
 
@@ -326,7 +342,7 @@ def test_runs_side_by_side(run: vf.Run, chromium: Any) -> None:
         },
     )
     with serving(runs) as address, Visit(chromium, f"{address}/#user={user}&party={party}") as visit:
-        visit.page.wait_for_selector("#moves li")
+        expect(visit.page.locator("#between-note")).to_contain_text("of the 10 items")
         rows = visit.texts("#runs tbody tr")
         assert [row.split()[0] for row in rows] == ["today", "week"]
         assert "Not judged." in rows[0]
@@ -370,6 +386,66 @@ def test_a_link_shows_the_same_case(run: vf.Run, chromium: Any, address: str) ->
     with Visit(chromium, link) as visit:
         visit.page.wait_for_selector("#best li")
         expect(visit.page.locator("#liked-title")).to_have_text(f"Liked by user {other}")
+
+
+def test_everything_chosen_is_in_the_address(run: vf.Run, chromium: Any, address: str) -> None:
+    first, second, user = run.parties[0].name, run.parties[1].name, str(run.parties[0].ratings.user_ids[3])
+    with Visit(chromium, address) as visit:
+        page = visit.page
+        page.wait_for_selector("#examples button")
+        page.select_option("#party", second)
+        assert page.url == f"{address}/#party={second}"
+        page.fill("#user", user)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#best li")
+        page.locator("label[for=model-alone]").click()
+        page.wait_for_selector("#best.alone")
+        assert page.url == f"{address}/#user={user}&party={second}&model=alone"
+        page.reload()
+        page.wait_for_selector("#best.alone li")
+        assert (page.locator("#party").input_value(), page.locator("#user").input_value()) == (second, user)
+        page.click("#verdict a")
+        assert page.url.endswith("&model=alone")
+        page.go_back()
+        page.wait_for_selector("#best.federated li")
+        page.go_back()
+        expect(page.locator("#for-user")).to_be_hidden()
+        assert (page.locator("#party").input_value(), page.locator("#user").input_value()) == (second, "")
+        page.go_back()
+        expect(page.locator("#party")).to_have_value(first)
+        page.go_forward()
+        expect(page.locator("#party")).to_have_value(second)
+        assert not visit.troubles
+
+
+def test_a_customer_known_elsewhere_is_told_why_a_list_is_personal(
+    run: vf.Run, chromium: Any, address: str
+) -> None:
+    party = run.parties[0]
+    with Visit(chromium, address, width=390) as visit:
+        page = visit.page
+        page.get_by_role("button", name=re.compile("new here, known elsewhere")).click()
+        expect(page.locator("#liked-note")).to_contain_text(f"No ratings at {party.name} yet.")
+        user = page.locator("#user").input_value()
+        assert user in party.ratings.user_ids[110:]
+        asked = {"user": user, "party": party.name, "why": 1}
+        found = httpx.get(f"{address}/v1/recommendations", params=asked).json()["recommendations"]
+        assert visit.texts("#best .title") == [item["title"] for item in found]
+        personal = sum(item["why"]["average_rank"] > 10 for item in found)
+        note = page.locator("#personal").inner_text()
+        assert f"User {user} is new to {party.name} and known to another organisation" in note
+        assert note.startswith("Personal" if personal else "Not personal")
+        assert (f"{personal} of these 10 items" in note) == (personal > 0)
+        reasons = visit.texts("#best .why")
+        assert len(reasons) == (10 if personal else 0)
+        assert reasons.count("Liked by customers with a similar taste.") == personal
+        page.locator("label[for=model-alone]").click()
+        expect(page.locator("#personal")).to_contain_text(
+            f"{party.name} alone knows nothing about user {user}"
+        )
+        page.click("#open-newcomer")  # the form scrolls into view
+        assert 0 <= page.locator("#newcomer").bounding_box()["y"] < 100
+        assert not visit.troubles
 
 
 def test_with_a_key(run: vf.Run, chromium: Any) -> None:
@@ -434,20 +510,25 @@ def test_pictures_titles_and_reasons_look_intended(run: vf.Run, chromium: Any, t
         visit.page.wait_for_selector("#best .picture img")
         for item in range(4):
             asked = {"item": str(table.item_ids[item]), "party": party}
-            assert httpx.get(f"{address}/v1/image", params=asked).status_code == 404
+            answer = httpx.get(f"{address}/v1/image", params=asked)
+            assert (answer.status_code, answer.content) == (204, b"")
         asked = {"item": str(table.item_ids[4]), "party": party}
         assert httpx.get(f"{address}/v1/image", params=asked).content == pixel
         assert all(text.startswith("Item ") for text in visit.texts("#best .title"))
         assert "a.png" not in " ".join(visit.texts("#best .kind"))
         for reason in visit.texts("#best .why"):
-            assert re.fullmatch(r"Popular with many users\.|Because this user (liked|chose) .*\.", reason)
+            assert re.fullmatch(
+                r"Popular with many customers\.|Liked by customers with a similar taste\.|Because this user liked .*\.",
+                reason,
+            )
             assert len(re.findall(r"Item ", reason)) <= 2
             assert not re.search(r"\d\.\d\d", reason)
         liked = [float(text.split()[0]) for text in visit.texts("#liked .stars")]
         assert liked
         assert min(liked) >= 4
         assert all(url.startswith((address, "blob:")) for url in visit.asked)
-        assert all("404" in trouble for trouble in visit.troubles)
+        assert "items are shown by their ids" in visit.texts("#best-note")[0]
+        assert not visit.troubles
 
 
 @pytest.mark.parametrize(

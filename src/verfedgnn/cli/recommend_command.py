@@ -10,18 +10,25 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from verfedgnn.cli.next_step import show_next
+from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from verfedgnn.runs.run import Run
+    from verfedgnn.runs.run import Recommendation, Run
 
 
 def recommend(
     run: RunFolder,
     user: Annotated[str | None, typer.Option(help="Id of the user, as in the data.")] = None,
+    rated: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ITEM=RATING",
+            help="Recommend to someone new who gave this rating; PARTY:ITEM=RATING if several parties have the item. Repeatable.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(help="Number of items per user.", min=1)] = 10,
     party: Annotated[
         str | None, typer.Option(help="Recommend only this party's items; all by default.")
@@ -31,18 +38,27 @@ def recommend(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings."""
+    """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings.
+
+    A user who is new to a party and known to another one has a list, too. Someone whom the run does not know is served from
+    their ratings (--rated).
+    """
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
-    if everybody != (out is not None) or everybody == (user is not None):
-        raise ConfigError("choose the users: --user ID for one, or --all --out FILE.parquet for all")
+    if everybody != (out is not None) or [everybody, user is not None, bool(rated)].count(True) != 1:
+        raise ConfigError(
+            "choose the users: --user ID for one, --rated ITEM=RATING for someone new, or --all --out FILE.parquet for all"
+        )
     if out is not None:
         _write_all(run, out, top, party, output)
         return
-    assert user is not None
     loaded = Run.load(run)
-    found = loaded.recommend(user, top, party=party)
+    if user is None:
+        found = _recommend_to_someone_new(loaded, rated or [], party, top)
+    else:
+        _check_user(loaded, run, user, party)
+        found = loaded.recommend(user, top, party=party)
     shares = loaded.ranker.config.training.ranks
     ratings = not loaded.config.training.ranks
     headings = [
@@ -53,7 +69,11 @@ def recommend(
         *(["share"] if shares else []),
         *(["rating"] if ratings else []),
     ]
-    table = Table(*headings, title=f"For user {escape(user)}", title_justify="left")
+    table = Table(
+        *headings,
+        title="For someone new" if user is None else f"For user {escape(user)}",
+        title_justify="left",
+    )
     for place, item in enumerate(found, 1):
         cells = [str(place), escape(item.item), escape(item.title), escape(item.party)]
         if shares:
@@ -64,7 +84,50 @@ def recommend(
     output.result([asdict(item) for item in found], table)
     if not found:
         output.remark("no recommendations: this user has rated every item")
+    if user is not None and party is not None and _is_new_to(loaded, user, party):
+        output.remark(
+            f"{user} is new to {party}: this list follows from what training learnt at other parties"
+        )
     _show_next(loaded, run, party, output)
+
+
+def _recommend_to_someone_new(
+    run: Run, rated: list[str], party: str | None, top: int
+) -> list[Recommendation]:
+    """Return the best items for someone with these ratings."""
+    from verfedgnn.serving.catalogue import Catalogue
+    from verfedgnn.serving.someone_new import read_rated_items, recommend_from_ratings
+
+    catalogue = Catalogue(run, "run")
+    parties = [p for p, served in enumerate(catalogue.parties) if party in (None, served.name)]
+    if not parties:
+        names = ", ".join(served.name for served in catalogue.parties)
+        raise RunError(f"there is no party '{party}' in this run; use one of: {names}")
+    return recommend_from_ratings(catalogue, read_rated_items(catalogue, rated), parties, top)
+
+
+def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
+    """Raise `RunError` for a user whom the run does not know; it names similar ids and the way to serve someone new."""
+    from verfedgnn.serving.someone_new import find_nearest_ids, find_popular_item
+
+    table = run.parties[0].ratings
+    if user and (table.user_ids == user).any():
+        return
+    owner = next((each for each in run.parties if each.name == party), run.parties[0])
+    rating = f"{owner.name}:{find_popular_item(owner.ratings)}={owner.ratings.scale[1]:g}"
+    words = ["recommend", str(folder), "--rated", rating]
+    command = command_text([*words, *([] if party is None else ["--party", party])])
+    nearest = ", ".join(f"'{each}'" for each in find_nearest_ids(run, user))
+    raise RunError(
+        f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, and the nearest ids are {nearest}. "
+        f"For someone new, pass their ratings, for example: {command}"
+    )
+
+
+def _is_new_to(run: Run, user: str, party: str) -> bool:
+    """Return whether a user of the run has no rating at this party."""
+    table = next(each.ratings for each in run.parties if each.name == party)
+    return not (table.user_ids[table.user] == user).any()
 
 
 def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> None:

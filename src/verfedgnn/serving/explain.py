@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.fold_in import UserRatings, fold_in_at
+from verfedgnn.serving.item_weights import Rows
 from verfedgnn.serving.ranker import RankedItems
 from verfedgnn.serving.user_profile import ScoredItem, UserProfile, predict_ratings
 
@@ -58,6 +59,7 @@ def explain_recommendations(
     rated: Sequence[UserRatings],
     best: Sequence[ScoredItem],
     max_reasons: int,
+    filters: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Split each item's score into parts that add up: score = average + habit + taste + items + rest.
 
@@ -68,13 +70,16 @@ def explain_recommendations(
     - `rest` is what the trained model knows beyond the user's own ratings, such as the contribution of other parties. It is 0
       for a newcomer.
 
-    `because` names the ratings that contribute most to `taste` and `items`. `average`, `habit` and `taste` come from folding in
-    (`fold_in.py`). For a model of lists the parts split the score before the softmax.
+    `because` names the liked items that contribute most to `taste` and `items`. `average_rank` is the rank of the item for the
+    average user, among the items that this user has not rated and that match `filters`. A recommendation far above that rank
+    is personal. `average`, `habit` and `taste` come from folding in (`fold_in.py`). For a model of lists the parts split the
+    score before the softmax.
     """
     priors = catalogue.priors[model]
     folds = fold_in_at(
         priors, rated, {p for p, _, _ in best}, ranks=catalogue.ranks, joint=model == FEDERATED
     )
+    candidates = {p: _score_for_average(catalogue, model, p, profile[p].rated, filters) for p in folds}
     explanations = []
     for p, row, score in best:
         fold = folds[p]
@@ -101,10 +106,23 @@ def explain_recommendations(
                 "taste": taste,
                 "items": items,
                 "rest": score - average - habit - taste - items,
+                "average_rank": 1 + int((candidates[p] > average).sum()),
                 "because": _name_reasons(catalogue, adds, mine, max_reasons),
             }
         )
     return explanations
+
+
+def _score_for_average(
+    catalogue: Catalogue, model: str, party: int, rated: Rows, filters: Mapping[str, str]
+) -> NDArray[np.float32]:
+    """Return the average user's scores of the items that match `filters`, without the items at `rated`."""
+    level = catalogue.priors[model][party].level
+    allowed = catalogue.parties[party].filter_items(filters)
+    kept = np.ones(len(level), bool) if allowed is None else allowed.numpy().copy()
+    kept[rated] = False
+    scores: NDArray[np.float32] = level[kept]
+    return scores
 
 
 def _name_reasons(
@@ -113,10 +131,11 @@ def _name_reasons(
     rated: Sequence[UserRatings],
     max_reasons: int,
 ) -> list[dict[str, Any]]:
-    """Describe the user's ratings with the largest positive contributions."""
+    """Describe the liked items with the largest positive contributions. A rating below the upper quarter is no reason."""
     largest = []
     for part, own in zip(adds, rated, strict=True):
-        for i in np.argsort(-part)[:max_reasons]:
+        liked = np.flatnonzero(own.ratings >= catalogue.parties[own.party].liked_from)
+        for i in liked[np.argsort(-part[liked])][:max_reasons]:
             largest.append((float(part[i]), own.party, int(own.items[i]), float(own.ratings[i])))
     top = sorted(largest, key=lambda entry: -entry[0])[:max_reasons]
     return [

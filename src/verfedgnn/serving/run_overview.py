@@ -12,6 +12,7 @@ from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.lift import simple_model
 from verfedgnn.evaluation.verdict import NO, UNCLEAR, YES, deciding_figures, headline, verdict
+from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.phrases import format_size, warn_of_lists
 from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
 from verfedgnn.reports.run_report import sum_traffic
@@ -21,6 +22,7 @@ from verfedgnn.serving.catalogue import ALONE, IMAGE, Catalogue
 NDCG = "ndcg@20"
 MAX_JUDGED = 1 << 31
 """Largest number of scores, users times items, for which the lists of a party alone are judged when the page is opened."""
+NEW_HERE = "new here, known elsewhere"
 MOST_VALUES = 60
 """Maximum number of values of an item column that the page offers as a filter."""
 
@@ -52,7 +54,8 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "verdict": None if lift is None else _describe_verdict(_narrow_lift(lift, party.name)),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
-                "examples": _choose_examples(catalogue, number),
+                "titles": party.table.titles is not None,
+                "examples": _choose_examples(catalogue, number, allowed),
                 "columns": _list_values(party.table.columns),
             }
         )
@@ -92,6 +95,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
             for kind, way, count, amount in sum_traffic(run)
         ],
         "privacy": {
+            "visibility": {"columns": HEADER, "rows": who_sees_what(run.config)},
             "guarantees": list_guarantees(metrics["privacy"]),
             "assumptions": list_assumptions(metrics["privacy"]),
         },
@@ -183,14 +187,20 @@ def _measure_alone(catalogue: Catalogue) -> list[dict[str, float | None]]:
     return found
 
 
-def _choose_examples(catalogue: Catalogue, party: int) -> list[dict[str, Any]]:
-    """Choose one user with few, one with a typical number of, and one with many ratings at the party."""
+def _choose_examples(catalogue: Catalogue, party: int, allowed: Sequence[int]) -> list[dict[str, Any]]:
+    """Choose users with few, with a typical number of, and with many ratings at the party, and the one with the most ratings only elsewhere."""
     table = catalogue.parties[party].table
     counts: NDArray[np.int64] = np.bincount(table.user, minlength=table.n_users)
+    elsewhere = np.zeros_like(counts)
+    for other in set(allowed) - {party}:
+        elsewhere += np.bincount(catalogue.parties[other].table.user, minlength=table.n_users)
     order = np.argsort(counts, kind="stable")
     order = order[counts[order] >= min(5, int(counts.max()))]
     places = {"few ratings": 0.1, "a typical user": 0.5, "many ratings": 0.95}
     chosen = {name: int(order[int(place * (len(order) - 1))]) for name, place in places.items()}
+    only_elsewhere = np.where(counts == 0, elsewhere, 0)
+    if only_elsewhere.any():
+        chosen[NEW_HERE] = int(only_elsewhere.argmax())
     return [
         {"label": name, "user": str(table.user_ids[row]), "ratings": int(counts[row])}
         for name, row in chosen.items()

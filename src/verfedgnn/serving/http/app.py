@@ -65,7 +65,7 @@ ModelName = Annotated[
     Query(description="Model trained by all parties together, or by each party alone."),
 ]
 MaxReasons = Annotated[
-    int, Query(description="Maximum number of the user's ratings named as reasons.", ge=0, le=20)
+    int, Query(description="Maximum number of items the user liked that are named as reasons.", ge=0, le=20)
 ]
 NO_PICTURES = Pictures()
 FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
@@ -195,7 +195,7 @@ def _add_recommendations(
         if why:
             rated = rated_by(catalogue, who, parties)
             reasons = await run_in_threadpool(
-                explain_recommendations, catalogue, model, profile, rated, best, why
+                explain_recommendations, catalogue, model, profile, rated, best, why, filters
             )
         items = describe_recommendations(catalogue, model, profile, best, reasons)
         return _json_response({"recommendations": items})
@@ -223,7 +223,7 @@ def _add_recommendations(
         if newcomer.why:
             rated = rated_by(catalogue, who, access.parties)
             reasons = await run_in_threadpool(
-                explain_recommendations, catalogue, FEDERATED, profile, rated, best, newcomer.why
+                explain_recommendations, catalogue, FEDERATED, profile, rated, best, newcomer.why, filters
             )
         items = describe_recommendations(catalogue, FEDERATED, profile, best, reasons)
         return _json_response({"recommendations": items})
@@ -329,9 +329,12 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
 
     @app.get("/v1/history", tags=["page"], summary="List a user's highest ratings")
     async def show_history(access: Granted, user: UserId, party: PartyName = None, k: Count = 10) -> Response:
-        """Return the highest ratings, how many ratings there are, and how many of them count as liked."""
-        who = lookup.find_user(catalogue, user)
+        """Return the highest ratings, how many ratings there are, and how many of them count as liked.
+
+        `known` is false for a user whom the server cannot serve without ratings from the request.
+        """
         parties = lookup.find_parties(catalogue, party, access.parties)
+        who = lookup.find_user_with(catalogue, user, ())
         rated = [
             (rating, own.party, item)
             for own in all_ratings(catalogue, who, parties)
@@ -343,6 +346,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
         answer = {
             "count": len(rated),
             "liked": liked,
+            "known": who.row is not None or bool(who.newer),
             "newer": bool(who.newer),
             "trained": who.row is not None,
         }
@@ -350,11 +354,11 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
 
     @app.get("/v1/image", tags=["page"], summary="Show the picture of an item")
     async def show_image(access: Granted, item: ItemId, party: PartyName = None) -> Response:
-        """Return the picture that the item column `image` names, from the folder of `serve --images`."""
+        """Return the picture that the item column `image` names, from the folder of `serve --images`; 204 without one."""
         p, row = lookup.find_item(catalogue, item, party, access.parties)
         named = catalogue.parties[p].table.columns.get(IMAGE)
-        body, kind = await run_in_threadpool(pictures.read, "" if named is None else str(named[row]))
-        return Response(body, media_type=kind)
+        found = await run_in_threadpool(pictures.read, "" if named is None else str(named[row]))
+        return Response(status_code=204) if found is None else Response(found[0], media_type=found[1])
 
     for path, (name, kind) in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(_send_file(read_page_file(name), kind))

@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.serving.http.http_problems import HttpProblem
 
 KINDS = {
     ".avif": "image/avif",
@@ -32,21 +31,20 @@ class Pictures:
     hosts: tuple[str, ...] = ()
     """Origins, such as https://cdn.example.org, from which the page may load pictures."""
 
-    def read(self, value: str) -> tuple[bytes, str]:
-        """Return the content and media type of a picture below the folder; raise `HttpProblem` if there is none."""
-        missing = HttpProblem(404, "this item has no picture here", "see `verfedgnn serve --images`")
+    def read(self, value: str) -> tuple[bytes, str] | None:
+        """Return the content and media type of a picture below the folder; None if there is none."""
         if self.folder is None or not value or "://" in value or "\0" in value:
-            raise missing
+            return None
         path = (self.folder / value).resolve()
         kind = KINDS.get(path.suffix.lower())
         if kind is None or not path.is_relative_to(self.folder):
-            raise missing
+            return None
         try:
             if not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
-                raise missing
+                return None
             return path.read_bytes(), kind
         except OSError:
-            raise missing from None
+            return None
 
 
 def read_picture_options(given: Sequence[str]) -> Pictures:

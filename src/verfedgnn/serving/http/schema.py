@@ -56,7 +56,7 @@ class Newcomer(StrictRequest):
     where: Filters = {}
     """Filters by item column, such as {"category": "book"}."""
     why: Annotated[int, Field(ge=0, le=20)] = 0
-    """Maximum number of the user's ratings named as reasons for each item."""
+    """Maximum number of items the user liked that are named as reasons for each item."""
 
 
 class BatchRequest(StrictRequest):
@@ -154,7 +154,7 @@ class ItemResponse(BaseModel):
 
 
 class Reason(ItemResponse):
-    """One of the user's own ratings that contributes to a recommendation."""
+    """An item that the user liked and that contributes to a recommendation."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     rating: float
@@ -176,7 +176,10 @@ class Explanation(BaseModel):
     """Contribution of the user's items at the same party, through the weights between items (EASE)."""
     rest: float
     """Contribution of what the trained model knows beyond the user's own ratings."""
+    average_rank: int
+    """Rank of the item for the average user, among the items of the party that the user has not rated and that match the filters."""
     because: list[Reason]
+    """The liked items that contribute most."""
 
 
 class RecommendedItem(ItemResponse):

@@ -76,18 +76,26 @@ function drawPrivacy(box, run) {
     releases.append(make("div", {}, make("h3", {}, part.release), make("p", { class: "quiet" }, `${part.mechanism}, ${times}`), make("p", {}, part.guarantee)));
   }
   const points = make("ul", { class: "points" }, ...run.privacy.assumptions.map((text) => make("li", {}, text)));
-  box.replaceChildren(make("p", { class: "quiet" }, "What each organisation released during training, and how it is protected. Ratings never leave an organisation."), releases, points);
+  const { columns, rows } = run.privacy.visibility;
+  const head = make("tr", {}, ...columns.map((title) => make("th", { scope: "col" }, title)));
+  const body = rows.map(([what, ...seen]) => make("tr", {}, make("th", { scope: "row" }, what), ...seen.map((text, index) => make("td", { "data-title": columns[index + 1] }, text))));
+  box.replaceChildren(
+    make("h4", {}, "Who sees what"),
+    scrolling("Who sees what", make("table", { class: "sees" }, make("thead", {}, head), make("tbody", {}, ...body))),
+    make("h4", {}, "What leaves an organisation"),
+    make("p", { class: "quiet" }, "What each organisation released during training, and how it is protected. Ratings never leave an organisation."), releases, points);
 }
 
-// Show the verdict on top of the page, in the words of the terminal and the reports, with the figures that decide.
+// Show the verdict of the chosen organisation on top of the page, then the overall one. Both use the words of the terminal and the
+// reports, and name the figures that decide.
 function drawVerdict(run, party) {
-  const single = run.verdict === null && run.parties.length === 1 ? run.parties[0] : null, whole = run.verdict ?? single?.verdict ?? null;
-  $("verdict").className = `open banner ${whole?.tone ?? "unclear"}`;
-  $("headline").textContent = whole?.headline ?? (run.judged_by_lift ? "What joining is worth to each organisation" : "Whether joining pays was not judged.");
-  $("deciding").textContent = whole?.figures ?? (run.judged_by_lift ? "Choose an organisation to see its verdict." : describeUnjudged(run, party));
-  const own = single === null && party?.verdict ? party.verdict : null;
-  $("party-verdict").hidden = own === null;
-  $("party-verdict").replaceChildren(...(own === null ? [] : [make("b", { class: own.tone }, `${party.name}: ${own.headline}`), ` ${own.figures}`]));
+  const own = party?.verdict ?? null, shown = own ?? run.verdict, whole = own === null || run.parties.length === 1 ? null : run.verdict;
+  $("verdict").className = `open banner ${shown?.tone ?? "unclear"}`;
+  const unjudged = run.judged_by_lift ? "What joining is worth to each organisation" : "Whether joining pays was not judged.";
+  $("headline").textContent = shown === null ? unjudged : `${own !== null && run.parties.length > 1 ? `${party.name}: ` : ""}${shown.headline}`;
+  $("deciding").textContent = shown?.figures ?? (run.judged_by_lift ? "Choose an organisation to see its verdict." : describeUnjudged(run, party));
+  $("overall").hidden = whole === null;
+  $("overall").replaceChildren(...(whole === null ? [] : [make("b", { class: whole.tone }, `All organisations: ${whole.headline}`), ` ${whole.figures}`]));
 }
 
 // Without a lift there is no interval, hence no verdict, but the figures are there.

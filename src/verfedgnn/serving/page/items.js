@@ -9,7 +9,7 @@ const round = (value) => (Number.isInteger(value) ? `${value}` : value.toFixed(1
 
 function kindOf(item) {
   const kinds = Object.entries(item.columns).filter(([name, value]) => name !== "image" && value && value !== item.party);
-  return [...(state.party ? [] : [item.party]), ...kinds.map(([, value]) => value)].join(" · ");
+  return [...(item.party === state.party ? [] : [item.party]), ...kinds.map(([, value]) => value)].join(" · ");
 }
 
 function stars(value, share = false) {
@@ -53,43 +53,40 @@ async function fetchPicture(item) {
   return answer.ok ? URL.createObjectURL(await answer.blob()) : null;
 }
 
-// One sentence with at most two of the user's own ratings: what they liked, then what they chose or rated otherwise.
-function because(why) {
-  const line = make("p", { class: "why" }), seen = new Set();
-  const strong = why.because.filter((reason) => {
+// One sentence with at most two items that the user liked. Without any, it says how the item came into the list; `personal` is false
+// for a list that every new customer would see, and the note above the list says that once.
+function because(why, personal) {
+  const seen = new Set();
+  const liked = why.because.filter((reason) => {
     const fresh = !seen.has(nameOf(reason));
     seen.add(nameOf(reason));
     return fresh && reason.adds >= (state.run.ranks ? 0.02 : 0.05);
   }).slice(0, 2);
-  if (strong.length === 0) {
-    line.append("Popular with many users.");
-    return line;
-  }
-  const liked = strong.filter((reason) => reason.rating >= partyOf(reason.party).liked_from), rest = strong.filter((reason) => !liked.includes(reason));
-  // A model of lists counts an item that was not liked as chosen; a model of ratings learns from how low it was rated.
-  const rated = (reason) => (state.run.ranks ? [] : [` ${round(reason.rating)} ★`]);
-  const list = (verb, reasons, more) => [`${verb} `, ...reasons.flatMap((reason, index) => [index ? " and " : "", make("b", {}, nameOf(reason)), ...more(reason)])];
-  const parts = [];
-  if (liked.length) parts.push(list("liked", liked, () => []));
-  if (rest.length) parts.push(list(state.run.ranks ? "chose" : "rated", rest, rated));
-  line.append("Because this user ", ...parts.flatMap((part, index) => (index ? [" and ", ...part] : part)), ".");
-  return line;
+  if (liked.length) return make("p", { class: "why" }, "Because this user liked ", ...liked.flatMap((reason, index) => [index ? " and " : "", make("b", {}, nameOf(reason))]), ".");
+  if (!personal) return null;
+  return make("p", { class: "why" }, isPersonal(why) ? "Liked by customers with a similar taste." : "Popular with many customers.");
 }
 
-// Fill a box with three lists: items that are new, that moved up, and that are gone. Lists hold the best items, `all` more of them.
+// Whether a new customer would not see the item in a list of this length.
+const isPersonal = (why) => why.average_rank > SHOWN;
+
+// Fill a box with lists: items that are new, that moved up or down, and that are gone. Lists hold the best items, `all` more of them.
 function drawChanges(box, now, before, shown) {
   const keys = (items) => new Set(items.map(keyOf)), best = now.slice(0, shown), old = before.slice(0, shown), here = keys(best), there = keys(old);
   const place = (items, item) => items.findIndex((other) => keyOf(other) === keyOf(item)) + 1;
   const rank = (found, items) => (found > 0 ? `rank ${found}` : `below rank ${items.length}`);
   const entry = (item, note) => make("li", {}, make("span", { class: "title" }, nameOf(item)), make("span", { class: "kind" }, note));
-  const column = (title, id, entries) => make("div", {}, make("h3", {}, title), make("ul", { class: "plain", id }, ...(entries.length ? entries : [make("li", { class: "quiet" }, "None")])));
+  const column = (title, id, entries) => (entries.length ? make("div", {}, make("h3", {}, title), make("ul", { class: "plain", id }, ...entries)) : null);
   const came = best.filter((item) => !there.has(keyOf(item)));
-  const rose = best.map((item, index) => [item, place(old, item) - index - 1]).filter(([item, by]) => there.has(keyOf(item)) && by > 0);
+  const moves = best.filter((item) => there.has(keyOf(item))).map((item) => [item, place(old, item) - place(best, item)]);
+  const rose = moves.filter(([, by]) => by > 0), fell = moves.filter(([, by]) => by < 0);
   const left = old.filter((item) => !here.has(keyOf(item)));
-  box.replaceChildren(
+  const columns = [
     column("New in the list", `${box.id}-came`, came.map((item) => entry(item, `from ${rank(place(before, item), before)}`))),
     column("Moved up", `${box.id}-rose`, rose.map(([item, by]) => entry(item, `by ${plural(by, "place")}`))),
+    column("Moved down", `${box.id}-fell`, fell.map(([item, by]) => entry(item, `by ${plural(-by, "place")}`))),
     column("No longer in the list", `${box.id}-left`, left.map((item) => entry(item, `to ${rank(place(now, item), now)}`))),
-  );
+  ];
+  box.replaceChildren(...columns.filter((each) => each !== null));
   return came.length;
 }

@@ -3,21 +3,44 @@
 
 const given = new Map();
 
-function openNewcomer(unknown = null) {
-  const party = state.party || "any organisation";
-  $("unknown").hidden = unknown === null;
-  if (unknown !== null) {
-    const examples = examplesOf(state.party).map((example) => example.user).join(", ");
-    $("unknown").textContent = `User ${unknown} is not known here. ${plural(state.run.users, "user")} took part in the training, with ids such as ${examples}. Check the spelling, or serve this person as someone new.`;
-  }
-  $("newcomer-note").textContent = `Pick a few items of ${party} by title and rate them. The recommendations follow from these ratings alone; nothing is stored.`;
+// Open the form, for someone new or for an id that the run does not know.
+function openNewcomer() {
   $("newcomer").hidden = false;
+  drawNewcomer();
+  $("newcomer").scrollIntoView({ block: "start" });
+}
+
+function drawNewcomer() {
+  const party = state.party || "any organisation";
+  $("unknown").hidden = state.unknown === null;
+  if (state.unknown !== null) {
+    const examples = examplesOf(state.party).map((example) => example.user).join(", ");
+    $("unknown").textContent = `User ${state.unknown} is not known here. ${plural(state.run.users, "user")} took part in the training, with ids such as ${examples}. Check the spelling, or serve this person as someone new.`;
+  }
+  $("newcomer-note").textContent = `Pick a few items of ${party} by title or id and rate them. The recommendations follow from these ratings alone; nothing is stored.`;
   drawGiven();
 }
 
 function closeNewcomer() {
   given.clear();
   $("newcomer").hidden = true;
+}
+
+// The ratings as text in the address, and back.
+const writeGiven = () => JSON.stringify([...given.values()].map(({ item, rating }) => [item.party, item.item, rating]));
+
+async function readGiven(text) {
+  let ratings = [];
+  try {
+    ratings = JSON.parse(text).filter(([party, item, rating]) => partyOf(party) && typeof item === "string" && Number.isFinite(rating));
+  } catch {
+    return; // not one of our addresses
+  }
+  const lists = await Promise.all(ratings.map(([party, item]) => ask("v1/items", { text: item, party, k: 1000 })));
+  ratings.forEach(([, id, rating], index) => {
+    const item = lists[index].items.find((found) => found.item === id);
+    if (item) given.set(keyOf(item), { item, rating });
+  });
 }
 
 // A choice of ratings: every whole step of the scale, from the highest; a number field for long scales.
@@ -33,15 +56,27 @@ function ratingField(item, rating) {
 function drawGiven() {
   $("given").replaceChildren(...[...given.entries()].map(([key, { item, rating }]) => {
     const field = ratingField(item, rating), remove = make("button", { type: "button", "aria-label": `Remove ${nameOf(item)}` }, "Remove");
-    field.addEventListener("change", () => given.set(key, { item, rating: Number(field.value) }));
+    field.addEventListener("change", () => {
+      given.set(key, { item, rating: Number(field.value) });
+      outdate();
+    });
     remove.addEventListener("click", () => {
       given.delete(key);
       drawGiven();
+      outdate();
       $("item").focus();
     });
     return make("li", {}, make("div", { class: "line" }, picture(item), named(item), field, remove));
   }));
   $("ask-newcomer").disabled = given.size === 0;
+  $("ask-hint").hidden = given.size > 0;
+}
+
+// The list in view no longer follows from the ratings in the form.
+function outdate() {
+  itemSearch.close();
+  leaveUser();
+  remember();
 }
 
 async function showNewcomer() {
@@ -51,7 +86,7 @@ async function showNewcomer() {
   const body = { ratings, k: SHOWN, why: 4, ...(state.party ? { party: state.party } : {}), where: filterOf() };
   const found = await ask("v1/recommendations", {}, body);
   if (turn !== state.asked) return;
-  state.user = null;
+  state.count = ratings.length;
   state.lists = { federated: { all: found.recommendations, best: found.recommendations } };
   showBest();
   showChanged();
@@ -66,8 +101,9 @@ const itemSearch = suggest($("item"), $("items"), {
     given.set(keyOf(item), { item, rating: partyOf(item.party).scale[1] });
     $("item").value = "";
     drawGiven();
+    outdate();
   },
-  none: "No title contains this text.",
+  none: "No title or id contains this text.",
 });
 $("item").addEventListener("focus", () => itemSearch.open());
 $("newcomer-form").addEventListener("submit", (event) => {
@@ -76,10 +112,16 @@ $("newcomer-form").addEventListener("submit", (event) => {
 });
 $("open-newcomer").addEventListener("click", () => {
   leaveUser();
+  state.unknown = null;
+  $("user").value = "";
   openNewcomer();
-  $("item").focus();
+  remember();
+  $("item").focus({ preventScroll: true });
 });
 $("close-newcomer").addEventListener("click", () => {
   closeNewcomer();
+  leaveUser();
+  state.unknown = null;
+  remember();
   $("user").focus();
 });

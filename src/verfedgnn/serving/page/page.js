@@ -13,6 +13,7 @@ async function start() {
   if (run.parties.length > 1) options.push(make("option", { value: "" }, "all organisations"));
   $("party").replaceChildren(...options);
   $("party").disabled = options.length < 2;
+  $("party").title = options.length < 2 ? "This server serves one organisation." : "";
   $("model-alone").disabled = !run.alone;
   $("no-alone").textContent = "This run has no models of the organisations alone. To compare with them, train with the best preset or with --set gate=true.";
   $("key-form").hidden = true;
@@ -27,9 +28,9 @@ async function start() {
   drawBytes($("bytes"), run);
   drawPrivacy($("privacy"), run);
   new ResizeObserver(() => drawCurve($("curve"), [run, ...beside])).observe($("curve"));
+  state.other = new URLSearchParams(location.hash.slice(1)).get("run");
   guarded(loadRuns).then(() => state.lists.federated && guarded(showBetween));
-  chooseParty(run.parties[0].name);
-  follow();
+  await follow();
 }
 
 function describeNewer(newer) {
@@ -37,16 +38,16 @@ function describeNewer(newer) {
   return `${plural(newer.ratings, "rating")} of ${plural(newer.users, "user")} ${newer.ratings === 1 ? "is" : "are"} newer than the run; ${newer.unknown_users.toLocaleString("en")} of these users were not in training.${left}`;
 }
 
-const examplesOf = (name) => (partyOf(name) ?? state.run.parties[0]).examples;
+// Examples of users; for all organisations, users whom the first one knows.
+const examplesOf = (name) => partyOf(name)?.examples ?? state.run.parties[0].examples.filter((example) => example.ratings > 0);
 const filterOf = () => (state.where ? Object.fromEntries([JSON.parse(state.where)]) : {});
 const partyOf = (name) => state.run.parties.find((party) => party.name === name) ?? null;
 
-function chooseParty(name) {
-  state.party = name;
-  state.where = "";
-  $("party").value = name;
-  const party = partyOf(name), columns = Object.entries(party?.columns ?? {});
-  const choices = examplesOf(name).map((example) => {
+// Draw everything that depends on the organisation; `party` is null for all organisations together.
+function drawParty() {
+  const party = partyOf(state.party), columns = Object.entries(party?.columns ?? {});
+  $("party").value = state.party;
+  const choices = examplesOf(state.party).map((example) => {
     const button = make("button", { type: "button", "data-user": example.user }, make("b", {}, example.user), ` ${example.label}`);
     button.addEventListener("click", () => chooseUser(example.user));
     return button;
@@ -55,22 +56,36 @@ function chooseParty(name) {
   $("filter-box").hidden = columns.length === 0;
   const groups = columns.map(([column, values]) => make("optgroup", { label: column }, ...values.map((value) => make("option", { value: JSON.stringify([column, value]) }, value))));
   $("filter").replaceChildren(make("option", { value: "" }, "all items"), ...groups);
+  $("filter").value = state.where;
   drawVerdict(state.run, party);
   drawWorth($("worth"), state.run, party);
-  if (state.user !== null) guarded(showUser);
-  else if (!$("newcomer").hidden) {
-    leaveUser();
-    given.clear();
-    openNewcomer();
-  }
+}
+
+function chooseParty(name) {
+  state.party = name;
+  state.where = "";
+  drawParty();
+  remember();
+  showChosen();
 }
 
 function chooseUser(user) {
+  closeNewcomer();
   state.user = user;
+  state.unknown = null;
   $("user").value = user;
   userSearch.close();
-  closeNewcomer();
-  guarded(showUser);
+  remember();
+  showChosen();
+}
+
+// Show the user, or the newcomer, at the chosen organisation.
+function showChosen() {
+  if (state.user !== null) return guarded(showUser);
+  leaveUser();
+  if ($("newcomer").hidden) return;
+  drawNewcomer();
+  if (given.size) guarded(showNewcomer);
 }
 
 // Take away what is shown of a user.
@@ -82,41 +97,68 @@ function leaveUser() {
   say("");
 }
 
+// The part of the address after # says what is chosen, so that links and the back button work. Browsers do not send it to the server.
+function addressOf() {
+  const { party, model, where, other } = state;
+  const chosen = { user: state.user ?? state.unknown, party, model: model === "alone" ? model : null, where: where || null, run: other, new: $("newcomer").hidden ? null : writeGiven() };
+  return `#${new URLSearchParams(Object.entries(chosen).filter(([, value]) => value !== null))}`;
+}
+
+function remember() {
+  const address = addressOf();
+  if (address !== location.hash) window.history.pushState(null, "", address);
+}
+
+// Show what the address names.
+async function follow() {
+  if (state.run === null) return; // the key comes first
+  const link = new URLSearchParams(location.hash.slice(1)), user = link.get("user"), named = (id, value) => [...$(id).options].some((option) => option.value === value);
+  state.party = named("party", link.get("party")) ? link.get("party") : state.run.parties[0].name;
+  state.model = link.get("model") === "alone" && state.run.alone ? "alone" : "federated";
+  $(`model-${state.model}`).checked = true;
+  state.where = "";
+  drawParty();
+  if (named("filter", link.get("where"))) $("filter").value = state.where = link.get("where");
+  chooseRun(link.get("run"));
+  closeNewcomer();
+  leaveUser();
+  state.unknown = null;
+  $("user").value = user ?? "";
+  if (link.has("new")) {
+    state.unknown = user;
+    openNewcomer();
+    await readGiven(link.get("new"));
+  } else state.user = user || null;
+  showChosen();
+}
+
 async function showUser() {
   const turn = ++state.asked, { user, party, run } = state, filter = filterOf();
   say(`Loading recommendations for user ${user} …`);
   const models = run.alone ? ["federated", "alone"] : ["federated"];
-  const wanted = [ask("v1/history", { user, party, k: SHOWN })];
+  const history = await ask("v1/history", { user, party, k: SHOWN });
+  if (turn !== state.asked) return; // another user was chosen in the meantime
+  if (!history.known) {
+    leaveUser();
+    state.unknown = user;
+    openNewcomer();
+    return say(`No recommendations: user ${user} is not known.`);
+  }
+  const wanted = [];
   for (const model of models) {
     wanted.push(ask("v1/recommendations", { user, party, model, k: COMPARED, ...filter }));
     wanted.push(ask("v1/recommendations", { user, party, model, k: SHOWN, why: 4, ...filter }));
   }
-  let history, found;
-  try {
-    [history, ...found] = await Promise.all(wanted);
-  } catch (error) {
-    if (error.status !== 404 || turn !== state.asked) throw error;
-    leaveUser();
-    openNewcomer(user);
-    return say(`No recommendations: user ${user} is not known.`);
-  }
-  if (turn !== state.asked) return; // another user was chosen in the meantime
+  const found = await Promise.all(wanted);
+  if (turn !== state.asked) return;
   state.lists = {};
+  state.count = history.count;
   models.forEach((model, i) => (state.lists[model] = { all: found[2 * i].recommendations, best: found[2 * i + 1].recommendations }));
   showLiked(history);
   showBest();
   showChanged();
   $("for-user").hidden = false;
   guarded(showBetween);
-  window.history.replaceState(null, "", `#${new URLSearchParams({ user, party })}`); // a link to this view; browsers do not send it to the server
-}
-
-// Show the user and organisation that a link names.
-function follow() {
-  if (state.run === null) return; // the key comes first
-  const link = new URLSearchParams(location.hash.slice(1)), party = link.get("party"), user = link.get("user");
-  if ([...$("party").options].some((option) => option.value === party)) chooseParty(party);
-  if (user) chooseUser(user);
 }
 
 const whoIs = () => (state.user === null ? "someone new" : `user ${state.user}`);
@@ -146,21 +188,39 @@ const placed = (place) => (place > 0 ? `rank ${place}` : `below rank ${COMPARED}
 function showBest() {
   const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
   const { best } = state.lists[model], party = partyOf(state.party);
+  const personal = best.filter((item) => isPersonal(item.why)).length;
   const entries = best.map((item, index) => {
     const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), picture(item), named(item, moved(item, index + 1, other)),
       state.run.ranks && item.rating !== null ? make("span", { class: "small-share" }, percent(item.score)) : null,
       item.rating === null ? stars(item.score, true) : stars(item.rating));
     const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.rating - low) / (high - low || 1);
-    return make("li", {}, line, meter(share), because(item.why));
+    return make("li", {}, line, meter(share), because(item.why, personal > 0));
   });
   $("best").className = `plain ${model}`;
   $("best").replaceChildren(...entries);
   $("switch").hidden = $("liked-box").hidden = state.user === null;
   $("no-alone").hidden = state.user === null || state.run.alone;
   $("best-title").textContent = `Recommendations for ${whoIs()}`;
+  $("personal").hidden = best.length === 0;
+  $("personal").textContent = describePersonal(model, personal, best.length);
   const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : "Trained by all organisations together.";
-  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run)} Items the user has rated are left out.`;
+  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run)} Items the user has rated are left out.${withoutTitles(party)}`;
   say(`${plural(best.length, "recommendation")} for ${whoIs()}, ${model}.`);
+}
+
+// Say once why a list is personal, or why not.
+function describePersonal(model, personal, shown) {
+  const where = state.party || "any organisation", who = whoIs(), unlike = `${personal} of these ${plural(shown, "item")} ${personal === 1 ? "is" : "are"} not what every new customer would see`;
+  const usual = "every new customer would see the same items, perhaps in another order";
+  if (state.count > 0) return personal ? `Personal: ${unlike}.` : `Not personal: ${usual}.`;
+  if (model === "alone") return `Not personal: ${where} alone knows nothing about ${who}, so ${usual}.`;
+  const newHere = `${who[0].toUpperCase()}${who.slice(1)} is new to ${where} and known to another organisation`;
+  return personal ? `Personal: ${newHere}. What training learnt there orders this list, and ${unlike}. Which items the user rated there is not visible here.` : `Not personal: ${newHere}, but what training learnt there changes little: ${usual}.`;
+}
+
+function withoutTitles(party) {
+  const without = (party ? [party] : state.run.parties).filter((one) => !one.titles);
+  return without.length ? " The data has no titles, so items are shown by their ids." : "";
 }
 
 function ordering(run) {
@@ -180,9 +240,9 @@ function moved(item, place, other) {
 
 function explanation(ranks) {
   const parts = ranks ? "four parts: the score for the average user, what the user's ratings add to every item, one contribution per rating to this item, and one for each item that users often have together with it" : "three parts: the prediction for the average user, how high this user rates in general, and one contribution per rating";
-  const low = ranks ? "An item that the user rated low counts as chosen, but not as liked." : "A low rating counts in favour of items that differ from the rated one.";
   return [
-    `A reason is one of the user's own ratings. At most two are named, those that contribute most. ${low}`,
+    `A reason is an item that the user liked. At most two are named, those that contribute most. Other ratings count in the score, too, but are not named.`,
+    "Without such an item, the line says whether the average user would also see the item: then it is popular, otherwise customers with a similar taste like it.",
     `Reasons are computed by folding in: a fit estimates the user's taste from their own ratings alone. The ${ranks ? "score" : "prediction"} is then a sum of ${parts}.`,
     "The trained model also uses the ratings of all other users and, in a federation, of other organisations. The reasons therefore explain most of a recommendation, but not all of it. The API returns all parts.",
   ];
@@ -206,9 +266,19 @@ const userSearch = suggest($("user"), $("users"), {
 $("party").addEventListener("change", () => chooseParty($("party").value));
 $("filter").addEventListener("change", () => {
   state.where = $("filter").value;
-  if (state.user !== null) guarded(showUser);
-  else if (given.size) guarded(showNewcomer);
+  remember();
+  showChosen();
 });
-$("switch").addEventListener("change", (event) => { state.model = event.target.value; if (state.lists.federated) showBest(); });
-window.addEventListener("hashchange", follow);
+$("switch").addEventListener("change", (event) => {
+  state.model = event.target.value;
+  remember();
+  if (state.lists.federated) showBest();
+});
+for (const link of document.querySelectorAll("a[href^='#']")) link.addEventListener("click", (event) => {
+  event.preventDefault(); // the part of the address after # says what is chosen
+  const target = document.querySelector(link.getAttribute("href"));
+  target.scrollIntoView();
+  target.focus({ preventScroll: true });
+});
+window.addEventListener("hashchange", () => guarded(follow));
 guarded(start);

@@ -2,13 +2,15 @@
 "use strict";
 
 // `find(text)` returns choices, `show(choice)` the parts of an entry, `choose(choice)` takes one. `typed(text)` takes a text that was
-// entered without choosing, if given.
+// entered without choosing, if given. The hint says so when nothing is found.
 function suggest(input, list, { find, show, choose, typed = null, none }) {
+  const hint = $(`${list.id}-hint`);
   let choices = [], active = -1, turn = 0;
 
   function close() {
     turn++;
     list.hidden = true;
+    hint.textContent = "";
     input.setAttribute("aria-expanded", "false");
     input.removeAttribute("aria-activedescendant");
     active = -1;
@@ -39,7 +41,7 @@ function suggest(input, list, { find, show, choose, typed = null, none }) {
     active = -1;
     list.hidden = found.length === 0;
     input.setAttribute("aria-expanded", String(found.length > 0));
-    if (found.length === 0) say(none);
+    hint.textContent = found.length === 0 ? none : "";
   }
 
   input.addEventListener("input", () => guarded(open));

@@ -1,0 +1,91 @@
+"""Recommendations for someone whom the run does not know, from ratings given as text."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import numpy as np
+
+from verfedgnn.core.errors import DataError
+from verfedgnn.data import Ratings
+from verfedgnn.runs.run import Recommendation, Run
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.explain import describe_recommendations, merge_rankings
+from verfedgnn.serving.fold_in import UserRatings
+from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
+
+NEIGHBOURS = 200
+"""Ids before and after an unknown one, in alphabetical order, among which the nearest are searched."""
+
+
+def find_nearest_ids(run: Run, user: str, limit: int = 3) -> list[str]:
+    """Return the known ids that are most similar to an unknown one."""
+    table = run.parties[0].ratings
+    known = np.sort(table.user_ids[table.known_users])
+    place = bisect_left(known, user)
+    among = [str(known[i]) for i in range(max(0, place - NEIGHBOURS), min(len(known), place + NEIGHBOURS))]
+    return get_close_matches(user, among, limit, cutoff=0.0)
+
+
+def find_popular_item(table: Ratings) -> str:
+    """Return the id of the item with the most ratings."""
+    return str(table.item_ids[np.bincount(table.item, minlength=table.n_items).argmax()])
+
+
+def read_rated_items(catalogue: Catalogue, texts: Sequence[str]) -> list[UserRatings]:
+    """Return the ratings in texts such as `ITEM=5`, or `PARTY:ITEM=5` where several parties have the item, by party."""
+    found: dict[tuple[int, int], float] = {}
+    for text in texts:
+        item, _, value = text.rpartition("=")
+        try:
+            rating = float(value)
+        except ValueError:
+            rating = np.nan
+        if not item or np.isnan(rating):
+            raise DataError(f"--rated {text} is not ITEM=RATING; write for example --rated {item or text}=5")
+        place = _find_item(catalogue, item)
+        low, high = catalogue.parties[place[0]].table.scale
+        if not low <= rating <= high:
+            raise DataError(f"--rated {text} is outside the scale; give a rating from {low:g} to {high:g}")
+        found[place] = rating
+    return [
+        UserRatings(
+            p,
+            np.array([row for q, row in found if q == p]),
+            np.array([rating for (q, _), rating in found.items() if q == p], np.float32),
+        )
+        for p in sorted({p for p, _ in found})
+    ]
+
+
+def _find_item(catalogue: Catalogue, text: str) -> tuple[int, int]:
+    """Return the party and row of an item, given as `ITEM` or `PARTY:ITEM`."""
+    names = [party.name for party in catalogue.parties]
+    found = [
+        (p, row) for p, party in enumerate(catalogue.parties) if (row := party.ids.find(text)) is not None
+    ]
+    if not found:
+        head, _, item = text.partition(":")
+        row = catalogue.parties[names.index(head)].ids.find(item) if head in names else None
+        if row is not None:
+            return names.index(head), row
+        raise DataError(f"no party has an item '{text}'; write its id as in the data")
+    if len(found) > 1:
+        choices = ", ".join(f"{names[p]}:{text}" for p, _ in found)
+        raise DataError(f"several parties have an item '{text}'; write one of: {choices}")
+    return found[0]
+
+
+def recommend_from_ratings(
+    catalogue: Catalogue, rated: Sequence[UserRatings], parties: Sequence[int], k: int
+) -> list[Recommendation]:
+    """Return the k best items of these parties for someone with these ratings and no others."""
+    profile = profile_user(catalogue, FEDERATED, ServedUser(None, rated), parties)
+    queries = make_queries(catalogue, FEDERATED, profile, k, {})
+    best = merge_rankings(parties, [ranker.rank([query])[0] for ranker, query in queries], k)
+    return [
+        Recommendation(item["item"], item["title"], item["party"], item["score"], item["rating"])
+        for item in describe_recommendations(catalogue, FEDERATED, profile, best)
+    ]
