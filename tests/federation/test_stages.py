@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_aligned_training import on_one_machine, spelled
 from test_federation import Fault, assert_same, assert_same_model, local, trial
-from test_party_alignment import on_one_machine, spelled
 
 import verfedgnn as vf
 from hub import SERVER, Killed, Trial, agree
