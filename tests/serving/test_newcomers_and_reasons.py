@@ -1,0 +1,222 @@
+"""Newcomers, the reasons for recommendations, and similar items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import verfedgnn as vf
+from verfedgnn.data import TEST, TRAIN, synthetic_ratings
+from verfedgnn.runs.prepared_data import split_ratings
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.explain import explain_recommendations, find_similar, merge_rankings
+from verfedgnn.serving.fold_in import UserRatings, fold_in
+from verfedgnn.serving.user_prior import fit_user_prior
+from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
+
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from served import serving  # noqa: E402
+from verfedgnn.serving.http.app import make_app  # noqa: E402
+
+
+def test_a_newcomer_to_a_ranking_is_the_most_probable_one(ranking_run: vf.Run) -> None:
+    catalogue = Catalogue(ranking_run, "ranking")
+    places = catalogue.priors[FEDERATED]
+    liked = [
+        UserRatings(0, np.array([0, 3, 5]), np.array([5, 5, 4], np.float32)),
+        UserRatings(2, np.array([1]), np.array([5], np.float32)),
+    ]
+    fold = fold_in(places, liked, ranks=True)
+    models = [ranker.model for ranker in catalogue.rankers[FEDERATED]]
+    assert np.abs(fold.z - sum(pull.sum(0) for pull in fold.pulls)).max() < 1e-3  # where the slope is 0
+
+    def likely(z: np.ndarray) -> float:
+        scores = [models[own.party].items @ places[own.party].make_vector(z) for own in liked]
+        return (
+            sum(float(s.log_softmax(0)[own.items].sum()) for s, own in zip(scores, liked, strict=True))
+            - float(z @ z) / 2
+        )
+
+    around = np.random.default_rng(0).normal(0, 0.1, (20, len(fold.z)))
+    assert all(likely(fold.z) >= likely(fold.z + step) for step in around)
+    assert likely(fold.z) > likely(np.zeros_like(fold.z))
+    with serving(make_app(catalogue)) as address:
+        ratings = [{"item": str(ranking_run.parties[0].ratings.item_ids[i]), "rating": 5} for i in (0, 3, 5)]
+        found = httpx.post(
+            f"{address}/v1/recommendations", json={"ratings": ratings, "k": 3, "why": 2}
+        ).json()
+    assert len(found["recommendations"]) == 3
+
+
+@pytest.mark.parametrize("model", ["federated", "alone"])
+def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catalogue, model: str) -> None:
+    named = 0
+    for user in range(0, 200, 20):
+        for p, ranker in enumerate(catalogue.rankers[model]):
+            profile = profile_user(catalogue, model, ServedUser(user), [p])
+            queries = [query for _, query in make_queries(catalogue, model, profile, 3, {})]
+            best = merge_rankings([p], ranker.rank(queries), 3)
+            rated = catalogue.find_training_ratings(user, [p])
+            before = ranker.model.score(torch.tensor([user]))[0]
+            reasons = explain_recommendations(catalogue, model, profile, rated, best, 4)
+            for (_, row, _), why in zip(best, reasons, strict=True):
+                whole = sum(why[part] for part in ("average", "habit", "taste", "items", "rest"))
+                assert whole == pytest.approx(float(before[row]), abs=1e-3)
+                if ranker.item_weights is not None:
+                    named += any(reason["adds"] > 0 for reason in why["because"])
+                else:
+                    assert why["items"] == 0
+    assert named, "no recommendation has a reason at a party with item weights"
+
+
+def test_a_newcomer_without_likes_is_the_average_user_with_their_items(catalogue: Catalogue) -> None:
+    disliked = UserRatings(0, np.array([1, 2]), np.array([1, 2], np.float32))
+    prior = catalogue.priors[FEDERATED][0]
+    profile = profile_user(catalogue, FEDERATED, ServedUser(None, [disliked]), [0])
+    assert profile[0].vector.numpy() == pytest.approx(prior.mean, abs=1e-5)
+    assert profile[0].owned.tolist() == profile[0].rated.tolist() == [1, 2]
+    liking = UserRatings(0, np.array([1, 2]), np.array([1, 5], np.float32))
+    assert not np.allclose(
+        profile_user(catalogue, FEDERATED, ServedUser(None, [liking]), [0])[0].vector.numpy(),
+        prior.mean,
+        atol=1e-4,
+    )
+
+
+def test_newcomers_come_near_the_trained() -> None:
+    parties = vf.split_items(
+        synthetic_ratings(users=400, items=120, ratings=16000, seed=7), parties=3, seed=7
+    )
+    config = vf.Config.preset("best", epochs=150, gate=False)
+    parts = [split_ratings(party, config.split, 0) for party in parties]
+    new = np.arange(400) % 5 == 0
+    kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
+    others = [vf.PartyData(party.name, party.ratings.select_users(~new)) for party in parties]
+    everybody, without = vf.train(parties, config, parts=parts), vf.train(others, config, parts=kept)
+    places = fit_user_prior(
+        without.models, [(party.ratings, part) for party, part in zip(others, kept, strict=True)]
+    )
+    errors: dict[str, list[float]] = {"folded": [], "trained": [], "average": []}
+    for user in np.flatnonzero(new):
+        tables = [(p, party.ratings, parts[p]) for p, party in enumerate(parties)]
+        own = [(p, t, (t.user == user) & (part == TRAIN)) for p, t, part in tables]
+        rated = [
+            UserRatings(p, t.item[mine].astype(np.int64), t.rating[mine]) for p, t, mine in own if mine.any()
+        ]
+        z = fold_in(places, rated, ranks=False).z
+        for p, table, part in tables:
+            judged = (table.user == user) & (part == TEST)
+            items, truth = table.item[judged], table.rating[judged]
+            errors["folded"] += (
+                (without.models[p].items[items] @ places[p].make_vector(z)).numpy() - truth
+            ).tolist()
+            errors["trained"] += (
+                (everybody.models[p].items[items] @ everybody.models[p].users[user]).numpy() - truth
+            ).tolist()
+            errors["average"] += (places[p].level[items] - truth).tolist()
+    rmse = {way: float(np.sqrt(np.mean(np.square(e)))) for way, e in errors.items()}
+    assert rmse["folded"] < 0.95 * rmse["average"]
+    assert rmse["folded"] < 1.04 * rmse["trained"]
+
+
+def test_the_average_rank_is_that_of_a_list_for_nobody(run: vf.Run, client: Any, known: str) -> None:
+    party = run.parties[0].name
+    asked = {"party": party, "k": 1000, "where": {}, "ratings": []}
+    usual = client.post("/v1/recommendations", json=asked).json()["recommendations"]
+    mine = client.get(
+        "/v1/recommendations", params={"user": known, "party": party, "k": 1000, "why": 1}
+    ).json()["recommendations"]
+    scores = {item["item"]: item["score"] for item in usual}
+    for item in mine[:20]:
+        before = sum(scores[other["item"]] > scores[item["item"]] for other in mine)
+        assert item["why"]["average_rank"] == 1 + before
+
+
+def test_a_newcomer_over_http(run: vf.Run, client: Any) -> None:
+    table, party = run.parties[0].ratings, run.parties[0].name
+    ratings = [
+        {"item": str(table.item_ids[i]), "party": party, "rating": 5 if i % 2 else 1} for i in range(10)
+    ]
+    answer = client.post("/v1/recommendations", json={"ratings": ratings, "k": 20, "why": 3})
+    found = answer.json()["recommendations"]
+    assert len(found) == 20
+    assert not {(party, r["item"]) for r in ratings} & {(item["party"], item["item"]) for item in found}
+    for item in found:
+        why = item["why"]
+        assert why["rest"] == pytest.approx(0, abs=1e-3)
+        assert all(reason["adds"] > 0 and reason["rating"] == 5 for reason in why["because"])
+    nobody = client.post("/v1/recommendations", json={"ratings": [], "k": 3}).json()["recommendations"]
+    opposite = [r | {"rating": 6 - r["rating"]} for r in ratings]
+    other = client.post("/v1/recommendations", json={"ratings": opposite, "k": 20}).json()["recommendations"]
+    assert len(nobody) == 3
+    assert [i["score"] for i in other] != pytest.approx([i["score"] for i in found], rel=1e-3)
+    assert [i["rating"] for i in other] != pytest.approx([i["rating"] for i in found], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rating", "status", "cause"),
+    [
+        ({"item": "no such item", "rating": 3}, 404, "ratings.0: there is no such item"),
+        ({"item": "0", "rating": 99}, 400, "ratings.0: the rating is outside the scale"),
+        ({"item": "0"}, 400, "ratings.0.rating: field required"),
+        ({"item": "0", "rating": 3, "more": 1}, 400, "ratings.0.more"),
+    ],
+)
+def test_bad_ratings_are_named(
+    run: vf.Run, client: Any, rating: dict[str, Any], status: int, cause: str
+) -> None:
+    if rating["item"] == "0":
+        rating = rating | {"item": str(run.parties[0].ratings.item_ids[0]), "party": run.parties[0].name}
+    answer = client.post("/v1/recommendations", json={"ratings": [rating]})
+    assert answer.status_code == status
+    assert answer.json()["error"]["cause"].startswith(cause)
+
+
+def test_reasons_add_up_and_change_with_the_rating(rating_catalogue: Catalogue) -> None:
+    items = np.arange(6, dtype=np.int64)
+    places = rating_catalogue.priors[FEDERATED]
+    high = UserRatings(0, items, np.array([5, 4, 3, 2, 1, 5], np.float32))
+    fold = fold_in(places, [high], ranks=False)
+    profile = profile_user(rating_catalogue, FEDERATED, ServedUser(None, [high]), [0])
+    model = rating_catalogue.run.models[0]
+    score = float(model.items[20] @ places[0].make_vector(fold.z))
+    why = explain_recommendations(rating_catalogue, FEDERATED, profile, [high], [(0, 20, score)], 6)[0]
+    assert why["rest"] == pytest.approx(0, abs=1e-4)
+    assert why["items"] == 0
+    # What one rating adds is what is missing when it had been what the average user would give.
+    level = places[0].level[0]
+    neutral = UserRatings(0, items, np.array([level, 4, 3, 2, 1, 5], np.float32))
+    less = float(model.items[20] @ places[0].make_vector(fold_in(places, [neutral], ranks=False).z))
+    whole = float(fold.split_score(places[0].project_items(np.array([20])))[0][0, 0])
+    assert score - less == pytest.approx(whole, abs=1e-4)
+
+
+def test_similar_items_move_together(rating_catalogue: Catalogue) -> None:
+    run = rating_catalogue.run
+    found = find_similar(rating_catalogue, 0, 0, [0], 5)
+    predicted = (run.models[0].users @ run.models[0].items.T).numpy()
+    shared = (np.ptp(run.models[0].items.numpy(), axis=0) == 0).astype(np.float32)
+    level = (run.models[0].users * torch.from_numpy(shared)) @ run.models[0].items[0]
+    taste = predicted - level.numpy()[:, None]
+    wanted = np.corrcoef(taste.T)[0]
+    rows = [rating_catalogue.parties[0].ids.find(item["item"]) for item in found]
+    assert [item["similarity"] for item in found] == pytest.approx(
+        [wanted[row] for row in rows if row is not None], abs=1e-3
+    )
+    assert found[0]["similarity"] == pytest.approx(np.sort(wanted)[-2], abs=1e-3)
+
+
+def test_similar_items_of_a_kind(run: vf.Run, client: Any) -> None:
+    column, values = next(iter(run.parties[1].ratings.columns.items()))
+    kind = str(values[0])
+    asked = {"item": str(run.parties[0].ratings.item_ids[0]), "party": run.parties[0].name, "k": 1000}
+    every = client.get("/v1/similar", params=asked).json()["similar"]
+    found = client.get("/v1/similar", params=asked | {column: kind}).json()["similar"]
+    assert 0 < len(found) < len(every)
+    assert found == [one for one in every if one["columns"].get(column) == kind]
+    assert client.get("/v1/similar", params=asked | {"colour": "red"}).status_code == 400

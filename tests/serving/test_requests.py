@@ -1,0 +1,133 @@
+"""Requests to a served run: errors, API keys, limits, metrics and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.ranker import ItemRanker
+
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from served import serving  # noqa: E402
+from verfedgnn.core.hosts import is_loopback  # noqa: E402
+from verfedgnn.serving.http.api_keys import ApiKey, digest_key  # noqa: E402
+from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.http.request_guard import LARGEST_BODY  # noqa: E402
+
+KEY = "a-key-that-is-long-enough"
+
+
+def test_an_internal_error_shows_no_details(
+    catalogue: Catalogue, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("insides")
+
+    monkeypatch.setattr(ItemRanker, "rank", broken)
+    with serving(make_app(catalogue)) as address:
+        answer = httpx.get(f"{address}/v1/recommendations", params={"user": known})
+        assert httpx.get(f"{address}/health").status_code == 200
+    assert answer.status_code == 500
+    assert "insides" not in answer.text
+    assert "content-security-policy" in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/rating?user=x&item=x", "/v1/users?", "/v1/history?user=x", "/health?"])
+def test_parameters_that_nobody_reads_are_a_mistake(client: Any, path: str) -> None:
+    answer = client.get(f"{path}&category=book")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["cause"] == "there is no such parameter"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "word"),
+    [
+        ("/v1/recommendations?user=nobody", 404, "POST their ratings"),
+        ("/v1/recommendations", 400, "correct the request"),
+        ("/v1/recommendations?user=1&k=1001", 400, "correct the request"),
+        ("/v1/recommendations?user=1&party=nobody", 404, "use one of"),
+        ("/v1/recommendations?user=1&colour=red", 400, "columns: "),
+        ("/v1/similar?item=nothing", 404, "as in the data"),
+        ("/v1/rating?user=1&item=nothing", 404, "as in the data"),
+        ("/nowhere", 404, "openapi.json"),
+    ],
+)
+def test_errors_have_a_cause_and_a_remedy(client: Any, known: str, path: str, status: int, word: str) -> None:
+    answer = client.get(path.replace("user=1", f"user={known}"))
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert word in error["remedy"]
+    assert error["cause"]
+    assert "Traceback" not in answer.text
+
+
+def test_with_a_key_nothing_but_health_and_the_empty_page_is_open(catalogue: Catalogue, known: str) -> None:
+    with (
+        serving(make_app(catalogue, keys=[ApiKey("key", digest_key(KEY))])) as address,
+        httpx.Client(base_url=address) as client,
+    ):
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/").status_code == 200
+        private = [
+            "/metrics",
+            "/v1/run",
+            f"/v1/recommendations?user={known}",
+            "/v1/users",
+            "/openapi.json",
+            "/nowhere",
+        ]
+        for path in private:
+            for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
+                assert client.get(path, headers=wrong).status_code == 401, path
+        right = {"Authorization": f"Bearer {KEY}"}
+        assert [client.get(path, headers=right).status_code for path in private] == [200] * 5 + [404]
+
+
+def test_another_name_for_this_machine_is_refused_without_a_key(client: Any, catalogue: Catalogue) -> None:
+    assert client.get("/v1/run", headers={"Host": "evil.example"}).status_code == 403
+    assert client.get("/v1/run", headers={"Host": "localhost:1"}).status_code == 200
+    assert [
+        is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")
+    ] == [True] * 3 + [False] * 3
+
+
+def test_large_requests_are_refused(client: Any) -> None:
+    many = {"ratings": [{"item": "0", "rating": 1}] * 10_001}
+    assert client.post("/v1/recommendations", json=many).status_code == 400
+    assert client.post("/v1/recommendations", content=b" " * (LARGEST_BODY + 1)).status_code == 413
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 100_000
+
+    assert client.post("/v1/recommendations", content=pieces()).status_code == 413
+
+
+def test_metrics_count_routes_and_name_nobody(client: Any, known: str) -> None:
+    client.get("/v1/recommendations", params={"user": known})
+    client.get("/v1/recommendations", params={"user": "somebody-secret"})
+    text = client.get("/metrics").text
+    assert 'verfedgnn_requests_total{route="/v1/recommendations",status="200"}' in text
+    assert "somebody-secret" not in text
+
+
+def test_headers_keep_the_page_to_itself(client: Any) -> None:
+    for path in ("/", "/v1/run", "/nowhere"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_openapi_describes_what_there_is(client: Any) -> None:
+    described = client.get("/openapi.json").json()
+    assert {"/v1/recommendations", "/v1/similar", "/v1/rating", "/health", "/metrics"} <= set(
+        described["paths"]
+    )
+    example = described["components"]["schemas"]["Newcomer"]["examples"][0]
+    assert example["ratings"]
