@@ -81,7 +81,7 @@ def test_after_the_deadline_the_others_continue_if_agreed(
     assert not federated.errors
     assert service.coordinator.round == 9
     assert service.record.ended is None
-    assert service.coordinator.log.last[0].parties == [1, 2]
+    assert service.coordinator.deliveries.log.last[0].parties == [1, 2]
     first, second = (federated.public(name) for name in list(federated.parties)[1:])
     assert torch.equal(first, second)
 

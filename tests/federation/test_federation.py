@@ -209,10 +209,7 @@ def test_after_training_each_side_keeps_its_own(tmp_path: Path, small_parties: l
         assert run.metrics["test"]["rmse"] > 0
     coordinator = tmp_path / "run-server"
     kept = sorted(str(path.relative_to(coordinator)) for path in coordinator.rglob("*") if path.is_file())
-    checkpoint = {
-        "checkpoint/round-00000009/_coordinator.safetensors",
-        "checkpoint/round-00000009/state.json",
-    }
+    checkpoint = {"checkpoint/slot-0.safetensors", "checkpoint/slot-1.safetensors"}
     files = {"config.toml", "federation.txt", "history.jsonl", "ledger.json", "metrics.json", "status.json"}
     files.add("transcript.jsonl")
     files.add("model/_public.safetensors")

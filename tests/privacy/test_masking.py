@@ -137,7 +137,7 @@ def test_the_coordinator_never_holds_what_a_party_computed(small_parties: list[v
             assert (bare.neighbourhoods == hidden.neighbourhoods).mean() < 0.01
             assert np.abs(hidden.gradient.astype(int)).max() > 3
         np.testing.assert_array_equal(
-            plain.coordinator.neighbourhoods[0].total, masked.coordinator.neighbourhoods[0].total
+            plain.coordinator.deliveries.sums[0].total, masked.coordinator.deliveries.sums[0].total
         )
         assert torch.equal(plain.coordinator.replica.parameters, masked.coordinator.replica.parameters)
 

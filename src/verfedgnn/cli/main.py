@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from verfedgnn.cli import data_command as data
 from verfedgnn.cli import federation_command as federation
+from verfedgnn.cli import flare_command as flare
 from verfedgnn.cli import items_command as items
 from verfedgnn.cli.attack_command import attack
 from verfedgnn.cli.audit_command import audit
@@ -91,6 +92,7 @@ app.add_typer(items.app, rich_help_panel="Use a trained model")
 app.command(rich_help_panel="Use a trained model")(forget)
 _ACROSS = "Across organisations"
 app.add_typer(federation.app, rich_help_panel=_ACROSS)
+app.add_typer(flare.app, rich_help_panel=_ACROSS)
 for command in (align, coordinator, party, status):
     app.command(rich_help_panel=_ACROSS)(command)
 for command in (compare, attack, audit, paper, bench):

@@ -56,6 +56,22 @@ def write_through(path: Path, data: bytes) -> None:
         _flush(file)
 
 
+def write_all(handle: int, data: bytes) -> None:
+    """Write all of `data` to an open file; the operating system may take it in parts."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def replace_quickly(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically, without flushing it to disk: after a power cut the file may be lost or old."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    with _create_private(part) as file:
+        file.write(data)
+    part.replace(path)
+
+
 def make_folder(folder: Path) -> None:
     """Create `folder` and its parents unless they exist; new ones can be entered by their owner only."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]

@@ -12,7 +12,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.run import read_history, write_history, write_json, write_public
@@ -46,6 +46,7 @@ class CoordinatorStore:
         self.agreement = agreement
         """Fingerprint of the federation file."""
         self.config = config
+        self._checkpoints = CheckpointSlots(folder / "checkpoint")
 
     def claim(self) -> None:
         """Create the folder for this agreement; raise `RunError` if it belongs to another one."""
@@ -63,11 +64,11 @@ class CoordinatorStore:
 
     def restore(self, coordinator: Coordinator) -> TrainingRecord | None:
         """Load the last checkpoint into `coordinator` and return its record; None without a checkpoint."""
-        found = read_checkpoint(self.folder / "checkpoint")
+        found = self._checkpoints.read()
         if found is None:
             return self._read_cancelled()
-        states, values = found
-        coordinator.restore(states["_coordinator"])
+        coordinator.restore(found.state)
+        values = found.values
         record = TrainingRecord(
             ledger=Ledger.from_dict(values["ledger"]),
             seconds=values["seconds"],
@@ -101,8 +102,7 @@ class CoordinatorStore:
             "abandoned": record.abandoned,
             "ended": record.ended,
         }
-        states = {"_coordinator": coordinator.checkpoint()}
-        write_checkpoint(self.folder / "checkpoint", coordinator.round, states, values)
+        self._checkpoints.write(coordinator.round, coordinator.checkpoint(), values)
 
     def write_history(self, record: TrainingRecord) -> None:
         """Write the validations so far."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from verfedgnn.core.printable import make_printable
 
-_LOG = logging.getLogger("verfedgnn.federation")
+EVENTS = logging.getLogger("verfedgnn.federation")
+"""Logger of all events."""
 _LONGEST_TEXT = 300
 _LONGEST_LIST = 100
 
@@ -17,7 +19,7 @@ _LONGEST_LIST = 100
 def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event. Fields that are None are left out; text, which a peer may have written, is made printable."""
     shown = {key: _shorten(value) for key, value in fields.items() if value is not None}
-    _LOG.log(level, event, extra={"fields": shown})
+    EVENTS.log(level, event, extra={"fields": shown})
 
 
 def log_warning(event: str, **fields: Any) -> None:
@@ -50,19 +52,22 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        fields = getattr(record, "fields", {})
-        shown = "".join(f"  {key}={_format_field(value)}" for key, value in fields.items())
         mark = "! " if record.levelno >= logging.WARNING else ""
-        return f"{time}  {mark}{record.getMessage()}{shown}"
+        return f"{time}  {mark}{event_text(record.getMessage(), getattr(record, 'fields', {}))}"
+
+
+def event_text(event: str, fields: Mapping[str, Any]) -> str:
+    """Return an event and its fields as one line."""
+    return event + "".join(f"  {key}={_format_field(value)}" for key, value in fields.items())
 
 
 def configure_log(*, as_json: bool, quiet: bool) -> None:
     """Send events to standard error; with `quiet`, warnings only."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if as_json else TextLines())
-    _LOG.handlers = [handler]
-    _LOG.propagate = False
-    _LOG.setLevel(logging.WARNING if quiet else logging.INFO)
+    EVENTS.handlers = [handler]
+    EVENTS.propagate = False
+    EVENTS.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def _format_field(value: Any) -> str:

@@ -46,7 +46,7 @@ from verfedgnn.protocol.wire.messages import (
     Waiting,
     Welcome,
 )
-from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.run import read_history, write_history
@@ -128,6 +128,8 @@ class PartyService:
         self._rounds: int | None = None
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
+        self._checkpoints = CheckpointSlots(self.folder / "checkpoint" / "party")
+        self._model_checkpoints = CheckpointSlots(self.folder / "checkpoint" / "models")
         self._restore()
 
     def _make_policy(self, alignment: str) -> Policy:
@@ -234,6 +236,7 @@ class PartyService:
         self.link.transcript.note("spent", self.stage.name, releases=len(self.ledger.entries), **spent)
         if message.round % self.checkpoint_every == 0:
             self._write_checkpoint()  # before sending, so that this party remembers all it has sent
+        self.ledger.flush()
         self.link.send(reply)
         if self.party.masks is not None:
             self.party.masks.prepare_next()  # while the others compute
@@ -333,26 +336,23 @@ class PartyService:
             "ledger": self.link.ledger.to_dict(),
             "seconds": self.seconds,
         }
-        folder = self.folder / "checkpoint"
         newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
         if newest != self._saved_models:
-            write_checkpoint(folder / "models", newest, {"models": self.progress.models()}, {})
+            self._model_checkpoints.write(newest, self.progress.models(), {})
             self._saved_models = newest
-        write_checkpoint(folder / "party", self.round, {"party": self.progress.checkpoint()}, values)
+        self._checkpoints.write(self.round, self.progress.checkpoint(), values)
         self.link.transcript.sign()
 
     def _restore(self) -> None:
-        folder = self.folder / "checkpoint"
-        found = read_checkpoint(folder / "party")
-        models = read_checkpoint(folder / "models")
+        found = self._checkpoints.read()
+        models = self._model_checkpoints.read()
         if found is None or models is None:
             return
-        states, values = found
-        self.progress.restore(states["party"], models[0]["models"])
-        self.round = values["round"]
-        self._saved_models = models[1]["round"]
-        self.link.ledger = Ledger.from_dict(values["ledger"])
-        self.seconds = values["seconds"]
+        self.progress.restore(found.state, models.state)
+        self.round = found.round
+        self._saved_models = models.round
+        self.link.ledger = Ledger.from_dict(found.values["ledger"])
+        self.seconds = found.values["seconds"]
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.round]
 
     def status(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A party's ledger of releases on disk: a line a release, flushed before the release leaves the party.
+"""A party's ledger of releases on disk: a line a release, flushed to disk before the release leaves the party.
 
 The values of the last round are kept beside it, before masks, so that a repeated trip gets the same release also after a restart.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,18 +19,20 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import sync_folder, write_bytes, writing
+from verfedgnn.core.files import replace_quickly, sync_folder, write_all, write_bytes, writing
 from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
 
 LEDGER = "releases.jsonl"
 LAST = "last-release.safetensors"
+_FLUSHERS = ThreadPoolExecutor(thread_name_prefix="flush")
+"""Threads that flush ledgers to disk while their parties write checkpoints."""
 
 
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     """Return the ledger that `folder` holds, or a new one."""
     file = ReleaseFile(folder)
     entries = file.read()
-    return ReleaseLedger(config, entries, file.read_last(entries), file.append)
+    return ReleaseLedger(config, entries, file.read_last(entries), file.append, file.flush)
 
 
 class ReleaseFile:
@@ -38,6 +41,7 @@ class ReleaseFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / LEDGER
+        self._flushing: Future[None] | None = None
 
     def read(self) -> list[ReleaseEntry]:
         """Return all entries. A line that a crash cut off is removed: its release never left the party."""
@@ -69,21 +73,35 @@ class ReleaseFile:
         return values if int(values.pop("round")) == entries[-1].round else {}
 
     def append(self, entry: ReleaseEntry, values: Values) -> None:
-        """Make a release durable."""
+        """Write a release, and begin to flush it to disk; it may leave the party once `flush` returns."""
         arrays = {kind: np.ascontiguousarray(value) for kind, value in values.items()}
         arrays["round"] = np.array(entry.round)
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
         with writing(self.folder):
             # Not flushed: after a power cut the values may be lost, and the party then refuses to make them again.
-            part = self.folder / f".{LAST}.part"
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(safetensors.numpy.save(arrays))
-            part.replace(self.folder / LAST)
+            replace_quickly(self.folder / LAST, safetensors.numpy.save(arrays))
             is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                file.write(json.dumps(line).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            if is_new:
-                sync_folder(self.folder)
+            try:
+                write_all(handle, json.dumps(line).encode() + b"\n")
+                if is_new:
+                    sync_folder(self.folder)
+                self.flush()
+            except BaseException:
+                os.close(handle)
+                raise
+        self._flushing = _FLUSHERS.submit(_flush_and_close, handle)
+
+    def flush(self) -> None:
+        """Wait until the last release is on disk."""
+        if self._flushing is not None:
+            with writing(self.folder):
+                self._flushing.result()
+            self._flushing = None
+
+
+def _flush_and_close(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

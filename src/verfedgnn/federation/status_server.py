@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import make_folder, writing
+from verfedgnn.core.files import make_folder, replace_quickly, writing
 from verfedgnn.core.hosts import is_address, parse_host_header
 from verfedgnn.federation.connection_table import ConnectionTable
 from verfedgnn.federation.status_text import FACTS, format_heard, format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
-from verfedgnn.runs.run import write_json
 from verfedgnn.runs.tracking.tracker import TrackedRun
 
 FRESH_SECONDS = 0.05
@@ -58,7 +57,8 @@ class StatusPublisher:
             self._written = time.monotonic()
             with writing(self.folder):
                 make_folder(self.folder)
-                write_json(self.folder / "status.json", self.status)
+                text = json.dumps(self.status, indent=1, allow_nan=False)
+                replace_quickly(self.folder / "status.json", f"{text}\n".encode())
 
     def start_stage(self) -> None:
         """Forget the durations of an earlier training's rounds."""

@@ -22,12 +22,14 @@ from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, kept_rows
 from verfedgnn.runs.checkpoint import read_checkpoint
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.party_tables import read_party_tables, safe_names
 from verfedgnn.runs.run import read_public, read_run_config, write_json
 from verfedgnn.runs.run_layout import LISTS
 
 _RECORD = "from.json"
 """File in a run folder that names the run it starts from."""
+_WITHOUT_CHECKPOINT = "{} has no checkpoint to start from; give a folder that a training wrote"
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,11 @@ def claim_ancestor(folder: Path, start_from: Path | None, config: Config) -> Non
         (folder / _RECORD).unlink(missing_ok=True)
 
 
-def read_last_states(folder: Path, member: str = "") -> dict[str, CheckpointState]:
-    """Return the states after the last round of a training; `member` is the subfolder of a party's checkpoints."""
-    found = read_checkpoint(folder / "checkpoint" / member)
+def read_last_states(folder: Path) -> dict[str, CheckpointState]:
+    """Return the states after the last round of a training on one machine."""
+    found = read_checkpoint(folder / "checkpoint")
     if found is None:
-        raise RunError(f"{folder} has no checkpoint to start from; give a folder that a training wrote")
+        raise RunError(_WITHOUT_CHECKPOINT.format(folder))
     return found[0]
 
 
@@ -135,9 +137,8 @@ def read_public_start(folder: Path) -> PublicStart | None:
 
     Users have kept their rows, and new users follow.
     """
-    if read_checkpoint(folder / "checkpoint") is None:
-        return None
-    return _public_start(read_last_states(folder)["_coordinator"])
+    found = CheckpointSlots(folder / "checkpoint").read()
+    return None if found is None else _public_start(found.state)
 
 
 def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> PrivateStart | None:
@@ -148,12 +149,14 @@ def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> Pri
     if lists and not (run / LISTS).is_dir():
         return None
     folder = run / LISTS if lists else run
-    state = read_last_states(folder, "party")["party"]
+    found = CheckpointSlots(folder / "checkpoint" / "party").read()
+    if found is None:
+        raise RunError(_WITHOUT_CHECKPOINT.format(folder))
     (before,), _ = read_party_tables(run / "parties")
     users = before.ratings.n_users
     kept = torch.from_numpy(read_public(folder))
     return PrivateStart(
-        state,
+        found.state,
         kept_rows(party.ratings.n_users, users),
         find_rows(party.ratings.item_ids, before.ratings.item_ids),
         PublicStart(kept, kept, users),

@@ -39,6 +39,7 @@ from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
+from verfedgnn.runs.checkpoint_slots import repack
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
@@ -225,10 +226,11 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
 def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
     """Clear the users' rows in all checkpoints: parameters become average, and what was sent or received becomes 0."""
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
-        arrays = {key: value.copy() for key, value in safetensors.numpy.load(path.read_bytes()).items()}
+        data = path.read_bytes()
+        arrays = {key: value.copy() for key, value in safetensors.numpy.load(data).items()}
         for name, value in arrays.items():
             arrays[name] = _clear(place, name, value, rows, users)
-        write_bytes(path, safetensors.numpy.save(arrays))
+        write_bytes(path, repack(data, arrays))
 
 
 def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:

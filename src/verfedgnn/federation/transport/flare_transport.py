@@ -7,13 +7,11 @@ forwarded, and nothing is decoded into objects.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import secrets
-import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.identity import CellIdentityResolver
@@ -25,15 +23,12 @@ from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
 
 from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.federation.transport.outbox import Outbox
 from verfedgnn.federation.transport.tls_driver import INSTANCE, PinnedTls, _Connection
 
 COORDINATOR = "server"
 """Name of the coordinator's endpoint, which FLARE reserves for its root."""
 _APP = 1
-_OUTBOX = 64
-"""Number of messages that may wait for one slow peer before it is disconnected."""
-_OUTBOX_BYTES = 1 << 31
-"""Number of bytes that may wait for one slow peer before it is disconnected."""
 
 # FLARE's own log names peers; the events that matter are logged by the services.
 logging.getLogger("nvflare").setLevel(logging.CRITICAL)
@@ -48,7 +43,7 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         self._closed = False
         self._events: queue.Queue[tuple[TransportEvent, Callable[[], None] | None]] = queue.Queue()
         self._release: Callable[[], None] | None = None
-        self._outboxes: dict[str, _Outbox] = {}
+        self._outboxes: dict[str, Outbox] = {}
         driver.second = self._report_second
         # A random name of this process, by which the coordinator tells a lost connection from a second process.
         endpoint = Endpoint(name=name, properties={INSTANCE: secrets.token_hex(16)}, conn_props={})
@@ -65,7 +60,9 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
     def send(self, to: str, data: bytes) -> None:
         """Queue a message. Each peer has a thread that writes, so that a slow peer delays nobody else."""
         if to not in self._outboxes:
-            self._outboxes[to] = _Outbox(self.communicator, to)
+            self._outboxes[to] = Outbox(
+                to, partial(self._write, to), partial(self.communicator.remove_endpoint, to)
+            )
         self._outboxes[to].put(data)
 
     def next(self, timeout: float) -> TransportEvent | None:
@@ -86,6 +83,11 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
             for outbox in self._outboxes.values():
                 outbox.drain(2.0)
             self.communicator.stop()
+
+    def _write(self, to: str, data: bytes) -> None:
+        endpoint = self.communicator.find_endpoint(to)
+        if endpoint is not None:
+            self.communicator.send(endpoint, _APP, Message({}, data))
 
     # -- FLARE's callbacks, from its threads ---------------------------------------------------------------------------------
 
@@ -111,43 +113,3 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
             self._events.put((TransportEvent("joined", endpoint.name), None))
         elif not self._closed:
             self._events.put((TransportEvent("left", endpoint.name), None))
-
-
-class _Outbox:
-    """Messages for one peer, written in order by one thread."""
-
-    def __init__(self, communicator: Communicator, peer: str) -> None:
-        self.communicator = communicator
-        self.peer = peer
-        self.waiting: queue.Queue[bytes] = queue.Queue(_OUTBOX)
-        self.size = 0
-        threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
-
-    def put(self, data: bytes) -> None:
-        try:
-            if self.size > _OUTBOX_BYTES:
-                raise queue.Full
-            self.waiting.put_nowait(data)
-            self.size += len(data)
-        except queue.Full:
-            self.communicator.remove_endpoint(self.peer)
-
-    def drain(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.waiting.unfinished_tasks and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _run(self) -> None:
-        while True:
-            data = self.waiting.get()
-            try:
-                endpoint = self.communicator.find_endpoint(self.peer)
-                if endpoint is not None:
-                    self.communicator.send(endpoint, _APP, Message({}, data))
-            except Exception:
-                # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
-                with contextlib.suppress(Exception):
-                    self.communicator.remove_endpoint(self.peer)
-            finally:
-                self.size -= len(data)
-                self.waiting.task_done()

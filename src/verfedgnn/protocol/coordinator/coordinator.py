@@ -33,9 +33,10 @@ from verfedgnn.protocol.coordinator.coordinator_states import (
     CoordinatorAction,
     CoordinatorState,
 )
+from verfedgnn.protocol.coordinator.deliveries import Deliveries, NeighbourhoodSum
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
 from verfedgnn.protocol.coordinator.membership import Membership
-from verfedgnn.protocol.coordinator.update_log import Update, UpdateLog
+from verfedgnn.protocol.coordinator.update_log import Update
 from verfedgnn.protocol.round.aggregation import (
     gradient_type,
     largest_array,
@@ -74,17 +75,6 @@ class ClosedRound:
     """Whether the round has no update, because its sum could not be completed."""
 
 
-@dataclass(frozen=True)
-class NeighbourhoodSum:
-    """A sum of neighbourhoods that the coordinator hands out."""
-
-    parties: list[int]
-    """Indices of the parties in the sum."""
-    trip: tuple[int, int]
-    """Round and trip in which they sent their neighbourhoods."""
-    total: NDArray[np.integer[Any]]
-
-
 class Coordinator:
     """Runs the rounds of one training.
 
@@ -116,17 +106,11 @@ class Coordinator:
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
         self.best = BestValidation(config.training)
-        self.log = UpdateLog(config.training.user_blocks)
+        self.deliveries = Deliveries(config)
         self.round = 0
         self.trip = 0
         self.attempt = 0
         """How often the open trip was repeated."""
-        self.neighbourhoods: dict[int, NeighbourhoodSum] = {}
-        """The last sum of each block of users."""
-        self.parameters_round: dict[str, int] = {}
-        """Round of the public parameters that each party has."""
-        self.sums_received: dict[str, dict[int, tuple[int, int]]] = {}
-        """Round and trip of the summed neighbourhoods that each party has, by block of users."""
         self.contributed: set[str] = set()
         """Parties that have replied to a round."""
         self.drawn: list[int] = []
@@ -196,8 +180,7 @@ class Coordinator:
 
     def welcome(self, name: str) -> Welcome:
         """Let a party in, and return the answer to its Hello with a full copy of the public parameters."""
-        self.parameters_round[name] = self.replica.round
-        self.sums_received[name] = {}
+        self.deliveries.welcome(name, self.replica.round)
         self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
@@ -296,11 +279,7 @@ class Coordinator:
             works = index in self.drawn
             if not works and not evaluate:
                 continue
-            situation = (
-                self.parameters_round[name],
-                self.sums_received[name].get(self.block.index),
-                works,
-            )
+            situation = (*self.deliveries.describe_party(name, self.block.index), works)
             if situation not in starts:
                 starts[situation] = self._start(name, works, evaluate=evaluate)
             self.open_parties[name] = starts[situation]
@@ -375,17 +354,6 @@ class Coordinator:
 
     def _start(self, name: str, works: bool, *, evaluate: bool) -> RoundStart:
         """Return the message that opens the trip for a party; `works` says whether it is active."""
-        backward = self.config.exchange.backward
-        known = self.parameters_round[name]
-        if backward:  # it reads the last update, even if the party's parameters already include it
-            known = min(known, max(0, self.replica.round - 1))
-        missed = self.log.since(known, self.replica.round, self.model.size)
-        full_copy = missed is None
-        updates = (self.log.last if backward else []) if missed is None else missed
-        totals = [update.total for update in updates if update.parties]
-        shared = self.neighbourhoods.get(self.block.index)
-        if shared is not None and self.sums_received[name].get(self.block.index) == shared.trip:
-            shared = None
         return RoundStart(
             round=self.round,
             trip=self.trip,
@@ -395,13 +363,7 @@ class Coordinator:
             exchange=works and exchanges_in_trip(self.config, self.round, self.trip),
             evaluate=evaluate,
             best_round=self.best.round,
-            updates_from=updates[0].round if updates else known + 1,
-            update_parties=[update.parties for update in updates],
-            updates=np.concatenate(totals) if totals else None,
-            neighbourhood_parties=[] if shared is None else shared.parties,
-            neighbourhood_trip=(0, 0) if shared is None else shared.trip,
-            neighbourhoods=None if shared is None else shared.total,
-            **(self.replica.arrays() if full_copy else {}),
+            **self.deliveries.news_for(name, self.replica, self.block.index),
         )
 
     def take(self, name: str, message: Message) -> None:
@@ -432,9 +394,9 @@ class Coordinator:
         COORDINATOR_STATES.after(self.state, RoundReply, name)
         late = (reply.round, -reply.trip, reply.attempt) < (self.round, -self.trip, self.attempt)
         late |= self.state in (CoordinatorState.AGREEING, CoordinatorState.UNMASKING)
-        if late and name in self.parameters_round:
+        if late and name in self.deliveries.parameters_round:
             if self.members.bring_back(name):
-                self.parameters_round[name] = min(reply.round, self.replica.round + 1) - 1
+                self.deliveries.parameters_round[name] = min(reply.round, self.replica.round + 1) - 1
             return False
         start = self.open_parties.get(name)
         if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
@@ -442,9 +404,7 @@ class Coordinator:
         problem = reply_problem(reply, start, self.config, self.block, len(self.names), self.replica.digest)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
-        self.parameters_round[name] = self.replica.round
-        if start.neighbourhoods is not None:
-            self.sums_received[name][self.block.index] = start.neighbourhood_trip
+        self.deliveries.note_reply(name, start, self.replica.round, self.block.index)
         self.replies[name] = reply
         self.contributed.add(name)
         self.members.bring_back(name)
@@ -466,7 +426,7 @@ class Coordinator:
             total = sum_neighbourhoods([values for _, values in shared], self.config, masks)
             senders = [i for i, _ in shared]
             trip = (self.round, self.trip)
-            self.neighbourhoods[self.block.index] = NeighbourhoodSum(senders, trip, total)
+            self.deliveries.sums[self.block.index] = NeighbourhoodSum(senders, trip, total)
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
         self.open_parties = {}
@@ -486,7 +446,9 @@ class Coordinator:
         self._shares_ahead = None
         self.trip = 0
         self.replica.skip(self.round)
-        self.log.add(Update(self.round, [], np.zeros(0, update_type(self.config, len(self.names)))))
+        self.deliveries.log.add(
+            Update(self.round, [], np.zeros(0, update_type(self.config, len(self.names))))
+        )
         return ClosedRound(self.round, error, abandoned=True)
 
     def _judge_validation(self) -> float | None:
@@ -505,15 +467,15 @@ class Coordinator:
         if self.masks is None:
             return None
         start = next(start for start in self.open_parties.values() if start.train or start.exchange)
-        last = self.neighbourhoods.get(self.block.index)
+        last = self.deliveries.sums.get(self.block.index)
         digest = "" if last is None else sum_digest(last.parties, last.trip, last.total)
-        updates = self.log.last
+        updates = self.deliveries.log.last
         context = mask_context(start, self.replica, updates[0].total if updates else None, digest)
         return self.masks.mask_total(context, use, like)
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
         self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round)
-        self.log.add(Update(self.round, parties, summed))
+        self.deliveries.log.add(Update(self.round, parties, summed))
 
     @property
     def block(self) -> UserBlock:
@@ -565,19 +527,11 @@ class Coordinator:
         state.values = {
             "training": self.training,
             "round": self.round,
-            "parameters_round": self.parameters_round,
             "contributed": sorted(self.contributed),
-            "sums_received": {name: list(trips.items()) for name, trips in self.sums_received.items()},
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
-            "neighbourhoods": [
-                [block, known.parties, *known.trip] for block, known in self.neighbourhoods.items()
-            ],
-        }
-        state.arrays |= {
-            f"neighbourhoods.{block}": known.total for block, known in self.neighbourhoods.items()
         }
         self.best.put(state)
-        self.log.put(state)
+        self.deliveries.put(state)
         return state
 
     def restore(self, state: CheckpointState) -> None:
@@ -590,14 +544,6 @@ class Coordinator:
         self.training = values["training"]
         self.round = values["round"]
         self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
-        self.parameters_round = dict(values["parameters_round"])
         self.contributed = set(values["contributed"])
-        self.sums_received = {
-            name: {block: (trip[0], trip[1]) for block, trip in trips}
-            for name, trips in values["sums_received"].items()
-        }
         self.best.restore(state, self.device)
-        self.log.restore(state)
-        for block, parties, round, trip in values["neighbourhoods"]:
-            total = arrays[f"neighbourhoods.{block}"]
-            self.neighbourhoods[block] = NeighbourhoodSum(parties, (round, trip), total)
+        self.deliveries.restore(state)

@@ -52,13 +52,16 @@ class ReleaseEntry:
 
 @dataclass
 class ReleaseLedger:
-    """The releases of one training, in memory. `store` makes each durable before `release` returns."""
+    """The releases of one training, in memory. `store` and `flush` make each durable before it leaves the party."""
 
     config: Config
     entries: list[ReleaseEntry] = field(default_factory=list)
     last: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Values of the last round, before masks, by `_name`."""
     store: Callable[[ReleaseEntry, Values], None] = lambda entry, values: None
+    """Callback that writes an entry and the values of the round."""
+    flush: Callable[[], None] = lambda: None
+    """Callback that waits until everything written is on disk; call it before a release leaves the party."""
     training: str = ""
     rounds: int = 0
 
