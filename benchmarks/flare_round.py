@@ -4,8 +4,8 @@ FLARE's certificates) against our own runtime and the parties' arithmetic, all i
     python benchmarks/flare_round.py [--parties 3] [--rounds 300]
     python benchmarks/flare_round.py --kills
 
-With --kills it kills the job process of a client, then that of the server, and resubmits the job each time. The
-result must equal that of the local runtime to the bit.
+With --kills it kills the job process of a client, then that of the server, then aborts the job, and resubmits it
+each time. The result must equal that of the local runtime to the bit.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Poc:
 
     def wait(self, job: str) -> str:
         """Wait for the end of a job and return what FLARE says about it."""
-        return self.nvflare("job", "wait", job, "--timeout", "600", check=False)
+        shown = self.nvflare("job", "wait", job, "--timeout", "600", check=False)
+        return next((line for line in shown.splitlines() if " status: " in line), shown)
 
     def status(self) -> dict[str, Any]:
         """Return the coordinator's status; nothing before it began."""
@@ -134,15 +135,17 @@ def kill_and_resubmit(
     poc = Poc(folder, parties, settings)
     rounds = config.training.epochs
     with poc.started():
-        for site, number in ((poc.names[0], rounds // 4), ("server", rounds // 2)):
+        for site, number in ((poc.names[0], rounds // 4), ("server", rounds // 2), (None, 3 * rounds // 4)):
             job = poc.submit()
             poc.wait_for_round(number)
-            poc.kill_job_process(site)
-            print(
-                f"killed the job process of {site} in round {poc.status()['round']}: {poc.wait(job).strip()[-300:]}"
-            )
+            if site is None:
+                poc.nvflare("job", "abort", job, "--force")
+            else:
+                poc.kill_job_process(site)
+            done = "aborted the job" if site is None else f"killed the job process of {site}"
+            print(f"{done} in round {poc.status()['round']}: {poc.wait(job)}")
         job = poc.submit()
-        print(f"resubmitted in round {poc.status()['round']}: {poc.wait(job).strip()[-300:]}")
+        print(f"resubmitted in round {poc.status()['round']}: {poc.wait(job)}")
     local = vf.train(parties, config, stack=False)
     wanted = parameters_digest(local.public)
     found = json.loads((poc.run / "metrics.json").read_text())["public"]

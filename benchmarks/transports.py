@@ -9,6 +9,7 @@ A trip sends a message to every party, each a process that sends it back, and wa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import statistics
@@ -27,6 +28,7 @@ import grpc
 from federation_round import command, free_port
 from verfedgnn.federation.connect import connect
 from verfedgnn.federation.identity import MemberIdentity, load_coordinator, load_party
+from verfedgnn.federation.roster import request_membership
 
 METHOD = "/bench/Talk"
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -60,8 +62,9 @@ def run_party(kind: str, folder: Path) -> None:
     with grpc.secure_channel(address, chosen, [*OPTIONS, *name]) as channel:
         talk = channel.stream_stream(METHOD, plain, plain)
         outgoing.put(identity.name.encode())
-        for data in talk(iter(outgoing.get, None), wait_for_ready=True):
-            outgoing.put(data)
+        with contextlib.suppress(grpc.RpcError):  # the coordinator has ended
+            for data in talk(iter(outgoing.get, None), wait_for_ready=True):
+                outgoing.put(data)
 
 
 class GrpcHub:
@@ -112,49 +115,50 @@ def time_trips(
     return 1e3 * statistics.median(times[len(times) // 10 :])
 
 
-def measure(kind: str, options: argparse.Namespace) -> float:
+def found_federation(folder: Path, parties: int) -> list[str]:
+    """Create a federation in `folder` and return the names of its parties."""
+    names = [f"party-{number}" for number in range(parties)]
+    home = folder / "home"
+    command("federation", "init", home, "--address", f"127.0.0.1:{free_port()}", "--name", "bench")
+    for name in names:
+        request_membership(name, folder / name)
+    command("federation", "approve", home, *(folder / n / f"{n}.csr" for n in names), "--yes")
+    for name in names:
+        (folder / name / "federation.toml").write_bytes((home / "federation.toml").read_bytes())
+    return names
+
+
+def measure(kind: str, folder: Path, names: list[str], options: argparse.Namespace) -> float:
     """Return the median milliseconds of a trip over one carrier."""
-    names = [f"party-{number}" for number in range(options.parties)]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        home = folder / "home"
-        command("federation", "init", home, "--address", f"127.0.0.1:{free_port()}", "--name", "bench")
-        for name in names:
-            command("federation", "join-request", name, "--out", folder / name)
-        command("federation", "approve", home, *(folder / n / f"{n}.csr" for n in names), "--yes")
-        for name in names:
-            (folder / name / "federation.toml").write_bytes((home / "federation.toml").read_bytes())
-        identity = load_coordinator(home)
-        words = [sys.executable, __file__, "--party", kind]
-        if kind == "grpc":
-            hub = GrpcHub(identity, len(names))
-            started = [subprocess.Popen([*words, str(folder / name)]) for name in names]
-            for _ in names:
-                hub.arrived.get()
-            found = time_trips(
-                lambda name, data: hub.outgoing[name].put(data),
-                lambda: hub.arrived.get() and None,
-                names,
-                options,
-            )
-            hub.server.stop(0)
-        else:
-            transport = connect(
-                identity, lambda reason: None, (identity.agreement.host, identity.agreement.port)
-            )
-            started = [subprocess.Popen([*words, str(folder / name)]) for name in names]
+    identity = load_coordinator(folder / "home")
+    words = [sys.executable, __file__, "--party", kind]
+    if kind == "grpc":
+        hub = GrpcHub(identity, len(names))
+        started = [subprocess.Popen([*words, str(folder / name)]) for name in names]
+        for _ in names:
+            hub.arrived.get()
+        found = time_trips(
+            lambda name, data: hub.outgoing[name].put(data),
+            lambda: hub.arrived.get() and None,
+            names,
+            options,
+        )
+        hub.server.stop(0)
+    else:
+        transport = connect(identity, lambda reason: None, (identity.agreement.host, identity.agreement.port))
+        started = [subprocess.Popen([*words, str(folder / name)]) for name in names]
 
-            def take(wanted: str = "message") -> None:
-                while (event := transport.next(60)) is None or event.kind != wanted:
-                    pass
+        def take(wanted: str = "message") -> None:
+            while (event := transport.next(60)) is None or event.kind != wanted:
+                pass
 
-            for _ in names:
-                take("joined")
-            found = time_trips(transport.send, take, names, options)
-            transport.close()
-        for process in started:
-            process.kill()
-            process.wait()
+        for _ in names:
+            take("joined")
+        found = time_trips(transport.send, take, names, options)
+        transport.close()
+    for process in started:
+        process.kill()
+        process.wait()
     return found
 
 
@@ -168,7 +172,11 @@ def main() -> None:
     if options.party:
         run_party(options.party[0], Path(options.party[1]))
         return
-    found = {f"{kind}_ms": round(measure(kind, options), 2) for kind in ("own", "grpc", "own", "grpc")}
+    found: dict[str, list[float]] = {"own_ms": [], "grpc_ms": []}
+    with tempfile.TemporaryDirectory() as place:
+        names = found_federation(Path(place), options.parties)
+        for kind in ("own", "grpc") * 3:
+            found[f"{kind}_ms"].append(round(measure(kind, Path(place), names, options), 2))
     print(json.dumps({"parties": options.parties, "bytes": options.bytes} | found))
 
 

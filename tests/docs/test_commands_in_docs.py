@@ -80,6 +80,11 @@ NOT_RUN = [
         )
         for name in ("train", "report", "recommend", "serve")
     ),
+    *(
+        ("docs/tutorials/flare.md", begins, "benchmarks/flare_round.py --kills runs it, with eight processes")
+        for begins in ("export NVFLARE", "SITES=", "verfedgnn flare site", "nvflare ", "verfedgnn status")
+    ),
+    ("docs/tutorials/flare.md", "verfedgnn recommend", "needs the run of a job"),
     ("docs/tutorials/paper.md", "export VERFEDGNN_DATA", "needs downloads"),
     ("docs/tutorials/paper.md", "verfedgnn paper table3", "needs downloads"),
     ("docs/tutorials/paper.md", "verfedgnn paper table2", "needs downloads and hours"),

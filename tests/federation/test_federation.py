@@ -480,6 +480,43 @@ def test_an_old_checkpoint_is_brought_up_to_date(tmp_path: Path, small_parties: 
     assert torch.equal(federated.public(name), federated.public(small_parties[1].name))
 
 
+def test_a_copied_run_folder_is_refused_after_the_party_went_on(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """The attack: a copy of a run folder joins in the party's name, with what it had sent long before, at a restarted coordinator."""
+    federated = trial(tmp_path, small_parties, min_parties=2)
+    name, folder = small_parties[0].name, tmp_path / f"run-{small_parties[0].name}"
+
+    def keep(reply: RoundReply) -> bytes:
+        shutil.copytree(folder, tmp_path / "copy")
+        return encode(reply)
+
+    def die(reply: RoundReply) -> bytes:
+        raise Killed
+
+    early, late = in_round(2, keep), in_round(6, die)
+    gone = threading.Event()
+
+    def die_later(data: bytes) -> bytes:
+        if gone.is_set() and isinstance(decode(data), RoundStart):
+            gone.clear()
+            raise Killed
+        return data
+
+    federated.start(SERVER, die_later)
+    for party in small_parties[1:]:
+        federated.start(party.name)
+    federated.start(name, lambda data: late(early(data) or b""), restart=False).join()
+    gone.set()  # the coordinator restarts from its checkpoint
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    federated.start(name)
+    federated.join()
+    (error,) = federated.errors[name]
+    assert "copy" in str(error)
+    assert torch.equal(federated.public(small_parties[1].name), federated.public(small_parties[2].name))
+
+
 # -- hostile input -------------------------------------------------------------------------------------------------------------
 
 

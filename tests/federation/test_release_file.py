@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +70,43 @@ def test_a_torn_line_is_a_release_that_never_left(tmp_path: Path) -> None:
 
 def test_without_the_values_a_release_is_not_made_again(tmp_path: Path) -> None:
     opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
-    (tmp_path / LAST).unlink()
+    shutil.rmtree(tmp_path / LAST)
     with pytest.raises(vf.ProtocolError, match="no longer has the values; start a new training"):
         opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
     (tmp_path / LEDGER).write_text("[]\n")
     with pytest.raises(RunError, match="does not know what it has released; restore"):
         opened(tmp_path)
+
+
+def test_a_reply_leaves_when_its_release_is_on_disk(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush runs in a thread of its own, and a slow disk delays the reply, not the promise."""
+    name = small_parties[0].name
+    file = tmp_path / f"run-{name}" / LEDGER
+    flushed: list[int] = []
+    really = os.fsync
+
+    def slowly(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        size = os.fstat(handle).st_size
+        if path == str(file):
+            time.sleep(0.02)
+        really(handle)
+        if path == str(file):
+            flushed.append(size)
+
+    def watch(data: bytes) -> bytes:
+        if isinstance(decode(data), RoundReply):
+            assert flushed[-1] == file.stat().st_size, "the release is not on disk"
+        return data
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    config = vf.Config.preset("paper", batch=0, epochs=3, evaluate_every=3, masking=True)
+    federated = Trial(tmp_path, small_parties, config, alignment="none", min_parties=3)
+    federated.run({name: watch})
+    assert not federated.errors
+    assert len(flushed) == 3
 
 
 def test_a_killed_party_of_a_federation_releases_every_round_once(

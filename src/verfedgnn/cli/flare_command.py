@@ -80,7 +80,7 @@ def site(
 ) -> None:
     """Prepare a site, once: write local/verfedgnn.toml and allow the two classes of a job in local/resources.json.
 
-    In a simulation, `{site}` in a path stands for the name of the site.
+    In a simulation, `{site}` in a path is replaced by the name of the site.
     """
     from dataclasses import asdict
 

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import replace_quickly, sync_folder, write_all, write_bytes, writing
+from verfedgnn.core.files import sync_folder, write_all, write_bytes, writing
+from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 
 LEDGER = "releases.jsonl"
-LAST = "last-release.safetensors"
-_FLUSHERS = ThreadPoolExecutor(thread_name_prefix="flush")
-"""Threads that flush ledgers to disk while their parties write checkpoints."""
+LAST = "last-release"
 
 
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
@@ -41,7 +39,9 @@ class ReleaseFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / LEDGER
-        self._flushing: Future[None] | None = None
+        # Not durable: after a power cut the values may be lost, and the party then refuses to make them again.
+        self._last = CheckpointSlots(folder / LAST, durable=False)
+        self._flushing: _Flush | None = None
 
     def read(self) -> list[ReleaseEntry]:
         """Return all entries. A line that a crash cut off is removed: its release never left the party."""
@@ -63,23 +63,19 @@ class ReleaseFile:
 
     def read_last(self, entries: list[ReleaseEntry]) -> dict[str, NDArray[Any]]:
         """Return the values of the last round; none if they are of a release that never left the party."""
-        path = self.folder / LAST
-        if not entries or not path.is_file():
-            return {}
         try:
-            values = safetensors.numpy.load(path.read_bytes())
-        except safetensors.SafetensorError:
+            found = self._last.read()
+        except RunError:
             return {}
-        return values if int(values.pop("round")) == entries[-1].round else {}
+        return (
+            found.state.arrays if entries and found is not None and found.round == entries[-1].round else {}
+        )
 
     def append(self, entry: ReleaseEntry, values: Values) -> None:
         """Write a release, and begin to flush it to disk; it may leave the party once `flush` returns."""
-        arrays = {kind: np.ascontiguousarray(value) for kind, value in values.items()}
-        arrays["round"] = np.array(entry.round)
+        self._last.write(entry.round, CheckpointState(dict(values)), {})
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
         with writing(self.folder):
-            # Not flushed: after a power cut the values may be lost, and the party then refuses to make them again.
-            replace_quickly(self.folder / LAST, safetensors.numpy.save(arrays))
             is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -90,18 +86,36 @@ class ReleaseFile:
             except BaseException:
                 os.close(handle)
                 raise
-        self._flushing = _FLUSHERS.submit(_flush_and_close, handle)
+        self._flushing = _Flush(handle)
+        self._flushing.start()
 
     def flush(self) -> None:
         """Wait until the last release is on disk."""
         if self._flushing is not None:
             with writing(self.folder):
-                self._flushing.result()
+                self._flushing.wait()
             self._flushing = None
 
 
-def _flush_and_close(handle: int) -> None:
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+class _Flush(threading.Thread):
+    """The flush of an open file to disk, beside the thread that writes the checkpoint."""
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(name="flush", daemon=True)
+        self._handle = handle
+        self._error: OSError | None = None
+
+    def run(self) -> None:
+        """Flush and close the file."""
+        try:
+            os.fsync(self._handle)
+        except OSError as error:
+            self._error = error
+        finally:
+            os.close(self._handle)
+
+    def wait(self) -> None:
+        """Wait for the end, and raise the error if there was one."""
+        self.join()
+        if self._error is not None:
+            raise self._error

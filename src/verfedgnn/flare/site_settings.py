@@ -1,6 +1,6 @@
 """What one site keeps to itself: `local/verfedgnn.toml` in its FLARE workspace names its federation folder and its data.
 
-Nothing of it is part of a job. In texts, `{site}` stands for the name of the site, so that one file can serve all sites of a
+Nothing of it is part of a job. In texts, `{site}` is replaced by the name of the site, so that one file can serve all sites of a
 simulation.
 """
 

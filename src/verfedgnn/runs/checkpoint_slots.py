@@ -39,15 +39,16 @@ class SlotCheckpoint(NamedTuple):
 
 
 class CheckpointSlots:
-    """The checkpoints of one state in `folder`."""
+    """The checkpoints of one state in `folder`. Those that are not `durable` may be lost in a power cut, not by a kill."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = folder
+        self.durable = durable
         self._next: tuple[int, int] | None = None
         """Sequence and slot of the next checkpoint; None until the folder was read."""
 
     def write(self, round: int, state: CheckpointState, values: Mapping[str, Any]) -> None:
-        """Write a checkpoint over the one before the last, and flush it to disk."""
+        """Write a checkpoint over the one before the last, and flush it to disk if it must be durable."""
         if self._next is None:
             newest = self.read()
             self._next = (0, 0) if newest is None else (newest.sequence + 1, 1 - newest.slot)
@@ -63,10 +64,11 @@ class CheckpointSlots:
             try:
                 write_all(handle, data)
                 os.ftruncate(handle, len(data))
-                os.fdatasync(handle)
+                if self.durable:
+                    os.fdatasync(handle)
             finally:
                 os.close(handle)
-            if is_new:
+            if is_new and self.durable:
                 sync_folder(self.folder)
         self._next = (sequence + 1, 1 - slot)
 

@@ -16,12 +16,13 @@ def refusal(
     joined: Mapping[str, Hello],
     digests: Mapping[int, str],
     *,
-    contributed: bool = False,
+    replied: int = 0,
 ) -> str | None:
     """Return why a Hello is refused, with the remedy; None if it is accepted.
 
-    `contributed` says whether the party has replied to a round of this training. `joined` holds the last Hello of every party that joined before, including one that comes back. `digests` holds the hashes of the
-    public parameters at this training's validations, by round.
+    `replied` is the last round of this training that the party has replied to. `joined` holds the last Hello of every party
+    that joined before, including one that comes back. `digests` holds the hashes of the public parameters at this training's
+    validations, by round.
     """
     if message.config != config.digest():
         return "its configuration differs from the shared one; copy the coordinator's federation file"
@@ -29,8 +30,13 @@ def refusal(
         return "its federation file (roster, certificates or rules) is not the coordinator's; fetch the current one"
     if message.training not in (None, training):
         return f"its checkpoint belongs to training {message.training}, this one is {training}; start it with another --out"
-    if message.training is None and contributed:
+    if message.training is None and replied:
         return "it has taken part in this training, and its run folder does not know that; use its previous --out"
+    if message.released is not None and message.released < replied:
+        return (
+            f"it has sent round {replied}, and its run folder ends with round {message.released}: the folder is a copy or "
+            "an old backup, and the party went on elsewhere; use the newest one"
+        )
     known = digests.get(message.round)
     if message.digest is not None and known is not None and message.digest != known:
         return f"its public parameters of round {message.round} are not this training's; start it with another --out"

@@ -111,8 +111,8 @@ class Coordinator:
         self.trip = 0
         self.attempt = 0
         """How often the open trip was repeated."""
-        self.contributed: set[str] = set()
-        """Parties that have replied to a round."""
+        self.replied: dict[str, int] = {}
+        """Last round that each party has replied to."""
         self.drawn: list[int] = []
         """A_t, the active parties of the open trip."""
         self.open_parties: dict[str, RoundStart] = {}
@@ -145,7 +145,7 @@ class Coordinator:
             self.training,
             self.members.hellos,
             digests,
-            contributed=message.party in self.contributed,
+            replied=self.replied.get(message.party, 0),
         )
         if reason is not None:
             raise ProtocolError(f"{message.party}: {reason}")
@@ -406,7 +406,7 @@ class Coordinator:
             raise ProtocolError(f"{name}: {problem}")
         self.deliveries.note_reply(name, start, self.replica.round, self.block.index)
         self.replies[name] = reply
-        self.contributed.add(name)
+        self.replied[name] = reply.round
         self.members.bring_back(name)
         return True
 
@@ -527,7 +527,7 @@ class Coordinator:
         state.values = {
             "training": self.training,
             "round": self.round,
-            "contributed": sorted(self.contributed),
+            "replied": self.replied,
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
         }
         self.best.put(state)
@@ -544,6 +544,6 @@ class Coordinator:
         self.training = values["training"]
         self.round = values["round"]
         self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
-        self.contributed = set(values["contributed"])
+        self.replied = dict(values["replied"])
         self.best.restore(state, self.device)
         self.deliveries.restore(state)

@@ -78,6 +78,12 @@ class Candidate:
         released = [] if self.ledger is None else self.ledger.entries
         return self.progress.training or (released[0].training if released else None)
 
+    @property
+    def _last_released(self) -> int | None:
+        if self.ledger is None:
+            return None
+        return self.ledger.entries[-1].round if self.ledger.entries else 0
+
     def hello(self) -> Hello:
         """Return the first message of a new stay, with a new mask key."""
         setup = self.setup
@@ -97,6 +103,7 @@ class Candidate:
             training=self._known_training,
             round=verified[0] if verified else 0,
             digest=verified[1] if verified else None,
+            released=self._last_released,
             mask_key=None if masks is None else masks.key,
             mask_signature=None if masks is None else masks.signature,
         )

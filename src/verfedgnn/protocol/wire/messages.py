@@ -64,6 +64,8 @@ class Hello(Message):
     """Round of its last confirmed validation, if there is one."""
     digest: str | None = Field(None, max_length=64)
     """Hash of its public parameters in that round."""
+    released: int | None = Field(None, ge=0, lt=1 << 32)
+    """Last round of which it has released something, according to its run folder; None without one."""
     mask_key: str | None = Field(None, pattern=_KEY)
     """Public key for sealed messages between parties, if masking is on; new for every stay."""
     mask_signature: str | None = Field(None, pattern=_SIGNATURE)
