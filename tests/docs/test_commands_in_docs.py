@@ -82,7 +82,14 @@ NOT_RUN = [
     ),
     *(
         ("docs/tutorials/flare.md", begins, "benchmarks/flare_round.py --kills runs it, with eight processes")
-        for begins in ("export NVFLARE", "SITES=", "verfedgnn flare site", "nvflare ", "verfedgnn status")
+        for begins in (
+            "export NVFLARE",
+            "SITES=",
+            "verfedgnn flare site",
+            "nvflare ",
+            "kill -9",
+            "verfedgnn status",
+        )
     ),
     ("docs/tutorials/flare.md", "verfedgnn recommend", "needs the run of a job"),
     ("docs/tutorials/paper.md", "export VERFEDGNN_DATA", "needs downloads"),

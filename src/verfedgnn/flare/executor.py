@@ -65,7 +65,7 @@ class PartyExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.TASK_UNKNOWN)
         log_to_flare()
         try:
-            self._take_part(_read_server_cell(shareable), fl_ctx, abort_signal)
+            self._take_part(read_server_cell(shareable), fl_ctx, abort_signal)
         except Interrupted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except VerFedGNNError as error:
@@ -129,7 +129,7 @@ class PartyExecutor(Executor):  # type: ignore[misc]
                 transport.close()
 
 
-def _read_server_cell(task: Shareable) -> str:
+def read_server_cell(task: Shareable) -> str:
     """Return the name of the coordinator's cell; raise `ProtocolError` if it is not one of FLARE's server."""
     cell = task.get(SERVER_CELL)
     if not isinstance(cell, str) or FQCN.split(cell)[0] != FQCN.ROOT_SERVER:
