@@ -132,6 +132,8 @@ MISTAKES = {
     "federation finish": "none",
     "federation doctor": "--federation none",
     "federation verify": "none --federation none",
+    "flare job": "--federation none --out jobs",
+    "flare site": "none --federation none",
     "coordinator": "none",
     "party": "--federation none",
     "align": "--federation none",
