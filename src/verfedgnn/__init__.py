@@ -2,13 +2,11 @@
 
 import verfedgnn as vf
 
-ratings = vf.read_ratings("synthetic")
-parties = vf.split_items(ratings, parties=10, seed=0)
-run = vf.train(parties, vf.Config.preset("paper", model="gcn"))
-run.metrics["test"]["rmse"], run.recommend(user="17", k=10)
+recommender = vf.VerFedRecommender().fit({"film": films, "books": books})
+recommender.lift()                      # does joining pay?
+recommender.recommend("17", k=10)
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +21,11 @@ if TYPE_CHECKING:
         read_ratings,
         split_items,
     )
+    from verfedgnn.estimator.checked_data import check
+    from verfedgnn.estimator.lift_result import Lift, lift
     from verfedgnn.estimator.rating_split import RatingSplit
     from verfedgnn.estimator.recommender import VerFedRecommender
-    from verfedgnn.evaluation.lift import lift
+    from verfedgnn.estimator.setting_list import settings
     from verfedgnn.plugins import register
     from verfedgnn.runs.run import Recommendation, Run
     from verfedgnn.training.train import resume, train
@@ -36,6 +36,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataError",
+    "Lift",
     "PartyData",
     "ProtocolError",
     "RatingSplit",
@@ -46,11 +47,13 @@ __all__ = [
     "VerFedGNNError",
     "VerFedRecommender",
     "align_users",
+    "check",
     "lift",
     "read_parties",
     "read_ratings",
     "register",
     "resume",
+    "settings",
     "split_items",
     "train",
 ]
@@ -59,6 +62,7 @@ _HOMES = {
     "Config": "config",
     "ConfigError": "core.errors",
     "DataError": "core.errors",
+    "Lift": "estimator.lift_result",
     "PartyData": "data",
     "ProtocolError": "core.errors",
     "RatingSplit": "estimator.rating_split",
@@ -69,11 +73,13 @@ _HOMES = {
     "VerFedGNNError": "core.errors",
     "VerFedRecommender": "estimator.recommender",
     "align_users": "data",
-    "lift": "evaluation.lift",
+    "check": "estimator.checked_data",
+    "lift": "estimator.lift_result",
     "read_parties": "data",
     "read_ratings": "data",
     "register": "plugins",
     "resume": "training.train",
+    "settings": "estimator.setting_list",
     "split_items": "data",
     "train": "training.train",
 }
@@ -92,17 +98,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
-
-
-def _show_in_notebooks() -> None:
-    """Let IPython show runs as their verdict, accuracy and learning curve; the report is loaded when it is needed."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None and shell.display_formatter is not None:
-        shell.display_formatter.formatters["text/html"].for_type_by_name(
-            "verfedgnn.runs.run",
-            "Run",
-            lambda run: import_module("verfedgnn.reports.run_summary").run_html(run),
-        )
-
-
-_show_in_notebooks()

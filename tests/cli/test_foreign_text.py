@@ -12,8 +12,8 @@ import pytest
 
 import verfedgnn as vf
 from helpers import config
-from verfedgnn.cli.output import SafeConsole
 from verfedgnn.core.printable import make_printable
+from verfedgnn.reports.console import SafeConsole
 
 Command = Callable[..., tuple[int, str, str]]
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x08\u202etxt"

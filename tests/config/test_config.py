@@ -12,6 +12,7 @@ from verfedgnn.config.exchange_modes import MaskedExchange, NoExchange, NoisedEx
 from verfedgnn.config.gradient_mechanisms import LaplaceGradients
 from verfedgnn.config.model_forms import Gnn, MessageModel
 from verfedgnn.config.variants import CHOICES
+from verfedgnn.core.option_names import on_command_line
 
 
 def test_presets_are_complete_and_distinct() -> None:
@@ -75,7 +76,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_name_cause_and_remedy(settings: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+    with on_command_line(), pytest.raises(ConfigError, match=message) as caught:
         build_config(overrides=parse_settings(settings))
     assert "\n" not in str(caught.value)
 

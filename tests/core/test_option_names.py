@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import verfedgnn as vf
+from verfedgnn.config.tree import setting_path, settings
 from verfedgnn.core.option_names import on_command_line, option, setting
 
 
@@ -30,9 +31,15 @@ def test_an_option_is_named_for_its_reader(name: str, value: Any, flag: str, arg
 
 def test_a_setting_is_named_for_its_reader() -> None:
     assert setting("masking", True) == "masking=True"
-    assert setting("exchange.mode", "off") == '**{"exchange.mode": "off"}'
+    assert setting("exchange.mode", "off") == 'mode="off"'
     with on_command_line():
         assert setting("masking", True) == "--set masking=true"
+        assert setting("exchange.mode", "off") == "--set exchange.mode=off"
+
+
+def test_a_keyword_argument_names_one_setting() -> None:
+    for path in settings():
+        assert setting_path(path.split(".")[-1]) == path
 
 
 @pytest.mark.parametrize(

@@ -485,7 +485,7 @@ def test_a_training_is_foreseen(tmp_path: Path) -> None:
 
 SMALL_TABLES = {
     "one user": ([(0, i, 1 + i % 5) for i in range(60)], "has 1 user", 2),
-    "few items": ([(u, i, 1 + (u + i) % 5) for u in range(60) for i in range(4)], "pass --parties 4", 4),
+    "few items": ([(u, i, 1 + (u + i) % 5) for u in range(60) for i in range(4)], "pass parties=4", 4),
     "few ratings": ([(u, i, 1 + (u + i) % 5) for u in range(3) for i in range(4)], "may be empty", 1),
     "enough": ([(u, i, 1 + (u + i) % 5) for u in range(40) for i in range(12)], "", None),
 }

@@ -26,9 +26,9 @@ def test_lift_answers_for_ratings_lists_and_newcomers(fitted: vf.VerFedRecommend
         for table in (half, half["newcomers"]):
             assert [row["name"] for row in table["parties"]] == fitted.parties_
             assert {row["pays"] for row in table["parties"]} <= {"yes", "no", "cannot tell"}
-    assert found["summary"].endswith(".")
-    assert fitted.metrics_["lift"] is found
-    assert fitted.lift() is found, "it is computed once"
+    assert found.summary.endswith(".")
+    assert fitted.metrics_["lift"] == found.to_dict()
+    assert fitted.lift() == found, "it is computed once"
 
 
 def test_evaluate_agrees_with_the_metrics_of_the_run(fitted: vf.VerFedRecommender) -> None:

@@ -92,7 +92,7 @@ def test_what_is_no_table_is_named() -> None:
         vf.VerFedRecommender().fit({"film": {}})
     with pytest.raises(
         vf.DataError,
-        match=r"no column for rating; its columns are: user, item, colour; name them with columns=",
+        match=r"no column for rating; its columns are: user, item, colour; name it with columns=",
     ):
         as_ratings(pa.table({"user": [1], "item": [2], "colour": ["red"]}))
 
@@ -158,7 +158,7 @@ def test_before_fit_errors_say_what_to_do() -> None:
     ):
         with pytest.raises(vf.RunError, match="not trained yet; call fit"):
             call()
-    with pytest.raises(vf.ConfigError, match=r"no setting 'epoch'; did you mean training.epochs"):
+    with pytest.raises(vf.ConfigError, match=r"no setting 'epoch'; did you mean `epochs=`"):
         vf.VerFedRecommender(epoch=3).fit("synthetic")
 
 
@@ -170,11 +170,11 @@ def test_parameters_are_scikit_learns() -> None:
     clone = type(estimator)(**params)
     assert all(clone.get_params()[name] is value for name, value in params.items())
     assert clone.get_params() == estimator.get_params() == {
-        "preset": "paper", "model": "gat", "seed": 0, "device": "cpu", "fractions": fractions
+        "preset": "paper", "model": "gat", "seed": 0, "device": "cpu", "verbose": True, "fractions": fractions
     }  # fmt: skip
     assert estimator.set_params(model="gcn", dim=4) is estimator
     assert repr(estimator) == (
-        "VerFedRecommender(preset='paper', model='gcn', seed=0, device='cpu', fractions=(0.8, 0.1, 0.1), dim=4)"
+        "VerFedRecommender(preset='paper', model='gcn', seed=0, device='cpu', verbose=True, fractions=(0.8, 0.1, 0.1), dim=4)"
     )
     assert "dim" not in clone.get_params()
     assert not [

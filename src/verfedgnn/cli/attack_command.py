@@ -14,8 +14,8 @@ from verfedgnn.cli.completion import among
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
-from verfedgnn.cli.tables import RoundProgress
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.reports.round_progress import RoundProgress
 
 if TYPE_CHECKING:
     from verfedgnn.runs.run import Run

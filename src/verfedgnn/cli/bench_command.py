@@ -11,7 +11,7 @@ from verfedgnn.cli.completion import QUESTIONS, among, complete_data_sets
 from verfedgnn.cli.next_step import show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
-from verfedgnn.cli.tables import RoundProgress
+from verfedgnn.reports.round_progress import RoundProgress
 
 
 def bench(

@@ -10,10 +10,12 @@ import typer
 
 from verfedgnn.cli.completion import SHAPES, among
 from verfedgnn.cli.next_step import TrainingWords, fresh_path, show_next
-from verfedgnn.cli.output import Output, SafeConsole
+from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.source_options import reads_ratings
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.option_names import reading_table
+from verfedgnn.reports.console import SafeConsole
 
 if TYPE_CHECKING:
     from verfedgnn.data.read_options import ReadOptions
@@ -46,16 +48,19 @@ def check(
 
     The exit code is 2 if the ratings cannot be used.
     """
-    from verfedgnn.cli.check_view import build_json, show_checked, show_overlap, show_warnings
     from verfedgnn.data.data_check import check_source, measure_overlap
     from verfedgnn.data.forecast import describe_outlook, fitting_parties, foresee_training, lists_only
     from verfedgnn.data.parties import sources_of
+    from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
 
     output = Output(quiet=quiet, as_json=as_json)
     sources, _ = sources_of(data)
     options = reading.for_each(list(sources))
     with output.busy("reading the data"):
-        found = [check_source(name, source, **options[name]) for name, source in sources.items()]
+        found = []
+        for name, source in sources.items():
+            with reading_table(name if len(sources) > 1 else None):
+                found.append(check_source(name, source, **options[name]))
     read = [each for each in found if each.shape is not None]
     overlap = measure_overlap(found) if len(found) > 1 and len(read) == len(found) else None
     if as_json:

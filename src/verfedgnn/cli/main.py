@@ -28,7 +28,6 @@ from verfedgnn.cli.diff_command import diff
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
 from verfedgnn.cli.forget_command import forget
-from verfedgnn.cli.output import SafeConsole
 from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
 from verfedgnn.cli.promote_command import promote
@@ -47,6 +46,7 @@ from verfedgnn.core.printable import make_printable
 from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.core.version import installed_version
 from verfedgnn.plugins import load_file
+from verfedgnn.reports.console import SafeConsole
 
 app = typer.Typer(
     name="verfedgnn",

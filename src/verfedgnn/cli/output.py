@@ -8,33 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.segment import Segment
 
-from verfedgnn.core.printable import make_printable
+from verfedgnn.reports.console import SafeConsole, drawable, error_console
 
 _WIDTH = 160
 """Width of tables in a file or a pipe, wide enough that no cell is cut."""
-
-
-class SafeConsole(Console):
-    """A console whose texts contain no control characters, because others may have written them; its own styles stay."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Render as rich does, with printable text only."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(make_printable(segment.text), segment.style)
-
-
-def error_console() -> Console:
-    """Return the console for progress and remarks."""
-    return SafeConsole(stderr=True, highlight=False)
-
-
-def drawable(console: Console) -> bool:
-    """Return whether a progress bar can be drawn: on a terminal that can move its cursor."""
-    return console.is_interactive and sys.stderr.isatty()
 
 
 class Output:

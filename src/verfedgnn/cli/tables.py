@@ -7,99 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from verfedgnn.cli.output import drawable, error_console
+from verfedgnn.reports.console import drawable, error_console
 from verfedgnn.reports.phrases import format_duration, format_metric, format_size
 
 if TYPE_CHECKING:
     from verfedgnn.reports.lift_view import LiftTable
     from verfedgnn.research.attacks.audit_clock import AuditClock
     from verfedgnn.research.experiments.job_queue import QueueProgress
-    from verfedgnn.training.progress import Progress as RoundEvent
 
 LINE_SECONDS = 60.0
 """Seconds between two lines about one attack of an audit."""
-
-
-class RoundProgress:
-    """A progress bar of a training: round, validation error, bytes and time left. In a file it prints ten lines."""
-
-    def __init__(self, *, hidden: bool, unit: str = "rounds") -> None:
-        self.console = error_console()
-        self.unit = unit
-        self.hidden = hidden
-        seen = not hidden and drawable(self.console)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=self.console,
-            disable=not seen,
-        )
-        self.plain = not hidden and not seen
-        self.tasks: dict[str, TaskID] = {}
-        self.printed = 0
-        self.began = 0.0
-        self.first = 0.0
-        self.valid = ""
-
-    def __enter__(self) -> RoundProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        if failed is None:
-            self._close()
-        self.bar.stop()
-
-    def _close(self) -> None:
-        """Fill the bar of a training that stopped before its last round."""
-        for task in self.bar.tasks:
-            if not task.finished:
-                self.bar.update(
-                    task.id, total=task.completed, note=f"{task.fields['note']} (no longer improving)".strip()
-                )
-
-    def line(self, text: str) -> None:
-        """Print a line above the bar."""
-        if not self.hidden:
-            self.console.print(text, markup=False, soft_wrap=True)
-
-    def round(self, event: RoundEvent) -> None:
-        """Show a finished round of a training."""
-        if event.label not in self.tasks:
-            self.valid = ""  # the last value belongs to another training
-        for name, value in (event.valid or {}).items():
-            self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
-        travels = event.label.removeprefix("newcomers, ") in ("federation", "lists")  # alone, nothing does
-        sent = format_size(event.bytes) if travels else ""
-        self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
-
-    def step(self, label: str, done: float, total: int, note: str = "") -> None:
-        """Show that `done` of `total` steps of the task `label` are finished."""
-        if label not in self.tasks:
-            self._close()
-            self.tasks[label] = self.bar.add_task(escape(label), total=total, note=note)
-            self.printed = 0
-            self.began = time.monotonic()
-            self.first = done
-        self.bar.update(self.tasks[label], completed=done, note=note)
-        tenth = int(10 * done // total)
-        if self.plain and (tenth > self.printed or done == total):
-            self.printed = tenth
-            spent = time.monotonic() - self.began
-            known = self.first < done < total and spent > 1
-            left = (
-                f"  about {format_duration(spent * (total - done) / (done - self.first))} left"
-                if known
-                else ""
-            )
-            self.line(f"{label}: {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
 
 
 class CellProgress:

@@ -34,9 +34,10 @@ from verfedgnn.cli.shared_options import (
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings_hiding
-from verfedgnn.cli.tables import RoundProgress, gate_table, lift_texts, run_table
+from verfedgnn.cli.tables import gate_table, lift_texts, run_table
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
+from verfedgnn.reports.round_progress import RoundProgress
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -145,8 +146,8 @@ def train(
     from verfedgnn.privacy.rating_dp import fit_budget
     from verfedgnn.reports.run_report import report_to_track
     from verfedgnn.runs.run import read_run_config
+    from verfedgnn.runs.run_folder import holds_run
     from verfedgnn.runs.tracking.tracker import tracked
-    from verfedgnn.training.train import holds_run
     from verfedgnn.training.train import resume as resume_run
     from verfedgnn.training.train import train as train_run
     from verfedgnn.upkeep.new_items import NewItems

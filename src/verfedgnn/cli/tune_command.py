@@ -26,9 +26,9 @@ from verfedgnn.cli.shared_options import (
 )
 from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.source_options import reads_ratings
-from verfedgnn.cli.tables import RoundProgress
 from verfedgnn.cli.train_command import parse_gnn
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.reports.round_progress import RoundProgress
 
 CLEAR_GAIN = 0.005
 """Share of the validation error below which tuning gains little."""

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from verfedgnn.config.sections import Section
 from verfedgnn.config.variants import CHOICES, either
 from verfedgnn.core.errors import ConfigError
+from verfedgnn.core.option_names import worded
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -67,8 +68,10 @@ def resolve_setting(key: str, known: Mapping[str, Setting]) -> str:
     if matches:
         raise ConfigError(f"'{key}' could be {' or '.join(matches)}; write the whole path")
     leaves = {path.split(".")[-1]: path for path in known}
-    near = [leaves[name] for name in difflib.get_close_matches(key.split(".")[-1], leaves)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "`verfedgnn settings` lists them all"
+    close = difflib.get_close_matches(key.split(".")[-1], leaves)
+    near = [worded(leaves[name], f"`{name}=`") for name in close]
+    every = worded("`verfedgnn settings`", "`vf.settings()`")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"{every} lists them all"
     raise ConfigError(f"there is no setting '{key}'; {hint}")
 
 

@@ -248,6 +248,8 @@ def explain_invalid(error: ValidationError) -> str:
     first = error.errors()[0]
     where = _location(first["loc"])
     text = first["msg"].removeprefix("Value error, ")
+    if isinstance(first.get("ctx", {}).get("error"), ConfigError):  # it names its place
+        return text
     if first["type"] == "value_error" and isinstance(
         first["input"], Mapping
     ):  # a rule, which names its settings

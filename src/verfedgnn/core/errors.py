@@ -14,7 +14,7 @@ class DataError(VerFedGNNError, ValueError):
     """A file or table of ratings that cannot be used."""
 
 
-class ConfigError(VerFedGNNError):
+class ConfigError(VerFedGNNError, ValueError):
     """A configuration that is contradictory or unknown, or that is unprotected without acknowledging it."""
 
 

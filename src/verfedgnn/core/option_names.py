@@ -1,4 +1,4 @@
-"""Names of options in messages: `--missing drop` on the command line, `missing="drop"` in Python.
+"""Words of messages for two surfaces: `--missing drop` on the command line, `missing="drop"` in Python.
 
 Messages are written once. The command line enters `on_command_line` for the time of a command.
 """
@@ -6,9 +6,13 @@ Messages are written once. The command line enters `on_command_line` for the tim
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 _on_command_line = False
+_table: ContextVar[str | None] = ContextVar("table", default=None)
+"""The table that is being read, if there are several."""
 
 
 @contextmanager
@@ -23,11 +27,28 @@ def on_command_line() -> Iterator[None]:
         _on_command_line = before
 
 
+@contextmanager
+def reading_table(name: str | None) -> Iterator[None]:
+    """Name the option `columns` for this table alone in messages of this block, because other tables have other columns."""
+    token = _table.set(name)
+    try:
+        yield
+    finally:
+        _table.reset(token)
+
+
 def option(name: str, value: Any = None, *, flag: str | None = None) -> str:
     """Return an option, with a value if one is given, as the reader of a message writes it.
 
     `flag` is the name on the command line if it differs from the argument's.
     """
+    table = _table.get()
+    if table is not None and name == "columns" and value is not None:
+        return (
+            f"--columns {table}:{_as_text(value)}"
+            if _on_command_line
+            else option("own", {table: {name: value}})
+        )
     if not _on_command_line:
         return name if value is None else f"{name}={_in_python(value)}"
     named = f"--{flag or name.replace('_', '-')}"
@@ -35,10 +56,20 @@ def option(name: str, value: Any = None, *, flag: str | None = None) -> str:
 
 
 def setting(path: str, value: Any) -> str:
-    """Return a setting with a value: `--set masking=true`, or `masking=True`, `**{"model.dim": 16}` in Python."""
+    """Return a setting with a value: `--set model.dim=16`, or the keyword argument `dim=16` in Python."""
     if _on_command_line:
         return f"--set {path}={_as_text(value)}"
-    return f'**{{"{path}": {_in_python(value)}}}' if "." in path else f"{path}={_in_python(value)}"
+    return f"{path.split('.')[-1]}={_in_python(value)}"
+
+
+def worded(command: str, python: str) -> str:
+    """Return the words of a message that the reader's surface needs: those for the command line, or those for Python."""
+    return command if _on_command_line else python
+
+
+def resume_words(folder: Path) -> str:
+    """Return how to resume the training of `folder`."""
+    return worded(f"`verfedgnn train --resume {folder}`", f"`vf.resume({_in_python(str(folder))})`")
 
 
 def _in_python(value: Any) -> str:

@@ -31,21 +31,25 @@ class CheckedRows:
     text: TextSource | None = None
     broken: NDArray[np.int64] | None = None
     """Record numbers of a text file that are not in the table."""
+    first: int = 1
+    """Number of the first row; tables in memory count from 0."""
 
     @property
     def unit(self) -> str:
-        """The unit of places in messages, "line" or "row"."""
-        return "row" if self.text is None else "line"
+        """The unit of places in messages: "line", "row", or "position" in a table that counts from 0."""
+        if self.text is not None:
+            return "line"
+        return "row" if self.first else "position"
 
     def placed(self, problems: Sequence[DataProblem]) -> list[DataProblem]:
         """Return all problems, with the table's row numbers replaced by lines of the file or by rows counted
-        from 1.
+        from `first`.
 
         The file is read once for all problems.
         """
         rows = sorted({row for problem in problems for row in problem.places})
         if self.text is None or self.broken is None:
-            number = {row: row + 1 for row in rows}
+            number = {row: row + self.first for row in rows}
         else:
             records = np.array(rows, np.int64) + self.text.text.header
             # Removing the j broken records before broken record j shifts it by j; compare the shifted positions.

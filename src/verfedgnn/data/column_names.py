@@ -1,5 +1,6 @@
 """Matching of a table's columns to roles such as user, item and rating, by common names or by the option `columns`."""
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -70,6 +71,7 @@ def match_columns(
     Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
     remedy.
     """
+    _check_roles(wanted, (*ALIASES, *required, *keep))
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}
     by_alias = {normalise_name(column): column for column in reversed(found)}
@@ -88,6 +90,23 @@ def match_columns(
         )
         shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
         events = f"; {if_events()}" if missing == ["rating"] else ""
-        naming = f"name them with {option('columns', dict.fromkeys(required, '...'))}"
+        lacking = [role for role in wanted if wanted[role] not in found] or missing
+        named = "it" if len(lacking) == 1 else "them"
+        naming = f"name {named} with {option('columns', dict.fromkeys(lacking, '...'))}"
         raise DataError(f"{source}: {lack}; its columns are: {shown}; {naming}{advice}{events}")
     return names
+
+
+def _check_roles(wanted: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raise `DataError` if the option `columns` names a role that does not exist."""
+    for role, column in wanted.items():
+        if role not in known:
+            near = difflib.get_close_matches(normalise_name(role), known, 1)
+            swapped = [column] if normalise_name(column) in known else []
+            hint = "".join(
+                f"did you mean {option('columns', {each: '...'})}? " for each in (near or swapped)[:1]
+            )
+            raise DataError(
+                f"{option('columns')} has the unknown key '{role}'; {hint}"
+                f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
+            )

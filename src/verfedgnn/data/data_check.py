@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
-from verfedgnn.data.checked_rows import read_rows
+from verfedgnn.data.checked_rows import CheckedRows, read_rows
+from verfedgnn.data.data_frames import as_ratings, read_columns
 from verfedgnn.data.event_ratings import required_columns
 from verfedgnn.data.ids import TEXT
 from verfedgnn.data.rating_distribution import Distribution, describe_ratings
 from verfedgnn.data.rating_reader import find_layout, list_tables, locate, read_ratings
+from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.row_problems import DataProblem, find_problems, find_warnings
 from verfedgnn.data.source_address import is_address, redact
 from verfedgnn.data.table_sources import is_inter
@@ -33,7 +35,7 @@ class CheckedSource:
     source: str
     """Path or address of the source, without its password."""
     unit: str
-    """Unit of the problems' places: "line" for text files, "row" for everything else."""
+    """Unit of the problems' places: "line" for text files, "position" for tables in memory, "row" for everything else."""
     problems: tuple[DataProblem, ...]
     notes: tuple[str, ...]
     shape: Distribution | None
@@ -93,17 +95,31 @@ class UserOverlap:
         return {"all": self.count_from(self.parties), "2": self.count_from(2), "any": self.count_from(1)}
 
 
-def check_source(name: str, source: str | Path, *, now: int | None = None, **options: Any) -> CheckedSource:
-    """Check one source with the options of `read_ratings`. Times after `now`, in seconds since 1970, lie in the future."""
+def check_source(name: str, source: Any, *, now: int | None = None, **options: Any) -> CheckedSource:
+    """Check one source with the options of `read_ratings`. Times after `now`, in seconds since 1970, lie in the future.
+
+    A source is a path or a name, or a table in memory as `as_ratings` takes it.
+    """
+    stored = isinstance(source, str | Path)
+    shown = redact(source) if stored else "in memory"
     try:
+        if not stored:
+            if isinstance(source, Ratings) or options.get("events") is not None:
+                return _check_ratings(name, shown, as_ratings(source, name=name, **options), now)
+            rows = CheckedRows(read_columns(source, name, options.get("columns") or {}), first=0)
+            return _check_rows(name, shown, rows, now, "error", options)
         plain = _plain_table(source, options)
-        return (
-            _check_ratings(name, source, now, options)
-            if plain is None
-            else _check_table(name, plain, now, options)
-        )
+        if plain is None:
+            return _check_ratings(name, shown, read_ratings(source, **options), now)
+        opening = {
+            key: options[key]
+            for key in ("columns", "encoding", "delimiter", "query")
+            if options.get(key) is not None
+        }
+        rows = read_rows(plain, required=required_columns(None), **opening)
+        return _check_rows(name, redact(plain), rows, now, "first" if is_inter(plain) else "error", options)
     except DataError as error:
-        return _unreadable(name, source, error)
+        return _unreadable(name, shown, error)
 
 
 def measure_overlap(found: Sequence[CheckedSource]) -> UserOverlap:
@@ -167,31 +183,23 @@ def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path |
     return path
 
 
-def _check_ratings(
-    name: str, source: str | Path, now: int | None, options: Mapping[str, Any]
-) -> CheckedSource:
-    ratings = read_ratings(source, **options)
+def _check_ratings(name: str, source: str, ratings: Ratings, now: int | None) -> CheckedSource:
     shape = describe_ratings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
     problems = find_warnings(ratings.user, ratings.item, ratings.rating, ratings.time, now)
     counts = np.bincount(ratings.user, minlength=ratings.n_users)
     users = pa.array(ratings.user_ids, TEXT)
     items = pa.array(ratings.item_ids, TEXT)
-    return CheckedSource(
-        name, redact(source), "row", tuple(problems), ratings.notes, shape, users, counts, items
-    )
+    return CheckedSource(name, source, "row", tuple(problems), ratings.notes, shape, users, counts, items)
 
 
-def _check_table(name: str, source: str | Path, now: int | None, options: Mapping[str, Any]) -> CheckedSource:
-    opening = {
-        key: options[key]
-        for key in ("columns", "encoding", "delimiter", "query")
-        if options.get(key) is not None
-    }
-    rows = read_rows(source, required=required_columns(None), **opening)
+def _check_rows(
+    name: str, source: str, rows: CheckedRows, now: int | None, duplicates: str, options: Mapping[str, Any]
+) -> CheckedSource:
+    """Check rows one by one; `duplicates` says how to treat repeated pairs if the options do not."""
     found = find_problems(
         rows.table,
         scale=options.get("scale"),
-        duplicates=options.get("duplicates") or ("first" if is_inter(source) else "error"),
+        duplicates=options.get("duplicates") or duplicates,
         missing=options.get("missing") or "error",
     )
     good = found.good
@@ -210,7 +218,7 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
     counts = np.bincount(good.user)
     return CheckedSource(
         name,
-        redact(source),
+        source,
         rows.unit,
         tuple(placed),
         found.notes,
@@ -221,9 +229,7 @@ def _check_table(name: str, source: str | Path, now: int | None, options: Mappin
     )
 
 
-def _unreadable(name: str, source: str | Path, error: DataError) -> CheckedSource:
+def _unreadable(name: str, source: str, error: DataError) -> CheckedSource:
     nobody = pa.array([], TEXT)
     problem = DataProblem("unreadable", str(error), "", 1, fatal=True)
-    return CheckedSource(
-        name, redact(source), "row", (problem,), (), None, nobody, np.zeros(0, np.int64), nobody
-    )
+    return CheckedSource(name, source, "row", (problem,), (), None, nobody, np.zeros(0, np.int64), nobody)

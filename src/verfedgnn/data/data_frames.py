@@ -84,6 +84,16 @@ def _from_memory(
     )
 
 
+def read_columns(source: Any, name: str, columns: Mapping[str, str]) -> pa.Table:
+    """Read the users, items, ratings and times of a table in memory as they are, valid or not."""
+    there, column = open_columns(source, name, RATING_ROLES)
+    names = match_columns(there, columns, source=name)
+    found = {role: column(names[role]) for role in (*RATING_ROLES, "time") if role in names}
+    for role in ("user", "item"):
+        found[role] = trim(_as_ids(found[role], role))
+    return pa.table({role: _as_column(values) for role, values in found.items()})
+
+
 def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[str], Callable[[str], Any]]:
     """Return the names of the columns of a table in memory, and a function that returns one of them."""
     if isinstance(source, tuple) and len(source) == len(required):
@@ -109,18 +119,21 @@ def open_columns(source: Any, name: str, required: Sequence[str]) -> tuple[list[
     return list(labels), lambda label: _single_column(source, labels[label])
 
 
-def tables_by_party(source: Any) -> dict[str, pa.Table] | None:
-    """Return the rows of each value of the column "party"; None if the source is no data frame with that column."""
-    if hasattr(source, "collect_schema"):  # polars, whose lazy frames have no columns yet
-        names = source.collect_schema().names()
-    else:
-        names = getattr(source, "column_names", getattr(source, "columns", ()))
-    if isinstance(source, Ratings) or "party" not in [str(name) for name in names]:
+def tables_by_party(source: Any, column: str | None = None) -> dict[str, pa.Table] | None:
+    """Return the rows of each value of a column that names parties, by default "party"; None if there is no such column."""
+    if isinstance(source, Ratings):
+        return None
+    there, _ = open_columns(source, "ratings", RATING_ROLES)
+    if column is not None and column not in there:
+        shown = ", ".join(there)
+        raise DataError(f'columns names party="{column}", which does not exist; the columns are: {shown}')
+    column = column or "party"
+    if column not in there:
         return None
     table = pa.table(source if hasattr(source, "__arrow_c_stream__") else source.collect())
-    owner = trim(as_text(table["party"], "party"))
+    owner = trim(as_text(table[column], "party"))
     if owner.null_count:
-        raise DataError("the column party is empty in some rows; fill it in or leave these rows out")
+        raise DataError(f"the column {column} is empty in some rows; fill it in or leave these rows out")
     # Arrow does not filter the text type of polars.
     plain = [field.with_type(TEXT) if field.type == pa.string_view() else field for field in table.schema]
     table = table.cast(pa.schema(plain))

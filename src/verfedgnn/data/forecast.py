@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from verfedgnn.core.option_names import option, worded
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
 from verfedgnn.data.ratings import format_count
 
@@ -40,9 +41,11 @@ def describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None
         return "A source has equal ratings only, so there are no ratings to predict; preset ranking learns lists from them."
     if overlap is None:
         parties = fitting_parties(found) or PARTIES
-        return (
+        return worded(
             f"One source: `train` divides its items at random among parties ({parties} here), which simulates a federation. "
-            "Use `--by COLUMN`, or one source per party, for parties that exist."
+            "Use `--by COLUMN`, or one source per party, for parties that exist.",
+            f"One table: `fit(table, parties={parties})` divides its items at random among parties, which simulates a federation. "
+            "Pass one table per party for parties that exist.",
         )
     users, _ = overlap.count_from(1)
     return (
@@ -66,11 +69,11 @@ def _foresee_sizes(found: Sequence[CheckedSource]) -> list[str]:
         if shape.ratings < FEWEST_RATINGS:
             warnings.append(
                 f"{each.name} has {format_count(shape.ratings, 'rating')}: its validation or test part may be empty, and "
-                "`train` refuses that; add ratings"
+                "training refuses that; add ratings"
             )
         elif shape.users < FEWEST_USERS:
             warnings.append(
-                f"{each.name} has {format_count(shape.users, 'user')}: `train` runs, but its figures say nothing about other "
+                f"{each.name} has {format_count(shape.users, 'user')}: training runs, but its figures say nothing about other "
                 "users; add users"
             )
     parties = fitting_parties(found)
@@ -78,7 +81,7 @@ def _foresee_sizes(found: Sequence[CheckedSource]) -> list[str]:
     if parties is not None and shape is not None:
         warnings.append(
             f"{format_count(shape.items, 'item')} with {format_count(shape.ratings, 'rating')} are too few for {PARTIES} "
-            f"parties: pass --parties {parties} to `train`"
+            f"parties: pass {option('parties', parties)} to {worded('`train`', '`fit`')}"
         )
     return warnings
 
@@ -88,7 +91,7 @@ def _foresee_federation(found: Sequence[CheckedSource], overlap: UserOverlap) ->
     warnings = []
     if len(found) == 2:
         warnings.append(
-            "there are two parties: either can subtract its own part from a sum, so `train` exchanges noised sums; a third "
+            "there are two parties: either can subtract its own part from a sum, so training exchanges noised sums; a third "
             "party hides more"
         )
     scales = [(each.name, each.shape.lowest, each.shape.highest) for each in found if each.shape is not None]
@@ -97,15 +100,16 @@ def _foresee_federation(found: Sequence[CheckedSource], overlap: UserOverlap) ->
         one, other = (
             f"{name} rates from {low:g} to {high:g}" for _, name, low, high in (min(widths), max(widths))
         )
+        scale = option("own", {"...": {"scale": (1, 5)}})
         warnings.append(
             f"{one}, {other}: errors are in each party's own unit, so compare parties, not the overall RMSE; declare both "
-            "scales with --scale NAME:LOW,HIGH"
+            f"scales with {worded('--scale NAME:LOW,HIGH', scale)}"
         )
     users, _ = overlap.count_from(1)
     alone = users - overlap.shared
     if overlap.shared and overlap.shared < FEWEST_SHARED * users:
         warnings.append(
             f"{alone:,} of {users:,} users are at one party only: they take part and are served, but only shared users "
-            "connect the parties; look at the lift by other parties after `train --lift`"
+            f"connect the parties; look at the lift by other parties ({worded('`train --lift`', '`lift()`')})"
         )
     return warnings

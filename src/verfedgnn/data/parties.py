@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.core.errors import ConfigError, DataError
-from verfedgnn.core.option_names import option
+from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.data_frames import as_ratings, tables_by_party
 from verfedgnn.data.ids import StrArray, find_positions, sort_ids
@@ -35,7 +35,7 @@ class PartyData:
     ratings: Ratings
 
     def __repr__(self) -> str:
-        return f"<PartyData {self.name}: {self.ratings.summary()}>"
+        return f"<PartyData {replace(self.ratings, name=self.name).summary()}>"
 
 
 def split_items(
@@ -259,10 +259,10 @@ def read_parties(
 
     Args:
         data: A mapping with one table per party, `{"film": frame, "books": "books.csv"}`; one table, whose items are
-            split; or a list of sources as on the command line, each `SOURCE` or `NAME=SOURCE`. Each table of a folder
-            without a publisher's layout is a party, unless `by` is given. A table is a path, `Ratings`, an Arrow table,
-            a data frame (pandas, polars, ...) or a tuple (users, items, ratings). A data frame with a column "party" holds
-            the tables of all parties.
+            split by `parties` or `by`; or a list of sources as on the command line, each `SOURCE` or `NAME=SOURCE`. Each
+            table of a folder without a publisher's layout is a party, unless `by` is given. A table is a path, `Ratings`, an Arrow table,
+            a data frame (pandas, polars, ...) or a tuple (users, items, ratings). A data frame with a column "party", or the
+            one that `columns={"party": ...}` names, holds the tables of all parties.
         parties: Number of parties that one table is split into.
         seed: Seed of that split, and of synthetic data.
         by: Item column that one table is split by.
@@ -279,9 +279,15 @@ def read_parties(
             raise _no_parties()
     elif isinstance(data, str | Path | list):
         sources, single = sources_of(data, by=by)
+    elif parties is not None or by is not None:
+        sources, single = {"ratings": data}, True
     else:
-        tables_by_name = None if parties is not None or by is not None else tables_by_party(data)
-        sources, single = ({"ratings": data}, True) if tables_by_name is None else (tables_by_name, False)
+        named = dict(options.get("columns") or {})
+        found_tables = tables_by_party(data, named.pop("party", None))
+        if found_tables is None:
+            raise one_table()
+        sources, single = found_tables, False
+        options = options | {"columns": named}
     unknown = sorted((own or {}).keys() - sources.keys())
     if unknown:
         raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")
@@ -291,13 +297,23 @@ def read_parties(
         given = {**options, **texts[name], **(own or {}).get(name, {})}
         if isinstance(source, str | Path):
             given["seed"] = seed
-        table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
+        with reading_table(name if len(sources) > 1 else None):
+            table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
         tables.append(table if single else replace(table, name=name))
     found = (
         split_items(tables[0], parties, seed=seed, by=by) if single else parties_from_tables(tables, users)
     )
     check_parties(found)
     return found
+
+
+def one_table() -> DataError:
+    """Return the error of a single table without a word on how it becomes parties."""
+    return DataError(
+        "this is one table, but a federation has several parties. Pass one table per party, "
+        '{"film": ..., "books": ...}, or a table with a column "party" (columns={"party": ...} names another one). To divide '
+        'one catalogue for an experiment, pass parties=3 or by="genre"'
+    )
 
 
 def sources_of(

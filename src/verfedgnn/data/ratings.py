@@ -86,9 +86,9 @@ class Ratings:
         return len(self.item_ids)
 
     def summary(self) -> str:
-        """Summarise the table in one line."""
+        """Summarise the table in one line: its ratings, the users who have one, and its items."""
         low, high = self.scale
-        people = f"{self.n_users:,} users on {self.n_items:,} items"
+        people = f"{len(np.unique(self.user)):,} users on {self.n_items:,} items"
         return f"{self.name}: {len(self):,} ratings ({low:g} to {high:g}) by {people}"
 
     def __repr__(self) -> str:

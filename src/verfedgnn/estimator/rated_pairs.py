@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +60,20 @@ class RatedPairs:
         return made.get(None, made)
 
 
-def read_pairs(table: Any, columns: Mapping[str, str] | None = None) -> RatedPairs:
-    """Read a data frame with columns for user, item and optionally party, or an array of (party, user, item)."""
+def read_pairs(
+    table: Any, columns: Mapping[str, str] | None = None, *, also: Sequence[tuple[str, str]] = ()
+) -> RatedPairs:
+    """Read a data frame with columns for user, item and optionally party, or an array of (party, user, item).
+
+    `also` has further names of columns by role; those that the table does not have are ignored.
+    """
     exports = hasattr(table, "__arrow_c_stream__") or hasattr(table, "collect")
     if exports:
         there, column = open_columns(table, "X", ORDER)
-        required = tuple(role for role in ORDER if role != "party" or role in (columns or {}))
-        names = match_columns(there, columns or {}, required=required, keep=("party",), source="X")
+        wanted = {role: name for role, name in reversed(also) if role in ORDER and name in there}
+        wanted |= {role: name for role, name in (columns or {}).items() if role in ORDER}
+        required = tuple(role for role in ORDER if role != "party" or role in wanted)
+        names = match_columns(there, wanted, required=required, keep=("party",), source="X")
         found = {role: column(names[role]) for role in ORDER if role in names}
         width = len(there)
     else:

@@ -10,18 +10,16 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.config import Config
+from verfedgnn.config import Config, presets
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data import PartyData, check_parties, read_parties
 from verfedgnn.data.data_frames import as_ratings
 from verfedgnn.data.event_ratings import EventWeights
-from verfedgnn.data.ids import id_text
+from verfedgnn.data.parties import one_table, sources_of
+from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
-from verfedgnn.evaluation.lift import lift
-from verfedgnn.reports.run_summary import run_html
+from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Recommendation, Run
-from verfedgnn.serving.catalogue import Catalogue
-from verfedgnn.serving.explain import find_similar
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
 
@@ -32,6 +30,7 @@ class VerFedRecommender:
     `settings` are those of `Config.preset`, by name: `VerFedRecommender(epochs=100, dim=16)`. As in scikit-learn, the
     constructor only stores its parameters, `fit` checks them, and results end in an underscore. `sklearn.base.clone`,
     `cross_val_score` and `GridSearchCV` work; use `RatingSplit` for their folds. scikit-learn need not be installed.
+    Terminals and notebooks show the progress of `fit` and `lift`, unless `verbose` is False.
     """
 
     run_: Run
@@ -46,14 +45,24 @@ class VerFedRecommender:
     """The number of columns of `X`, after `fit(X, y)`."""
     feature_names_in_: NDArray[Any]
     """The names of the columns of `X`, after `fit(X, y)` with a data frame."""
+    columns_: dict[str, dict[str, str]]
+    """The names of the columns that were given to `fit`, by party."""
 
     def __init__(
-        self, preset: str = "best", model: str = "gcn", seed: int = 0, *, device: str = "cpu", **settings: Any
+        self,
+        preset: str = "best",
+        model: str = "gcn",
+        seed: int = 0,
+        *,
+        device: str = "cpu",
+        verbose: bool = True,
+        **settings: Any,
     ) -> None:
         self.preset = preset
         self.model = model
         self.seed = seed
         self.device = device
+        self.verbose = verbose
         vars(self).update(settings)
 
     def fit(
@@ -73,9 +82,9 @@ class VerFedRecommender:
         out: str | Path | None = None,
         watch: Watcher | None = None,
     ) -> VerFedRecommender:
-        """Train on one table per party, `{"film": ..., "books": ...}`, or on one table split into `parties` or `by` a column.
+        """Train on one table per party, `{"film": ..., "books": ...}`, or on one table with a column "party".
 
-        A table is a path, `Ratings`, an Arrow table, a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
+        For an experiment with one catalogue, `parties` or `by` divide its items. A table is a path, `Ratings`, an Arrow table, a data frame (pandas, polars, ...) or a tuple (users, items, ratings).
         A list of `PartyData`, such as `split_items` returns, is used unchanged.
 
         With `y`, as in scikit-learn, `X` is a data frame with the columns party, user and item, or an array with these
@@ -87,7 +96,7 @@ class VerFedRecommender:
             y: The ratings, if `X` has none.
             parties: Number of parties that one table is split into.
             by: Item column that one table is split by.
-            columns: Names of the columns: `{"user": "uid", "item": "isbn"}`.
+            columns: Names of the columns: `{"user": "uid", "item": "isbn"}`; `party` names that of the parties.
             missing: How to treat rows without a user, an item or a rating: "error" or "drop".
             duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
             events: Weights of events (`{"view": 1, "purchase": 5}`, or one number), if rows are events and not ratings.
@@ -95,7 +104,7 @@ class VerFedRecommender:
             catalogue: Declared number of items of each table, with or without ratings.
             own: Options for single parties, by name: `{"books": {"scale": (0, 10)}}`.
             out: Folder to write the run to.
-            watch: Function that is called after each round.
+            watch: Function that is called after each round with a `Progress`: label, round, rounds, valid, best and bytes.
         """
         config = Config.preset(self.preset, model=self.model, **{"seed": self.seed, **self._settings()})
         options = {
@@ -107,74 +116,116 @@ class VerFedRecommender:
             "catalogue": catalogue,
         }
         if y is not None:
-            X = self._read_pairs(X, columns, fitting=True).tables(y)
+            if len(getattr(y, "columns", ())) > 1:
+                raise DataError(
+                    'the second argument of fit is y, the ratings of X; pass several tables by name, {"film": ..., "books": ...}'
+                )
+            pairs = self._read_pairs(X, columns, fitting=True)
+            if pairs.parties is None and parties is None:
+                raise one_table()
+            X = pairs.tables(y)
             options |= {"columns": None, "duplicates": duplicates or "mean"}
         elif isinstance(X, np.ndarray):
             raise DataError(
                 "this estimator requires y to be passed, but the target y is None: pass the ratings"
             )
         members = _members(X, config, parties=parties, by=by, own=own, options=options)
-        run = train(members, config, out=out, device=self.device, watch=watch)
-        vars(self).pop("catalogue_", None)
+        self.columns_ = {
+            name: {**(columns or {}), **((own or {}).get(name, {}).get("columns") or {})}
+            for name in [member.name for member in members]
+        }
+        with watching(self.verbose, watch) as watcher:
+            self._keep(train(members, config, out=out, device=self.device, watch=watcher))
+        return self
+
+    def _keep(self, run: Run) -> None:
         self.run_ = run
         self.metrics_ = run.metrics
         self.config_ = run.config
         self.parties_ = [party.name for party in run.parties]
-        return self
 
-    def predict(self, X: Any, items: Any = None, party: str | None = None) -> NDArray[np.float64]:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the trained recommender to a folder, as `verfedgnn train --out` does; `overwrite` replaces an earlier run."""
+        self._fitted().save(path, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path) -> VerFedRecommender:
+        """Read a recommender from the folder of a run, however it was trained."""
+        run = Run.load(path)
+        config = run.config
+        preset = config.base if config.base in presets() else "best"
+        base = Config.preset(preset, model=config.model.gnn).for_parties(len(run.parties)).values()
+        own = ("seed", "base", "model.gnn", "model.code")
+        settings = {
+            name.split(".")[-1]: value
+            for name, value in config.values().items()
+            if name not in own and base.get(name) != value
+        }
+        recommender = cls(preset, config.model.gnn, config.seed, **settings)
+        recommender._keep(run)
+        return recommender
+
+    def predict(
+        self,
+        X: Any,
+        items: Any = None,
+        party: str | None = None,
+        *,
+        columns: Mapping[str, str] | None = None,
+    ) -> NDArray[np.float64]:
         """Predict the rating of each row (party, user, item) of a table, within the party's scale.
 
-        With `items`, `X` has the ids of users, and each pair of user and item is predicted.
+        Columns are named as in `fit`, unless `columns` says otherwise. Without a column for the party, `party` names it for
+        all rows; it is needed only if several parties use the same item ids. With `items`, `X` has the ids of users, and
+        each pair of user and item is predicted.
         """
         run = self._fitted()
         if items is not None:
             return run.predict(X, items, party=party)
-        pairs = self._read_pairs(X)
+        pairs = self._read_pairs(X, columns, party=party)
         predicted = np.empty(len(pairs))
         for name, rows in pairs.by_party().items():
-            predicted[rows] = run.predict(pairs.users[rows], pairs.items[rows], party=name or party)
+            try:
+                predicted[rows] = run.predict(pairs.users[rows], pairs.items[rows], party=name or party)
+            except RunError as error:
+                if not hasattr(self, "n_features_in_"):
+                    raise
+                folds = "in cross-validation, pass cv=vf.RatingSplit(5), whose folds train on every user and item they test"
+                raise RunError(f"{error}; {folds}") from None
         return predicted
 
     @overload
-    def recommend(self, user: str | int, k: int = 10, party: str | None = None) -> list[Recommendation]: ...
+    def recommend(
+        self,
+        user: str | int | None = None,
+        k: int = 10,
+        party: str | None = None,
+        *,
+        ratings: Mapping[Any, Any] | None = None,
+    ) -> list[Recommendation]: ...
 
     @overload
     def recommend(
         self, user: Sequence[Any], k: int = 10, party: str | None = None
     ) -> list[list[Recommendation]]: ...
 
-    def recommend(self, user: Any, k: int = 10, party: str | None = None) -> Any:
+    def recommend(
+        self,
+        user: Any = None,
+        k: int = 10,
+        party: str | None = None,
+        *,
+        ratings: Mapping[Any, Any] | None = None,
+    ) -> Any:
         """Return the k best items that a user has not rated, from all parties or from one; for several users, a list each.
 
-        Each recommendation has the `score` that orders the list and the predicted `rating` in stars.
+        With `ratings`, `{item: stars}`, it recommends to a newcomer, see `Run.recommend`.
         """
-        run = self._fitted()
-        if isinstance(user, str) or np.ndim(user) == 0:
-            return run.recommend(id_text(user, "user") or "", k, party=party)
-        return [run.recommend(id_text(each, "user") or "", k, party=party) for each in user]
+        return self._fitted().recommend(user, k, party, ratings=ratings)
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
-        """Return the k items of all parties that are most similar to `item`: users who like one like the other.
-
-        `score` is the cosine of the items' directions in taste space. `party` names the party of `item` if several parties
-        have that id.
-        """
-        if not hasattr(self, "catalogue_"):
-            self.catalogue_ = Catalogue(self._fitted(), "run")
-        parties = self.catalogue_.parties
-        wanted = id_text(item, "item") or ""
-        places = [
-            (p, row)
-            for p, each in enumerate(parties)
-            if party in (None, each.name)
-            for row in np.flatnonzero(each.table.item_ids == wanted).tolist()
-        ]
-        if len(places) != 1:
-            found = "is an id of several parties; name one with `party`" if places else "is in no catalogue"
-            raise RunError(f"item '{wanted}' {found}; known items look like '{parties[0].table.item_ids[0]}'")
-        rows = find_similar(self.catalogue_, *places[0], range(len(parties)), k)
-        return [Recommendation(row["item"], row["title"], row["party"], row["similarity"]) for row in rows]
+        """Return the k items of all parties that are most similar to `item`, see `Run.similar`."""
+        return self._fitted().similar(item, k, party)
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Return the accuracy on the test part, overall and per party: RMSE, MAE, and Recall, NDCG and HitRate of lists of k.
@@ -183,16 +234,19 @@ class VerFedRecommender:
         """
         return self._fitted().evaluate(k)
 
-    def lift(self, watch: Watcher | None = None) -> dict[str, Any]:
-        """Return what joining gains each party, with a `summary` in words, and add it to `metrics_`.
+    def lift(self, watch: Watcher | None = None) -> Lift:
+        """Return what joining gains each party, and add it to `metrics_`; it is computed once.
 
         It covers ratings and lists, known customers and newcomers. It runs further trainings.
         """
         run = self._fitted()
         if "lift" not in run.metrics:
-            run.metrics["lift"] = lift(run, watch=watch)
-        found: dict[str, Any] = run.metrics["lift"]
-        return found
+            run.metrics["lift"] = lift(run, watch=watch, verbose=self.verbose).to_dict()
+        return Lift(run.metrics["lift"])
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report of the run, see `Run.report`."""
+        return self._fitted().report(path)
 
     def score(self, X: Any = None, y: Any = None) -> float:
         """Return minus the RMSE of the test part, or of tables given as to `fit`. For a ranking, return NDCG@20."""
@@ -221,10 +275,20 @@ class VerFedRecommender:
         return self.run_
 
     def _read_pairs(
-        self, X: Any, columns: Mapping[str, str] | None = None, *, fitting: bool = False
+        self,
+        X: Any,
+        columns: Mapping[str, str] | None = None,
+        *,
+        party: str | None = None,
+        fitting: bool = False,
     ) -> RatedPairs:
         """Read a table of pairs; `fit` remembers its columns, and other methods compare theirs."""
-        pairs = read_pairs(X, columns)
+        if fitting or columns is not None:
+            pairs = read_pairs(X, columns)
+        else:
+            named = getattr(self, "columns_", {})
+            tables = [named[party]] if party in named else list(named.values())
+            pairs = read_pairs(X, also=[pair for table in tables for pair in table.items()])
         if fitting:
             self.n_features_in_ = pairs.width
             if pairs.names:
@@ -244,7 +308,7 @@ class VerFedRecommender:
         }
 
     def _settings(self) -> dict[str, Any]:
-        own = ("preset", "model", "seed", "device")
+        own = ("preset", "model", "seed", "device", "verbose")
         return {name: value for name, value in self.get_params().items() if name not in own}
 
     def set_params(self, **params: Any) -> VerFedRecommender:
@@ -269,7 +333,7 @@ class VerFedRecommender:
     def _repr_html_(self) -> str:
         """Show the parameters and, after `fit`, the run in a notebook."""
         made = f"<p><code>{escape(repr(self))}</code></p>"
-        return made + (run_html(self.run_) if hasattr(self, "run_") else "")
+        return made + (self.run_._repr_html_() if hasattr(self, "run_") else "")
 
     def __repr__(self) -> str:
         return f"VerFedRecommender({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
@@ -297,13 +361,27 @@ def _members(
     """Return the data given to `fit` as checked parties."""
     given = {name: value for name, value in options.items() if value is not None}
     if not (isinstance(data, list) and data and all(isinstance(each, PartyData) for each in data)):
-        return read_parties(
+        if isinstance(data, str | Path) and parties is None and by is None and sources_of(data)[1]:
+            raise one_table()
+        found = read_parties(
             data, parties=parties, seed=config.seed, by=by, users=config.users, own=own, **given
         )
+        _refuse_single(found)
+        return found
     unused = [*given, *(name for name, value in {"parties": parties, "by": by, "own": own}.items() if value)]
     if unused:
         raise ConfigError(
             f"{', '.join(unused)}: options of tables; leave them out, these are parties already"
         )
     check_parties(data)
+    _refuse_single(data)
     return data
+
+
+def _refuse_single(parties: Sequence[PartyData]) -> None:
+    """Raise `DataError` for a single party, which has nobody to join."""
+    if len(parties) < 2:
+        raise DataError(
+            f"'{parties[0].name}' is the only party, and joining needs at least two: pass one table per party, "
+            '{"film": ..., "books": ...}. To divide one catalogue for an experiment, pass the table itself with parties=3'
+        )

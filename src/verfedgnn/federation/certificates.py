@@ -40,7 +40,7 @@ _SKEW = timedelta(hours=1)
 """Time by which a certificate is backdated, for machines whose clocks are slow."""
 
 
-class CertificateError(ConfigError, ValueError):
+class CertificateError(ConfigError):
     """An unusable key, request or certificate; also a ValueError, so that pydantic reports it."""
 
 

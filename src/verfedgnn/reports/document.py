@@ -131,6 +131,13 @@ class Document:
             write_bytes(text, make_printable(self.markdown()).encode())
         return page, text
 
+    def write_page(self, path: Path) -> Path:
+        """Write the document as one HTML page, and return its path."""
+        with writing(path):
+            make_folder(path.parent)
+            write_bytes(path, make_printable(self.html()).encode())
+        return path
+
     def markdown(self) -> str:
         """Return the document as Markdown."""
         parts = [f"# {_escape_markdown(self.title)}", *(_render_markdown(block) for block in self.blocks)]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import safetensors.numpy
@@ -26,8 +26,9 @@ from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import PluginWarning, RunError
 from verfedgnn.core.files import check_links, make_folder, write_bytes, writing
+from verfedgnn.core.option_names import resume_words, worded
 from verfedgnn.data import PartyData
-from verfedgnn.data.ids import StrArray, as_text, find_positions, to_numpy
+from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
 from verfedgnn.data.ratings import format_count
 from verfedgnn.plugins import origin
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
@@ -37,7 +38,11 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_evaluation import evaluate
+from verfedgnn.runs.run_folder import holds_run
 from verfedgnn.runs.run_layout import LISTS
+
+if TYPE_CHECKING:
+    from verfedgnn.serving.run_answers import RunAnswers
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Run:
     """For each party, the sum of the other parties' user means (N, 2), which the gate uses; None if they were not exchanged."""
     lists: Run | None = None
     """The run of the model that orders lists; None if only one model was trained."""
+    _opened: RunAnswers | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_added(self, added: Sequence[Mapping[str, AddedItem]]) -> Run:
         """Return the run with items that were added after its training, by party."""
@@ -128,15 +134,79 @@ class Run:
         kept = ("rounds", "best_round", "seconds", "bytes", "privacy", "public", "config")
         self.metrics["lists"] = {name: lists.metrics[name] for name in kept}
 
-    def recommend(self, user: str, k: int = 10, *, party: str | None = None) -> list[Recommendation]:
-        """Return the k items with the highest predictions for `user`, without items that the user has rated.
+    @overload
+    def recommend(
+        self,
+        user: str | int | None = None,
+        k: int = 10,
+        party: str | None = None,
+        *,
+        ratings: Mapping[Any, Any] | None = None,
+    ) -> list[Recommendation]: ...
 
-        By default they come from the catalogues of all parties; `party` selects one.
+    @overload
+    def recommend(
+        self, user: Sequence[Any], k: int = 10, party: str | None = None
+    ) -> list[list[Recommendation]]: ...
+
+    def recommend(
+        self,
+        user: Any = None,
+        k: int = 10,
+        party: str | None = None,
+        *,
+        ratings: Mapping[Any, Any] | None = None,
+    ) -> Any:
+        """Return the k best items that a user has not rated, from all parties or from one; for several users, a list each.
+
+        A newcomer has no vector from training. With `ratings`, `{item: stars}`, lists follow from them; the items may be at any
+        party, and `{party: {item: stars}}` names it. A user of the run may also have rated more since. Each recommendation
+        has the `score` that orders the list and the predicted `rating` in stars.
         """
         if k < 1:
             raise RunError(f"k = {k} is too small; use 1 or more")
+        self._chosen(party)
+        one = user is None or isinstance(user, str) or np.ndim(user) == 0
+        if ratings is not None:
+            if not one:
+                raise RunError("ratings belong to one user; call recommend once for each newcomer")
+            return self._answers().recommend(
+                None if user is None else id_text(user, "user"), ratings, k, party
+            )
+        if user is None:
+            raise RunError(
+                "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
+            )
+        ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
+        remedy = worded(
+            "serve the run to recommend to newcomers", "for a newcomer, pass ratings={item: stars}"
+        )
+        lists = [self._recommend(row, k, party) for row in self._user_rows(ids, remedy).tolist()]
+        return lists[0] if one else lists
+
+    def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
+        """Return the k items of all parties that are most similar to `item`: users who like one like the other.
+
+        `score` is the cosine of the items' directions in taste space. `party` names the party of `item` if several parties
+        have that id.
+        """
+        self._chosen(party)
+        return self._answers().similar(item, k, party)
+
+    def _answers(self) -> RunAnswers:
+        """Return what answers for this run in rooms above; they are imported when a person asks."""
+        if self._opened is None:
+            from verfedgnn.serving.run_answers import RunAnswers
+
+            self._opened = RunAnswers(self)
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_opened": None}  # it is made again when it is needed
+
+    def _recommend(self, row: int, k: int, party: str | None) -> list[Recommendation]:
+        """Return the k best items of a user by row."""
         chosen = self._chosen(party)
-        row = int(self._user_rows(np.array([str(user)]))[0])
         ranker = self.ranker
         ranks = ranker.config.training.ranks
         candidates: list[tuple[float, Recommendation]] = []
@@ -223,7 +293,7 @@ class Run:
         }
         return made if party is None else made[party]
 
-    def _user_rows(self, ids: StrArray) -> NDArray[np.int64]:
+    def _user_rows(self, ids: StrArray, remedy: str = "leave them out") -> NDArray[np.int64]:
         """Return the rows of these users; raise `RunError` for users whom this run does not know."""
         table = self.parties[0].ratings
         row = find_positions(ids, table.user_ids)
@@ -231,7 +301,7 @@ class Run:
         if (row < 0).any():
             unknown = np.unique(ids[row < 0])
             raise RunError(
-                f"{format_count(len(unknown), 'user')} not in training, first '{unknown[0]}': leave them out; known users look like "
+                f"{format_count(len(unknown), 'user')} not in training, first '{unknown[0]}': {remedy}; known users look like "
                 f"'{table.user_ids[table.known_users[0]]}'"
             )
         return row
@@ -256,11 +326,19 @@ class Run:
         """Return the parties' data, split as in training."""
         return prepare(self.parties, self.config, self.device, self.parts)
 
-    def save(self, path: str | Path) -> None:
-        """Write the run to a new folder."""
+    def report(self, path: str | Path) -> Path:
+        """Write the report of the run and return its page: a file if `path` ends in .html, else a folder as `verfedgnn report`."""
+        return self._answers().report(Path(path))
+
+    def _repr_html_(self) -> str:
+        """Show the verdict, the accuracy of each party and the learning curve in a notebook."""
+        return self._answers().html()
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the run to a new folder; with `overwrite`, an earlier run in that folder is replaced."""
         folder = Path(path)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} already exists; save the run under another name")
+        if holds_run(folder, overwrite):
+            shutil.rmtree(folder)
         begin_folder(folder, self.config, self.parties, self.parts)
         self.complete_folder(folder)
 
@@ -287,7 +365,7 @@ class Run:
         folder = Path(path)
         config = read_run_config(folder)
         if not (folder / "metrics.json").is_file():
-            raise RunError(f"{folder} is not finished; resume it with `verfedgnn train --resume {folder}`")
+            raise RunError(f"{folder} is not finished; resume it with {resume_words(folder)}")
         if not (folder / "parties").is_dir():
             raise RunError(
                 f"{folder} is a coordinator's run with public parameters only; give a party's run folder"
@@ -340,7 +418,9 @@ def read_run_config(folder: Path) -> Config:
     """Read the configuration of a run. Warn if the code of its GNN plug-in has changed since training."""
     if not (folder / "config.toml").is_file():
         what = "is not a run folder" if folder.exists() else "does not exist"
-        raise RunError(f"{folder} {what}; give the folder that `verfedgnn train --out` wrote")
+        raise RunError(
+            f"{folder} {what}; give the folder that {worded('`verfedgnn train --out`', '`save` or `out=`')} wrote"
+        )
     check_links(folder)
     config = load_config(folder / "config.toml")
     other = describe_code_change(config)

@@ -14,7 +14,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, writing
-from verfedgnn.core.option_names import option
+from verfedgnn.core.option_names import option, resume_words
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.data.rating_drift import measure_drift
@@ -65,7 +65,7 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
     """Return what a run records of the run in `folder`, from which it starts; raise if it cannot start from that run."""
     before = read_run_config(folder)
     if not (folder / "metrics.json").is_file():
-        raise RunError(f"{folder} is not finished; finish it with `verfedgnn train --resume {folder}`")
+        raise RunError(f"{folder} is not finished; finish it with {resume_words(folder)}")
     if before.model != config.model:
         raise ConfigError(
             f"{folder} was trained with other settings of the model; use the same preset, GNN and settings of the model"

@@ -14,7 +14,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.core.files import writing
-from verfedgnn.core.option_names import option
+from verfedgnn.core.option_names import option, resume_words
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -188,7 +188,7 @@ def resume_hint(folder: Path | None) -> str:
     """Return a hint on how to resume an interrupted training."""
     if folder is None:
         return f"nothing is kept; pass {option('out')} to be able to resume"
-    return f"resume with `verfedgnn train --resume {folder}`"
+    return f"resume with {resume_words(folder)}"
 
 
 def usable_device(device: str | torch.device) -> torch.device:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, Interrupted, RunError
-from verfedgnn.core.files import check_writable, make_folder
+from verfedgnn.core.files import make_folder
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
@@ -23,6 +23,7 @@ from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
+from verfedgnn.runs.run_folder import holds_run
 from verfedgnn.runs.run_layout import LISTS
 from verfedgnn.runs.start_from import (
     measure_run_drift,
@@ -102,7 +103,7 @@ def resume(
     """Resume an interrupted run from its last checkpoint; the result is the same as without the interruption."""
     folder = Path(out)
     if not (folder / "config.toml").is_file():
-        raise RunError(f"{folder} holds no run to resume; start one with `verfedgnn train --out {folder}`")
+        raise RunError(f"{folder} holds no run to resume; start one with {option('out', str(folder))}")
     if (folder / "metrics.json").is_file():
         return Run.load(folder, added=False)
     config = load_config(folder / "config.toml")
@@ -227,21 +228,3 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
         alone=[each.alone.model for each in gated] if gated else None,
         others_means=trained.others_means,
     )
-
-
-def holds_run(folder: Path, overwrite: bool) -> bool:
-    """Return whether `folder` holds a run to overwrite; raise `RunError` if it holds anything else or cannot be written."""
-    check_writable(folder)
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    if not overwrite:
-        raise RunError(
-            f"{folder} exists already; choose another {option('out')}, resume it, or replace it with {option('overwrite', True)}"
-        )
-    try:
-        load_config(folder / "config.toml")
-    except ConfigError:
-        raise RunError(
-            f"{folder} is not a run folder, so {option('overwrite', True)} leaves it alone; choose another {option('out')}"
-        ) from None
-    return True

@@ -10,12 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verfedgnn.core.option_names import option
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
-from verfedgnn.data.forecast import foresee_training
+from verfedgnn.data.forecast import describe_outlook, foresee_training
 from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count
 from verfedgnn.data.row_problems import DataProblem
+from verfedgnn.reports import document
+from verfedgnn.reports.document import Banner, Document, Points
 
 _WIDTH = 24
 _MOST_REGIONS = 16
@@ -111,8 +114,9 @@ def _overlap_picture(overlap: UserOverlap, names: list[str], console: Console) -
 
 def _rules_table(overlap: UserOverlap) -> Table:
     table = Table(title="who takes part", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("--users", "users", "", "ratings", ""):
-        table.add_column(name, justify="left" if name == "--users" else "right")
+    table.add_column(option("users"))
+    for name in ("users", "", "ratings", ""):
+        table.add_column(name, justify="right")
     every_user, every_rating = overlap.count_from(1)
     for rule, (users, ratings) in overlap.count_rules().items():
         shares = [
@@ -121,6 +125,51 @@ def _rules_table(overlap: UserOverlap) -> Table:
         ]
         table.add_row(rule, f"{users:,}", shares[0], f"{ratings:,}", shares[1])
     return table
+
+
+def check_document(found: list[CheckedSource], overlap: UserOverlap | None) -> Document:
+    """Return the result of a check as a document for a notebook: tables, problems, overlap and what a training will meet."""
+    usable = all(each.usable for each in found) and (overlap is None or overlap.usable)
+    page = Document("Check")
+    headline = "These ratings can be used." if usable else "These ratings cannot be used yet."
+    page.add(
+        Banner(
+            "good" if usable else "bad",
+            headline,
+            describe_outlook(found, overlap) if usable else "The errors below say what to correct.",
+        ),
+        document.Table(
+            ["table", "ratings", "users", "items", "lowest", "highest", "mean", "usable"],
+            [_shape_row(each) for each in found],
+            "Tables of ratings",
+            {"yes": "good", "no": "bad"},
+        ),
+        Points(
+            [
+                f"**{each.name}**, {'error' if problem.fatal else 'warning'}: {_sentence(problem, each.unit)}"
+                for each in found
+                for problem in each.problems
+            ]
+            + [f"**{each.name}**: {note}" for each in found for note in each.notes]
+            + foresee_training(found, overlap)
+        ),
+    )
+    if overlap is not None:
+        rows = [
+            [" and ".join(region.parties), f"{region.users:,}", f"{region.ratings:,}"]
+            for region in overlap.regions[:_MOST_REGIONS]
+        ]
+        page.add(document.Table(["users at exactly", "users", "ratings"], rows, "Overlap of users"))
+    return page
+
+
+def _shape_row(found: CheckedSource) -> list[str]:
+    shape = found.shape
+    usable = "yes" if found.usable else "no"
+    if shape is None:
+        return [found.name, "", "", "", "", "", "", usable]
+    counts = [f"{count:,}" for count in (shape.ratings, shape.users, shape.items)]
+    return [found.name, *counts, f"{shape.lowest:g}", f"{shape.highest:g}", f"{shape.mean:.2f}", usable]
 
 
 def build_json(found: list[CheckedSource], overlap: UserOverlap | None) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""The progress of trainings on a terminal, in a file and in a notebook."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape as html_escape
+from importlib import import_module
+from multiprocessing import current_process
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from verfedgnn.reports.console import drawable, error_console
+from verfedgnn.reports.phrases import format_duration, format_size
+
+if TYPE_CHECKING:
+    from verfedgnn.training.progress import Progress as RoundEvent
+    from verfedgnn.training.progress import Watcher
+
+REFRESH_SECONDS = 0.2
+"""Seconds between two updates of a bar in a notebook."""
+
+
+class RoundProgress:
+    """A progress bar of a training: round, validation error, bytes and time left. In a file it prints ten lines."""
+
+    def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
+        self.console = error_console()
+        self.unit = unit
+        self.hidden = hidden
+        seen = not hidden and drawable(self.console)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=self.console,
+            transient=transient,
+            disable=not seen,
+        )
+        self.plain = not hidden and not seen
+        self.tasks: dict[str, TaskID] = {}
+        self.printed = 0
+        self.began = 0.0
+        self.first = 0.0
+        self.valid = ""
+
+    def __enter__(self) -> RoundProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is None:
+            self._close()
+        self.bar.stop()
+
+    def _close(self) -> None:
+        """Fill the bar of a training that stopped before its last round."""
+        for task in self.bar.tasks:
+            if not task.finished:
+                self.bar.update(
+                    task.id, total=task.completed, note=f"{task.fields['note']} (no longer improving)".strip()
+                )
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        if not self.hidden:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def round(self, event: RoundEvent) -> None:
+        """Show a finished round of a training."""
+        if event.label not in self.tasks:
+            self.valid = ""  # the last value belongs to another training
+        for name, value in (event.valid or {}).items():
+            self.valid = f"{name.upper()} {value:.4f} (best {event.best[name]:.4f})  "
+        travels = event.label.removeprefix("newcomers, ") in ("federation", "lists")  # alone, nothing does
+        sent = format_size(event.bytes) if travels else ""
+        self.step(event.label, event.round, event.rounds, f"{self.valid}{sent}")
+
+    def step(self, label: str, done: float, total: int, note: str = "") -> None:
+        """Show that `done` of `total` steps of the task `label` are finished."""
+        if label not in self.tasks:
+            self._close()
+            self.tasks[label] = self.bar.add_task(escape(label), total=total, note=note)
+            self.printed = 0
+            self.began = time.monotonic()
+            self.first = done
+        self.bar.update(self.tasks[label], completed=done, note=note)
+        tenth = int(10 * done // total)
+        if self.plain and (tenth > self.printed or done == total):
+            self.printed = tenth
+            spent = time.monotonic() - self.began
+            known = self.first < done < total and spent > 1
+            left = (
+                f"  about {format_duration(spent * (total - done) / (done - self.first))} left"
+                if known
+                else ""
+            )
+            self.line(f"{label}: {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
+
+
+class NotebookProgress(RoundProgress):
+    """A progress bar in the output of a notebook cell, which goes when the trainings are done."""
+
+    def __init__(self, display: Any) -> None:
+        """Create a bar; `display` is the module IPython.display."""
+        super().__init__(hidden=True)
+        self.html = display.HTML
+        self.cell = display.display(display.HTML(""), display_id=True)
+        self.shown = 0.0
+
+    def __exit__(self, *_: object) -> None:
+        self.cell.update(self.html(""))
+
+    def step(self, label: str, done: float, total: int, note: str = "") -> None:
+        """Show that `done` of `total` steps of the task `label` are finished, at most five times a second."""
+        now = time.monotonic()
+        if label not in self.tasks:
+            self.tasks[label] = TaskID(len(self.tasks))
+            self.began = now
+            self.first = done
+        if now - self.shown < REFRESH_SECONDS:
+            return
+        self.shown = now
+        left = ""
+        if done > self.first:
+            rest = (now - self.began) * (total - done) / (done - self.first)
+            left = f"  about {format_duration(rest)} left"
+        words = html_escape(f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
+        self.cell.update(self.html(f'<progress value="{done}" max="{total}"></progress> {words}'))
+
+
+@contextmanager
+def watching(verbose: bool, watch: Watcher | None = None) -> Iterator[Watcher | None]:
+    """Yield a watcher that shows the progress of trainings on a terminal or in a notebook, and passes it on to `watch`.
+
+    Nothing is shown in a file, in a worker process or without `verbose`.
+    """
+    bar = _make_bar() if verbose else None
+    if bar is None:
+        yield watch
+        return
+
+    def both(event: RoundEvent) -> None:
+        bar.round(event)
+        if watch is not None:
+            watch(event)
+
+    with bar:
+        yield both
+
+
+def _make_bar() -> RoundProgress | None:
+    if current_process().name != "MainProcess":
+        return None
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and getattr(shell, "kernel", None) is not None:
+        return NotebookProgress(import_module("IPython.display"))
+    return RoundProgress(hidden=False, transient=True) if drawable(error_console()) else None

@@ -1,0 +1,126 @@
+"""What a run answers in Python with the help of rooms above it: newcomers, similar items, its report and its notebook cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verfedgnn.core.errors import DataError, RunError
+from verfedgnn.data.ids import id_text
+from verfedgnn.reports.run_report import run_document
+from verfedgnn.reports.run_summary import run_html
+from verfedgnn.runs.run import Recommendation, Run
+from verfedgnn.serving.catalogue import FEDERATED, Catalogue
+from verfedgnn.serving.explain import describe_recommendations, find_similar, merge_rankings
+from verfedgnn.serving.fold_in import UserRatings
+from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
+
+
+class RunAnswers:
+    """The answers of one run; its index is made once, when a question needs it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.names = [party.name for party in run.parties]
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        """The run, indexed for lookups."""
+        return Catalogue(self.run, "run")
+
+    def html(self) -> str:
+        """Return the run as HTML for a notebook."""
+        return run_html(self.run)
+
+    def report(self, path: Path) -> Path:
+        """Write the report of the run: one page if `path` ends in .html, else a folder; return the page."""
+        name = path.stem if path.suffix == ".html" else path.name
+        document = run_document(self.run, name)
+        return document.write_page(path) if path.suffix == ".html" else document.write(path, "report")[0]
+
+    def recommend(
+        self, user: str | None, ratings: Mapping[Any, Any], k: int, party: str | None
+    ) -> list[Recommendation]:
+        """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
+        parties = [p for p, name in enumerate(self.names) if party in (None, name)]
+        row = None if user is None else self.catalogue.users.find(user)
+        who = ServedUser(row, self._read_ratings(ratings))
+        profile = profile_user(self.catalogue, FEDERATED, who, parties)
+        ranked = [
+            ranker.rank([query])[0]
+            for ranker, query in make_queries(self.catalogue, FEDERATED, profile, k, {})
+        ]
+        best = merge_rankings(parties, ranked, k)
+        found = describe_recommendations(self.catalogue, FEDERATED, profile, best)
+        return [
+            Recommendation(each["item"], each["title"], each["party"], each["score"], each["rating"])
+            for each in found
+        ]
+
+    def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
+        """Return the k items of all parties that are most similar to `item`, which may be at several parties."""
+        place = self._find_item(item, party, "name one with `party`")
+        rows = find_similar(self.catalogue, *place, range(len(self.names)), k)
+        return [Recommendation(row["item"], row["title"], row["party"], row["similarity"]) for row in rows]
+
+    def _read_ratings(self, ratings: Mapping[Any, Any]) -> list[UserRatings]:
+        """Return `{item: stars}` or `{party: {item: stars}}` by party, after checking items and scales."""
+        if not isinstance(ratings, Mapping):
+            raise DataError(
+                f"ratings is a {type(ratings).__name__}; pass a mapping {{item: stars}}, or {{party: {{item: stars}}}}"
+            )
+        nested = {str(name): own for name, own in ratings.items() if isinstance(own, Mapping)}
+        unknown = [name for name in nested if name not in self.names]
+        if unknown:
+            raise RunError(
+                f"ratings: there is no party '{unknown[0]}' in this run; use one of: {self._list_parties()}"
+            )
+        given: list[tuple[str | None, Any, Any]] = [
+            (name, item, stars) for name, own in nested.items() for item, stars in own.items()
+        ]
+        given += [(None, item, stars) for item, stars in ratings.items() if not isinstance(stars, Mapping)]
+        found: dict[int, dict[int, float]] = {}
+        remedy = f"name its party: ratings={{{self.names[0]!r}: {{item: stars}}}}"
+        for name, item, stars in given:
+            p, row = self._find_item(item, name, remedy)
+            found.setdefault(p, {})[row] = self._check_stars(p, item, stars)
+        return [
+            UserRatings(p, np.array(list(own)), np.array(list(own.values()), np.float32))
+            for p, own in sorted(found.items())
+        ]
+
+    def _check_stars(self, party: int, item: Any, stars: Any) -> float:
+        low, high = self.catalogue.parties[party].table.scale
+        try:
+            value = float(stars)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not low <= value <= high:
+            raise DataError(
+                f"the rating of item '{item}' is {stars!r}; {self.names[party]} rates from {low:g} to {high:g}"
+            )
+        return value
+
+    def _find_item(self, item: Any, party: str | None, remedy: str) -> tuple[int, int]:
+        """Return the party and the row of an item; `remedy` says how to choose among several parties."""
+        wanted = id_text(item, "item") or ""
+        places = [
+            (p, row)
+            for p, each in enumerate(self.catalogue.parties)
+            if party in (None, each.name) and (row := each.ids.find(wanted)) is not None
+        ]
+        if len(places) > 1:
+            raise RunError(f"item '{wanted}' is an id of several parties ({self._list_parties()}); {remedy}")
+        if not places:
+            where = "in no catalogue" if party is None else f"not in the catalogue of '{party}'"
+            looks = self.catalogue.parties[0 if party is None else self.names.index(party)].table.item_ids[0]
+            raise RunError(f"item '{wanted}' is {where}; known items look like '{looks}'")
+        return places[0]
+
+    def _list_parties(self) -> str:
+        return ", ".join(self.names)

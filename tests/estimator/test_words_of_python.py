@@ -1,0 +1,141 @@
+"""What a new user of Python gets wrong is answered in the words of Python."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.model_selection import KFold, cross_val_score
+
+import verfedgnn as vf
+from verfedgnn.core.option_names import on_command_line, option, reading_table
+
+QUICK: dict[str, Any] = {"epochs": 1, "dim": 4, "gate": False, "lists": False}
+
+
+@pytest.fixture(scope="module")
+def films() -> pd.DataFrame:
+    rows = [(u, f"f{i}", 1 + (u * i) % 5) for u in range(40) for i in range(u % 3, 12)]
+    return pd.DataFrame(rows, columns=["customer", "film", "stars"])
+
+
+@pytest.fixture(scope="module")
+def books() -> pd.DataFrame:
+    rows = [(u, f"b{i}", 1 + (u + i) % 5) for u in range(10, 50) for i in range(u % 4, 12)]
+    return pd.DataFrame(rows, columns=["customer", "isbn", "score"])
+
+
+def test_one_table_is_not_divided_unasked(films: pd.DataFrame, books: pd.DataFrame, tmp_path: Path) -> None:
+    films.rename(columns={"film": "item"}).to_csv(tmp_path / "films.csv", index=False)
+    for table in (films, tmp_path / "films.csv", books):
+        with pytest.raises(vf.DataError, match=r"one table, .* one table per party, .*parties=3 or by="):
+            vf.VerFedRecommender().fit(table)
+    with pytest.raises(vf.DataError, match="one table"):
+        vf.read_parties(books)
+    pairs = books[["customer", "isbn"]]
+    with pytest.raises(vf.DataError, match="one table"):
+        vf.VerFedRecommender().fit(pairs, books["score"])
+    with pytest.raises(vf.DataError, match="'books' is the only party, and joining needs at least two"):
+        vf.VerFedRecommender().fit({"books": books})
+    with pytest.raises(vf.DataError, match=r"second argument of fit is y.* pass several tables by name"):
+        vf.VerFedRecommender().fit(books, films)
+
+
+def test_any_column_may_name_the_parties(films: pd.DataFrame, books: pd.DataFrame) -> None:
+    names = ["user", "item", "rating"]
+    both = pd.concat(
+        [
+            films.set_axis(names, axis=1).assign(shop="films"),
+            books.set_axis(names, axis=1).assign(shop="books"),
+        ]
+    )
+    found = vf.read_parties(both, columns={"party": "shop"})
+    assert repr(found) == (
+        "[<PartyData books: 420 ratings (1 to 5) by 40 users on 12 items>, "
+        "<PartyData films: 441 ratings (1 to 5) by 40 users on 12 items>]"
+    ), "each party's own users, not those of all parties"
+    with pytest.raises(
+        vf.DataError, match='party="store", which does not exist; the columns are: user, item'
+    ):
+        vf.read_parties(both, columns={"party": "store"})
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"itm": "film"}, 'unknown key \'itm\'; did you mean own={"films": {"columns": {"item": ...}}}'),
+        ({"film": "item"}, "unknown key 'film'; did you mean"),
+        ({"colour": "film"}, "unknown key 'colour'; The keys are user, item, rating, event, time"),
+        ({"item": "movie"}, 'item=movie, which does not exist; .* own={"films": {"columns": {"item": ...}}}'),
+    ],
+)
+def test_a_wrong_key_of_columns_is_named(films: pd.DataFrame, columns: dict[str, str], words: str) -> None:
+    with pytest.raises(vf.DataError, match=words):
+        vf.VerFedRecommender().fit({"films": films, "books": films}, columns=columns)
+
+
+def test_the_columns_of_one_table_are_named_for_it() -> None:
+    with reading_table("books"):
+        assert option("columns", {"item": "..."}) == 'own={"books": {"columns": {"item": ...}}}'
+        assert option("missing", "drop") == 'missing="drop"'
+        with on_command_line():
+            assert option("columns", {"item": "..."}) == "--columns books:item=..."
+    assert option("columns", {"item": "..."}) == 'columns={"item": ...}'
+
+
+def test_predict_reads_the_tables_that_fit_read(films: pd.DataFrame, books: pd.DataFrame) -> None:
+    own = {"films": {"columns": {"item": "film"}}}
+    fitted = vf.VerFedRecommender(**QUICK).fit({"films": films, "books": books}, own=own)
+    expected = fitted.predict(films["customer"][:3], films["film"][:3])
+    assert (fitted.predict(films[:3]) == expected).all()
+    assert (fitted.predict(films[:3], party="films") == expected).all()
+    renamed = films[:3].rename(columns={"film": "movie"})
+    assert (fitted.predict(renamed, columns={"item": "movie"}) == expected).all()
+    with pytest.raises(vf.DataError, match=r'X: no column for item; .*name it with columns=\{"item": ...\}'):
+        fitted.predict(renamed)
+
+
+def test_plain_folds_are_sent_to_rating_split(films: pd.DataFrame) -> None:
+    lone = pd.DataFrame({"customer": ["new"], "film": ["f0"], "stars": [3]})
+    rated = pd.concat([films, lone]).rename(columns={"film": "item"})
+    pairs = rated[["customer", "item"]].assign(party=np.where(rated["item"] < "f5", "a", "b"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cross_val_score(vf.VerFedRecommender(**QUICK), pairs, rated["stars"], cv=KFold(5))
+    assert "in cross-validation, pass cv=vf.RatingSplit(5)" in "".join(str(each.message) for each in caught)
+
+
+def test_settings_are_keyword_arguments() -> None:
+    (epochs,) = vf.settings("epochs")
+    assert repr(vf.settings("epochs")).startswith("epochs=   integer, at least 1   (paper 50, best 800")
+    assert vf.settings("epochs").to_dict()["epochs"]["presets"] == epochs.presets
+    assert {"dim", "epochs"} <= set(vf.settings().to_frame()["setting"])
+    assert "<code>epochs</code>" in vf.settings("epochs")._repr_html_()
+    with pytest.raises(vf.ConfigError, match=r"did you mean `epochs=`\?"):
+        vf.Config.preset("best", epoch=3)
+    with pytest.raises(ValueError, match=r"`vf.settings\(\)` lists them all"):
+        vf.Config.preset("best", qqqq=3)
+
+
+def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> None:
+    found = vf.check({"films": films, "books": books})
+    assert not found.usable
+    assert 'own={"films": {"columns": {"item": ...}}}' in repr(found)
+    assert "cannot be used yet" in found._repr_html_()
+    found = vf.check({"films": films, "books": books}, own={"films": {"columns": {"item": "film"}}})
+    assert found.usable
+    assert found.overlap is not None
+    assert found.overlap.shared == 30
+    assert "2 sources can be trained together: 30 of 50 users (60 %)" in repr(found)
+    assert "--" not in repr(found), "no flags of the command line"
+    assert found.to_dict()["overlap"]["shared"] == 30
+    twice = pd.concat([books, books[:2]], ignore_index=True)
+    repeated = vf.check(twice).sources[0]
+    assert [(p.kind, p.places) for p in repeated.problems if p.fatal] == [("repeated", (420, 421))]
+    assert vf.check(twice, duplicates="last").usable
+    assert vf.check(books.assign(party="x")).sources[0].name == "x"
+    assert vf.check(books, events=5).usable
