@@ -96,14 +96,16 @@ def _recommend_to_someone_new(
 ) -> list[Recommendation]:
     """Return the best items for someone with these ratings."""
     from verfedgnn.serving.catalogue import Catalogue
-    from verfedgnn.serving.someone_new import read_rated_items, recommend_from_ratings
+    from verfedgnn.serving.someone_new import read_rated_items, recommend_to
+    from verfedgnn.serving.user_profile import ServedUser
 
     catalogue = Catalogue(run, "run")
     parties = [p for p, served in enumerate(catalogue.parties) if party in (None, served.name)]
     if not parties:
         names = ", ".join(served.name for served in catalogue.parties)
         raise RunError(f"there is no party '{party}' in this run; use one of: {names}")
-    return recommend_from_ratings(catalogue, read_rated_items(catalogue, rated), parties, top)
+    newcomer = ServedUser(None, read_rated_items(catalogue, rated))
+    return recommend_to(catalogue, newcomer, parties, top)
 
 
 def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:

@@ -178,9 +178,7 @@ class Run:
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
-        remedy = worded(
-            "serve the run to recommend to newcomers", "for a newcomer, pass ratings={item: stars}"
-        )
+        remedy = "for a newcomer, pass ratings={item: stars}"
         lists = [self._recommend(row, k, party) for row in self._user_rows(ids, remedy).tolist()]
         return lists[0] if one else lists
 

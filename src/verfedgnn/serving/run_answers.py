@@ -15,10 +15,11 @@ from verfedgnn.data.ids import id_text
 from verfedgnn.reports.run_report import run_document
 from verfedgnn.reports.run_summary import run_html
 from verfedgnn.runs.run import Recommendation, Run
-from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import describe_recommendations, find_similar, merge_rankings
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.explain import find_similar
 from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
+from verfedgnn.serving.someone_new import recommend_to
+from verfedgnn.serving.user_profile import ServedUser
 
 
 class RunAnswers:
@@ -49,18 +50,7 @@ class RunAnswers:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         parties = [p for p, name in enumerate(self.names) if party in (None, name)]
         row = None if user is None else self.catalogue.users.find(user)
-        who = ServedUser(row, self._read_ratings(ratings))
-        profile = profile_user(self.catalogue, FEDERATED, who, parties)
-        ranked = [
-            ranker.rank([query])[0]
-            for ranker, query in make_queries(self.catalogue, FEDERATED, profile, k, {})
-        ]
-        best = merge_rankings(parties, ranked, k)
-        found = describe_recommendations(self.catalogue, FEDERATED, profile, best)
-        return [
-            Recommendation(each["item"], each["title"], each["party"], each["score"], each["rating"])
-            for each in found
-        ]
+        return recommend_to(self.catalogue, ServedUser(row, self._read_ratings(ratings)), parties, k)
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""

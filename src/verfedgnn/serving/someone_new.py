@@ -78,11 +78,11 @@ def _find_item(catalogue: Catalogue, text: str) -> tuple[int, int]:
     return found[0]
 
 
-def recommend_from_ratings(
-    catalogue: Catalogue, rated: Sequence[UserRatings], parties: Sequence[int], k: int
+def recommend_to(
+    catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int
 ) -> list[Recommendation]:
-    """Return the k best items of these parties for someone with these ratings and no others."""
-    profile = profile_user(catalogue, FEDERATED, ServedUser(None, rated), parties)
+    """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
+    profile = profile_user(catalogue, FEDERATED, user, parties)
     queries = make_queries(catalogue, FEDERATED, profile, k, {})
     best = merge_rankings(parties, [ranker.rank([query])[0] for ranker, query in queries], k)
     return [
