@@ -71,7 +71,6 @@ def match_columns(
     Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
     remedy.
     """
-    _check_roles(wanted, (*ALIASES, *required, *keep))
     absent = [f"{role}={column}" for role, column in wanted.items() if column not in found]
     names = {role: column for role, column in wanted.items() if column in found}
     by_alias = {normalise_name(column): column for column in reversed(found)}
@@ -82,6 +81,7 @@ def match_columns(
                 names[role] = hit
     names |= {column: column for column in keep if column in found and column not in names}
     missing = [role for role in required if role not in names and role not in wanted]
+    _check_roles(wanted, (*ALIASES, *required, *keep), lacks=bool(absent or missing))
     if absent or missing:
         lack = (
             f"{option('columns')} names {', '.join(absent)}, which does not exist"
@@ -97,16 +97,18 @@ def match_columns(
     return names
 
 
-def _check_roles(wanted: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raise `DataError` if the option `columns` names a role that does not exist."""
+def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool) -> None:
+    """Raise `DataError` if the option `columns` misspells a role.
+
+    Other keys name further item columns. They are mistakes if the table `lacks` a column.
+    """
     for role, column in wanted.items():
-        if role not in known:
-            near = difflib.get_close_matches(normalise_name(role), known, 1)
-            swapped = [column] if normalise_name(column) in known else []
-            hint = "".join(
-                f"did you mean {option('columns', {each: '...'})}? " for each in (near or swapped)[:1]
-            )
-            raise DataError(
-                f"{option('columns')} has the unknown key '{role}'; {hint}"
-                f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
-            )
+        near = difflib.get_close_matches(normalise_name(role), known, 1)
+        if role in known or role == column or not (near or lacks):
+            continue
+        swapped = [column] if normalise_name(column) in known else []
+        hint = "".join(f"did you mean {option('columns', {each: '...'})}? " for each in (near or swapped)[:1])
+        raise DataError(
+            f"{option('columns')} has the unknown key '{role}'; {hint}"
+            f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
+        )
