@@ -275,6 +275,13 @@ def test_a_pair_and_what_was_given(run: vf.Run, client: Any) -> None:
     assert pair["score"] == pytest.approx(float(shares[item]), abs=1e-5)
 
 
+def test_similar_ids_are_found() -> None:
+    index = IdIndex(np.array(["bob", "anna.kl", "", *(f"u{n:04}" for n in range(2000)), "anna.k"]))
+    assert index.find_similar("anna.l", 2) == ["anna.kl", "anna.k"]
+    assert "u0123" in index.find_similar("u01x23", 3)
+    assert len(index.find_similar("zzz", 2)) == 2
+
+
 def test_ids_are_found_by_text_and_by_their_start() -> None:
     ids = IdIndex(np.array(["2", "10", "1", "21", "x y"]))
     assert [ids.find(text) for text in ("10", "x y", "3", "", "100")] == [1, 4, None, None, None]

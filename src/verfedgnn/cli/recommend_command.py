@@ -110,7 +110,8 @@ def _recommend_to_someone_new(
 
 def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
     """Raise `RunError` for a user whom the run does not know; it names similar ids and the way to serve someone new."""
-    from verfedgnn.serving.someone_new import find_nearest_ids, find_popular_item
+    from verfedgnn.serving.id_index import IdIndex
+    from verfedgnn.serving.someone_new import find_popular_item
 
     table = run.parties[0].ratings
     if user and (table.user_ids == user).any():
@@ -119,7 +120,7 @@ def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
     rating = f"{owner.name}:{find_popular_item(owner.ratings)}={owner.ratings.scale[1]:g}"
     words = ["recommend", str(folder), "--rated", rating]
     command = command_text([*words, *([] if party is None else ["--party", party])])
-    nearest = ", ".join(f"'{each}'" for each in find_nearest_ids(run, user))
+    nearest = ", ".join(f"'{each}'" for each in IdIndex(table.user_ids).find_similar(user, 3))
     raise RunError(
         f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, and the nearest ids are {nearest}. "
         f"For someone new, pass their ratings, for example: {command}"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from difflib import get_close_matches
 
 import numpy as np
 
 from verfedgnn.data.ids import StrArray
+
+NEIGHBOURS = 200
+"""Ids before and after a text, in alphabetical order, among which the most similar ones are searched."""
 
 
 class IdIndex:
@@ -30,3 +34,9 @@ class IdIndex:
         first = bisect_left(self._sorted, prefix)
         candidates = range(first, min(first + limit, len(self._sorted)))
         return [int(self._order[i]) for i in candidates if str(self._sorted[i]).startswith(prefix)]
+
+    def find_similar(self, text: str, limit: int) -> list[str]:
+        """Return up to `limit` ids that are most similar to an unknown one."""
+        place = bisect_left(self._sorted, text)
+        among = self._sorted[max(0, place - NEIGHBOURS) : place + NEIGHBOURS]
+        return get_close_matches(text, [str(each) for each in among], limit, cutoff=0.0)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import numpy as np
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings
-from verfedgnn.runs.run import Recommendation, Run
+from verfedgnn.runs.run import Recommendation
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import describe_recommendations, merge_rankings
 from verfedgnn.serving.fold_in import UserRatings
 from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
-
-NEIGHBOURS = 200
-"""Ids before and after an unknown one, in alphabetical order, among which the nearest are searched."""
-
-
-def find_nearest_ids(run: Run, user: str, limit: int = 3) -> list[str]:
-    """Return the known ids that are most similar to an unknown one."""
-    table = run.parties[0].ratings
-    known = np.sort(table.user_ids[table.known_users])
-    place = bisect_left(known, user)
-    among = [str(known[i]) for i in range(max(0, place - NEIGHBOURS), min(len(known), place + NEIGHBOURS))]
-    return get_close_matches(user, among, limit, cutoff=0.0)
 
 
 def find_popular_item(table: Ratings) -> str:

@@ -331,7 +331,8 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
     async def show_history(access: Granted, user: UserId, party: PartyName = None, k: Count = 10) -> Response:
         """Return the highest ratings, how many ratings there are, and how many of them count as liked.
 
-        `known` is false for a user whom the server cannot serve without ratings from the request.
+        `known` is false for a user whom the server cannot serve without ratings from the request. Then `similar` has ids that
+        look like this one.
         """
         parties = lookup.find_parties(catalogue, party, access.parties)
         who = lookup.find_user_with(catalogue, user, ())
@@ -350,6 +351,8 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
             "newer": bool(who.newer),
             "trained": who.row is not None,
         }
+        if not answer["known"]:
+            answer["similar"] = catalogue.index_users(access.parties).find_similar(user, 3)
         return _json_response(answer | {"items": items})
 
     @app.get("/v1/image", tags=["page"], summary="Show the picture of an item")

@@ -126,6 +126,7 @@ async function follow() {
   $("user").value = user ?? "";
   if (link.has("new")) {
     state.unknown = user;
+    if (user !== null) state.similar = (await ask("v1/history", { user, k: 1 })).similar ?? [];
     openNewcomer();
     await readGiven(link.get("new"));
   } else state.user = user || null;
@@ -141,6 +142,7 @@ async function showUser() {
   if (!history.known) {
     leaveUser();
     state.unknown = user;
+    state.similar = history.similar;
     openNewcomer();
     return say(`No recommendations: user ${user} is not known.`);
   }
