@@ -191,7 +191,7 @@ CLAIMS = [
     ),
     Claim(
         "docs/is-it-for-me.md",
-        "the federated model reaches an RMSE of {} and plain means over all data {}.",
+        "the federated model has an RMSE of {}. Plain means over all data have {}, so the model gains less",
         table2("VerFedGNN, preset best", "GCN", "BookCrossing, here")
         + table2("User and item means", "", "BookCrossing, here"),
     ),
@@ -207,7 +207,7 @@ CLAIMS = [
     ),
     Claim(
         "docs/is-it-for-me.md",
-        "a blurred view of who is elsewhere | {}; as served at home {} |",
+        "a blurred view of who is elsewhere | {}; {} as each party serves it |",
         PRIVATE + SERVED_PRIVATE,
     ),
     Claim(
