@@ -119,7 +119,12 @@ def joined(small_parties: list[vf.PartyData]) -> tuple[vf.Run, dict[str, Any]]:
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
-    return [table["overall"], *table["parties"], *table["by_own_ratings"], *table["by_other_parties"]]
+    groups = [
+        row
+        for whole in (table, *table["parties"])
+        for row in (*whole["by_own_ratings"], *whole["by_other_parties"])
+    ]
+    return [table["overall"], *table["parties"], *groups]
 
 
 def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]]) -> None:
@@ -131,8 +136,16 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
             assert {"simple", "alone", "federated", "pooled", "users"} < row.keys()
             if row["gain"] is not None:
                 assert row["gain"]["low"] <= row["gain"]["value"] <= row["gain"]["high"]
+                better = min if table["metric"] == "rmse" else max
+                assert row[row["reference"]] == better(row["simple"], row["alone"])
+                assert abs(row[row["reference"]] - row["federated"]) == pytest.approx(
+                    abs(row["gain"]["value"])
+                )
         for parts in ("parties", "by_own_ratings", "by_other_parties"):
             assert sum(row["cases"] for row in table[parts]) == cases
+        for party in table["parties"]:
+            for parts in ("by_own_ratings", "by_other_parties"):
+                assert sum(row["cases"] for row in party[parts]) == party["cases"]
     tests = sum(int((part == 2).sum()) for part in run.parts)
     assert found["overall"]["cases"] == tests
     assert found["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"], abs=1e-6)
@@ -143,7 +156,8 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
         assert lists[name]["federated"] == pytest.approx(run.metrics["test"][name])
     assert (found["metric"], found["lists"]["metric"]) == ("rmse", "ndcg@20")
     assert found["newcomers"]["training"] == "second"
-    assert (found["reference"], found["newcomers"]["reference"]) == ("alone", "simple")
+    for row in found["parties"]:
+        assert row["gate"].keys() == {"known", "newcomers"}
     assert found["summary"].endswith(".")
 
 

@@ -1,4 +1,4 @@
-"""The paragraph about lift: whole sentences for every result, and the right verdict."""
+"""The words about a lift: a verdict for each party, whole sentences for every result, and the right advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from verfedgnn.evaluation.verdict import deciding_figures, headline, summarise, verdict
+from verfedgnn.evaluation.verdict import (
+    deciding_figures,
+    headline,
+    list_points,
+    narrow_lift,
+    party_verdicts,
+    summarise,
+    verdict,
+)
 
 RESULTS = ("yes", "no", "cannot tell", None)
 """Verdicts, and None where there are no cases."""
@@ -17,12 +25,13 @@ PERCENT = {"yes": 4.2, "no": -3.1, "cannot tell": 0.4}
 
 def row(pays: str | None, **values: Any) -> dict[str, Any]:
     if pays is None:
-        return {"cases": 0, "users": 0, "gain": None, "pays": "cannot tell", **values}
+        return {"cases": 0, "users": 0, "reference": None, "gain": None, "pays": "cannot tell", **values}
     return {
         "cases": 12_345,
         "simple": 1.1,
         "alone": 1.05,
         "federated": 0.9,
+        "reference": "alone",
         "users": 1_234,
         "gain": {
             "value": 0.01,
@@ -38,9 +47,11 @@ def row(pays: str | None, **values: Any) -> dict[str, Any]:
 def tables(
     metric: str, known: str | None, new: str | None, parties: tuple[str | None, ...] = (), bands: str = ""
 ) -> dict[str, Any]:
-    named = [row(pays, name=f"shop {number}") for number, pays in enumerate(parties)]
+    named = [row(pays, name=f"shop{number}") for number, pays in enumerate(parties)]
     letters = {"y": "yes", "n": "no", "c": "cannot tell", "-": None}
-    activity = [row(letters[band], **{"from": 10 * place}) for place, band in enumerate(bands)]
+    activity = [
+        row(letters[band], **{"from": 10 * place, "to": 10 * place + 9}) for place, band in enumerate(bands)
+    ]
     return {
         "metric": metric,
         "overall": row(known),
@@ -59,10 +70,10 @@ def lift(
 
 def check_sentences(text: str) -> list[str]:
     """Assert that a paragraph has whole sentences only, and return them."""
-    assert not re.search(r"None|nan|  | ,|\(\)|\{|\}", text), text
+    assert not re.search(r"None|nan|  | ,|\.\.|\(\)|\{|\}", text), text
     sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
     for sentence in sentences:
-        assert re.match(r"[A-Z].*[a-z)]\.$", sentence), sentence
+        assert re.match(r"[A-Z].*[a-z0-9)]\.$", sentence), sentence
         assert sentence.count("(") == sentence.count(")"), sentence
     return sentences
 
@@ -77,32 +88,156 @@ def test_every_result_gives_whole_sentences(lists: tuple[str | None, str | None]
 @pytest.mark.parametrize("parties", list(product(RESULTS, repeat=2)))
 @pytest.mark.parametrize("overall", RESULTS)
 def test_parties_that_differ_are_named(overall: str | None, parties: tuple[str | None, ...]) -> None:
-    text = summarise(tables("rmse", overall, overall, parties))
-    check_sentences(text)
-    opposite = {"yes": "no", "no": "yes"}.get(overall or "")
+    found = tables("rmse", overall, overall, parties)
+    check_sentences(summarise(found))
+    text = list_points(found)[0]
     for number, pays in enumerate(parties):
-        differs = overall is not None and pays in ((opposite,) if opposite else ("yes", "no"))
-        assert (f"shop {number}: {pays}" in text) == differs
+        decided = overall is not None and pays in ("yes", "no") and pays != overall
+        assert (f"shop{number} {pays}, " in text) == decided
+    unclear = [f"shop{number}" for number, pays in enumerate(parties) if pays in ("cannot tell", None)]
+    if overall in ("yes", "no") and unclear:
+        assert f"{' and '.join(unclear)} cannot tell" in text
+
+
+def test_a_party_has_one_line_with_its_customers_gains_and_losses() -> None:
+    found = tables("rmse", "yes", "yes", ("no", "yes", "cannot tell", None))
+    found["newcomers"]["parties"] = [
+        row("yes", name="shop0", users=74),
+        row("yes", name="shop1"),
+        row(None, name="shop2"),
+        row(None, name="shop3"),
+    ]
+    lines = {party.name: (party.pays, party.text) for party in party_verdicts(found)}
+    assert lines == {
+        "shop0": (
+            "mixed",
+            "Yes: predicted ratings for 74 newcomers, +4.2 % (+2.6 to +5.6). "
+            "No: predicted ratings for 1,234 known customers, -3.1 % (-4.7 to -1.7)",
+        ),
+        "shop1": (
+            "yes",
+            "Predicted ratings for 1,234 known customers, +4.2 % (+2.6 to +5.6); "
+            "predicted ratings for 1,234 newcomers, +4.2 % (+2.6 to +5.6)",
+        ),
+        "shop2": ("cannot tell", "Predicted ratings for 1,234 known customers, +0.4 % (-1.2 to +1.8)"),
+        "shop3": ("cannot tell", "No test cases"),
+    }
+    assert headline(found) == (
+        "Joining pays for shop1. It improves some predictions and worsens others for shop0. "
+        "For shop2 and shop3 the data cannot tell."
+    )
+    assert headline(narrow_lift(found, "shop1")) == "Joining pays."
+    assert verdict(found) == "mixed"
+    assert verdict(narrow_lift(found, "nobody")) == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "text"),
+    [
+        (("yes", "yes"), ("yes", "yes"), "Joining pays for both parties."),
+        (("no", "no"), (None, None), "Joining does not pay for any party."),
+        (
+            ("no", "no"),
+            ("yes", "yes"),
+            "Joining improves some predictions and worsens others for both parties.",
+        ),
+        (
+            ("cannot tell", "no"),
+            ("yes", None),
+            "Joining pays for shop0 (newcomers only). It does not pay for shop1.",
+        ),
+        (
+            ("cannot tell", "no"),
+            (None, None),
+            "Joining does not pay for shop1. For shop0 the data cannot tell.",
+        ),
+    ],
+)
+def test_the_headline_answers_for_each_party(
+    known: tuple[str, str], new: tuple[str | None, str | None], text: str
+) -> None:
+    found = tables("ndcg@20", "yes", "no", known)
+    found["newcomers"]["parties"] = [row(pays, name=f"shop{number}") for number, pays in enumerate(new)]
+    assert headline(found) == text
+
+
+def test_parties_too_small_to_judge_are_judged_together() -> None:
+    found = tables("rmse", "yes", "cannot tell", ("cannot tell", "cannot tell"))
+    assert verdict(found) == "yes"
+    assert headline(found) == (
+        "For all parties together, joining pays for known customers. The data of a single party cannot tell."
+    )
+
+
+def test_customers_who_lose_are_not_hidden_behind_the_others() -> None:
+    found = tables("rmse", "yes", "yes", ("yes", "yes"))
+    found["by_other_parties"] = [row("no", other_parties=0), row("yes", other_parties=1)]
+    found["by_own_ratings"] = [row("no", **{"from": 1, "to": 2}), row("no", **{"from": 51, "to": None})]
+    text = summarise(found)
+    check_sentences(text)
+    assert "worse for customers whom no other party knows, -3.1 % (-4.7 to -1.7);" in text
+    assert "with 1 to 2 ratings at the party, -3.1 %" in text
+    assert "with 51 or more ratings at the party, -3.1 %" in text
+
+
+def test_a_close_verdict_asks_for_other_seeds() -> None:
+    found = tables("rmse", "yes", "yes", ("yes", "yes"))
+    assert "seed" not in summarise(found)
+    close = {"percent": 4.2, "low_percent": 0.1, "high_percent": 8.0}
+    found["parties"] = [row("yes", name="shop0", gain=close), row("yes", name="shop1")]
+    text = summarise(found)
+    check_sentences(text)
+    assert "close: predicted ratings for known customers at shop0." in text
+    assert "seed=1 and seed=2" in text
+
+
+def test_no_difference_is_called_so() -> None:
+    found = lift(("cannot tell", None), None)
+    found["overall"]["gain"] = {"percent": 0.0, "low_percent": 0.0, "high_percent": 0.0}
+    assert "Joining makes no difference to predicted ratings" in summarise(found)
+    assert "0.0 %" not in summarise(found)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (None, "Serve known customers what each party has alone."),
+        ({"means": 1.0, "federated": 0.0}, "The gates serve known customers what each party has alone."),
+        (
+            {"means": 0.5, "federated means": 0.3, "federated": 0.2},
+            "too: predicted ratings at shop0 (weight 0.50) and shop1 (weight 0.50).",
+        ),
+    ],
+)
+def test_the_advice_says_what_the_weights_of_the_gates_say(
+    weights: dict[str, float] | None, words: str
+) -> None:
+    found = tables("rmse", "cannot tell", "yes", ("cannot tell", "cannot tell"))
+    if weights is not None:
+        for party in found["parties"]:
+            party["gate"] = {"known": weights, "newcomers": weights}
+    assert words in summarise(found)
+    assert ("gate" in summarise(found)) == ("gates" in words)
 
 
 @pytest.mark.parametrize(
     ("bands", "first"),
-    [("yycc", 20), ("ycyn", 30), ("nccc", 10), ("yyyy", None), ("yy-c", 30), ("yc", None), ("", None)],
+    [("yycc", 20), ("ycyn", 30), ("nccc", None), ("yyyy", None), ("yy-c", 30), ("yc", None), ("", None)],
 )
 def test_the_activity_from_which_joining_changes_nothing_is_named(bands: str, first: int | None) -> None:
     """The first band has no own ratings and is left out; one band alone says nothing about activity."""
     text = summarise(tables("ndcg@20", "yes", "yes", bands=bands))
     check_sentences(text)
     if first is None:
-        assert "or more ratings" not in text
+        assert "ratings or more at a party" not in text
     else:
-        assert f"with {first} or more ratings" in text
+        assert f"with {first} ratings or more at a party" in text
 
 
 @pytest.mark.parametrize(
     ("known", "new", "advice"),
     [
-        ("yes", "yes", "serve what the gate has chosen"),
+        ("yes", "yes", "Join."),
         ("no", "yes", "Join for the newcomers"),
         ("yes", "cannot tell", "newcomers gain nothing yet"),
         ("no", "cannot tell", "joining does not pay"),
@@ -114,11 +249,11 @@ def test_the_advice_follows_from_who_gains(known: str, new: str | None, advice: 
     assert advice in summarise(lift(("cannot tell", None), (known, new)))
 
 
-def test_the_verdict_is_yes_if_anybody_gains_and_no_if_somebody_only_loses() -> None:
+def test_the_verdict_without_parties_is_that_of_all_tables() -> None:
     for ratings in product(RESULTS, RESULTS):
         for lists in (None, *product(RESULTS, RESULTS)):
-            verdicts = {*ratings, *(lists or ())}
-            expected = "yes" if "yes" in verdicts else "no" if "no" in verdicts else "cannot tell"
+            verdicts = {*ratings, *(lists or ())} & {"yes", "no"}
+            expected = "mixed" if len(verdicts) == 2 else verdicts.pop() if verdicts else "cannot tell"
             assert verdict(lift(ratings, lists)) == expected
 
 
@@ -128,26 +263,26 @@ def test_the_verdict_is_yes_if_anybody_gains_and_no_if_somebody_only_loses() -> 
         (
             ("yes", "yes"),
             ("no", "no"),
-            "Joining pays.",
-            "RMSE of predicted ratings for customers that the parties",
+            "Joining improves some predictions and worsens others.",
+            "RMSE of predicted ratings for known customers, lower is better",
         ),
         (
-            ("no", "yes"),
+            ("cannot tell", "yes"),
             None,
-            "for customers new to",
-            "federated 0.9000, item means 1.1000; gain +4.2 %, +2.6 to +5.6.",
+            "Joining pays for newcomers.",
+            "federated 0.9000, alone 1.0500, item means 1.1000; gain over alone +4.2 % (+2.6 to +5.6).",
         ),
         (
             (None, None),
-            ("yes", "no"),
-            "for customers that the parties know.",
-            "NDCG@20 of lists for customers that",
+            ("yes", "cannot tell"),
+            "Joining pays for known customers.",
+            "NDCG@20 of lists for known customers",
         ),
         (
             ("cannot tell", "no"),
             None,
             "Joining does not pay.",
-            "federated 0.9000, item means 1.1000; gain -3.1 %",
+            "item means 1.1000; gain over alone -3.1 %",
         ),
         (("no", None), None, "Joining does not pay.", "federated 0.9000, alone 1.0500, own means 1.1000"),
         (("cannot tell", None), ("cannot tell", None), "The data cannot tell", "own means"),
@@ -168,5 +303,5 @@ def test_the_headline_says_who_gains_and_names_the_figures_that_decide(
 
 def test_a_lift_without_newcomers_says_how_to_judge_them() -> None:
     found = {key: value for key, value in lift(("yes", None), None).items() if key != "newcomers"}
-    assert headline(found) == "Joining pays for customers that the parties know."
-    assert "--lift" in check_sentences(summarise(found))[-1]
+    assert headline(found) == "Joining pays for known customers."
+    assert "lift" in check_sentences(summarise(found))[-1]

@@ -33,7 +33,7 @@ def metrics(
     row = {"test": found["test"], "popularity": found["popularity"]}
     found["parties"] = [{"name": f"p{n}", **row} for n in range(parties)]
     if pays is not None:
-        found["lift"] = {"metric": "rmse", "overall": {"pays": pays, "gain": None}}
+        found["lift"] = {"metric": "rmse", "overall": {"pays": pays, "gain": None}, "parties": []}
     return found
 
 

@@ -16,12 +16,13 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.cli.audit_command import audit
 from verfedgnn.cli.report_command import report
+from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.lift import quick_lift
-from verfedgnn.evaluation.verdict import deciding_figures, headline, verdict
+from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts, verdict
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.lift_report import lift_document, lift_html
-from verfedgnn.reports.lift_view import PAYS_TONES, format_gain, format_weights, gate_rows
+from verfedgnn.reports.lift_view import PAYS_TONES, format_weights, gate_rows
 from verfedgnn.reports.phrases import warn_of_lists
 from verfedgnn.reports.run_report import run_document
 from verfedgnn.reports.run_summary import run_html
@@ -244,9 +245,14 @@ def test_a_report_begins_with_the_verdict_and_shows_every_lift_table(lifted: vf.
     markdown = text.read_text()
     for half in (lift, lift["lists"]):
         for table in (half, half["newcomers"]):
-            for row in [*table["parties"], table["overall"], *half["by_own_ratings"]]:
+            groups = [*half["by_own_ratings"], *half["parties"][0]["by_own_ratings"]]
+            for row in [*table["parties"], table["overall"], *groups]:
                 assert format_gain(row) in markdown
                 assert f"{row['federated']:.4f}" in markdown
+    for party in party_verdicts(lift):
+        assert f"| {party.name} | {party.text} | {party.pays} |" in markdown
+    for point in list_points(lift):
+        assert f"- {point}" in markdown
     assert "A second model orders lists" in markdown
     assert "Privacy guarantees of the lists' training" in markdown
     assert not re.findall(r'(?:src|href)="(?!data:)', page.read_text())
@@ -294,7 +300,7 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
             root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc")
         )
         assert title
-        assert re.search(r"\d", description or "")
+        assert re.search(r"\d|no difference", description or "")
         assert root.get("role") == "img"
         ElementTree.fromstring(standalone(svg))
 
@@ -315,6 +321,7 @@ def test_on_a_phone_nothing_is_cut_off_and_the_verdict_stays_in_sight(lifted: vf
         assert table.evaluate("(box) => box.scrollWidth > box.clientWidth")
         verdict = table.locator("tbody td:last-child").first
         assert verdict.evaluate("(cell) => cell.getBoundingClientRect().right") <= 390
+        page.keyboard.press("Tab")  # to the verdict of each party
         page.keyboard.press("Tab")
         assert table.evaluate("(box) => box === document.activeElement")
         page.keyboard.press("ArrowRight")
@@ -342,11 +349,16 @@ def test_a_gain_of_few_users_is_not_shown() -> None:
     row = {"users": 500, "gain": {"percent": 12.17, "low_percent": 11.2, "high_percent": 13.26}}
     assert format_gain(row) == "+12.2 % (+11.2 to +13.3)"
     assert format_gain(row | {"gain": {"percent": -0.04, "low_percent": -0.14, "high_percent": 0.06}}) == (
-        "+0.0 % (-0.1 to +0.1)"
+        "0.0 % (-0.1 to +0.1)"
     )
     assert format_gain(row | {"gain": {"percent": 0.008, "low_percent": 0.002, "high_percent": 0.014}}) == (
         "+0.008 % (+0.002 to +0.014)"
     )
+    assert format_gain(row | {"gain": {"percent": 0.14, "low_percent": -0.012, "high_percent": 0.3}}) == (
+        "+0.14 % (-0.01 to +0.30)"
+    )
+    nothing = {"percent": 0.0, "low_percent": 0.0, "high_percent": 0.0}
+    assert format_gain(row | {"gain": nothing}) == "no difference"
     assert format_gain(row | {"users": 19}) == "-"
     assert format_gain(row | {"gain": None}) == "-"
 
@@ -428,6 +440,7 @@ def test_the_page_of_a_lift_begins_with_its_verdict(lifted: vf.Run) -> None:
     lift = lifted.metrics["lift"]
     page = lift_document(lift, "x").html().replace("\N{NO-BREAK SPACE}", " ")
     assert page.index(headline(lift)) < page.index(deciding_figures(lift)) < page.index("<table")
+    assert page.index("The verdict of each party") < page.index("The lift of all parties together")
     assert page.count("<svg") == 6
 
 

@@ -191,19 +191,26 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
 
 
 def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
-    """Return the answer to "does joining pay?" in words, then its tables."""
-    from verfedgnn.evaluation.verdict import NO, YES, deciding_figures, headline, verdict
+    """Return the answer to "does joining pay?": a line for each party, all parties together in words, then the tables."""
+    from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts, verdict
     from verfedgnn.reports.lift_view import readable_tables
 
-    summary = Text()
-    summary.append(
-        headline(lift), style={YES: "bold green", NO: "bold red"}.get(verdict(lift), "bold yellow")
-    )
-    summary.append(f" {deciding_figures(lift)}\n{lift['summary']}\n")
-    texts: list[RenderableType] = [summary]
+    lines = Table.grid(padding=(0, 2), pad_edge=False)
+    for party in party_verdicts(lift):
+        lines.add_row(Text(party.name, "bold"), Text(party.pays, _style(party.pays)), Text(party.text))
+    texts: list[RenderableType] = [lines, ""]
+    texts += [Text(headline(lift), _style(verdict(lift))), Text(deciding_figures(lift)), ""]
+    points = Table.grid(padding=(0, 1), pad_edge=False)
+    for point in list_points(lift):
+        points.add_row("-", Text(point))
+    texts += [points, ""]
     for table in readable_tables(lift):
         texts += [_lift_table(table), ""]
     return texts
+
+
+def _style(pays: str) -> str:
+    return {"yes": "bold green", "no": "bold red"}.get(pays, "bold yellow")
 
 
 def _lift_table(found: LiftTable) -> Table:

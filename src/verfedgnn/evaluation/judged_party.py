@@ -20,8 +20,10 @@ from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.simple_models import liked
 
 WAYS = ("simple", "alone", "federated", "pooled")
-"""simple: user and item means, or popularity; alone: the best a party has without the federation; federated: what it serves (newcomers: what a second
-training without their ratings would serve); pooled: the same model on all data in one place, unprotected."""
+"""simple: user and item means, or popularity; alone: the best mixture a party has without the federation; federated: what it serves (newcomers: what a
+second training without their ratings would serve); pooled: the same model on all data in one place, unprotected."""
+WITHOUT_JOINING = ("alone", "simple")
+"""The ways that a party has without joining. The gain of a row is over the better of them."""
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
 """Ranges of a user's number of training ratings at the party, by which lift is broken down."""
 
@@ -88,8 +90,11 @@ def judge_party(
     )
 
 
-def lift_row(judged: Sequence[JudgedParty], reference: str, chosen: Choice | None = None) -> dict[str, Any]:
-    """Return one row of a lift table: the result of each way over the chosen cases, the gain over `reference`, and the verdict."""
+def lift_row(judged: Sequence[JudgedParty], chosen: Choice | None = None) -> dict[str, Any]:
+    """Return one row of a lift table: the result of each way over the chosen cases, the gain and the verdict.
+
+    The gain is over the better of the two ways that a party has without joining, on the same cases; `reference` names it.
+    """
     picked = [np.ones(len(each.user), bool) if chosen is None else chosen(each) for each in judged]
 
     def collect(values: Callable[[JudgedParty], NDArray[Any]]) -> NDArray[Any]:
@@ -107,32 +112,40 @@ def lift_row(judged: Sequence[JudgedParty], reference: str, chosen: Choice | Non
                 way: _mean(collect(lambda each, way=way, name=name: each.extra[way][name]))  # type: ignore[misc]
                 for way in ways
             }
+    if not len(user):
+        return row | {"reference": None, "gain": None, "pays": "cannot tell"}
+    better = min if metric == "rmse" else max
+    reference = better(WITHOUT_JOINING, key=lambda way: row[way])
     found = gain(user, by_way[reference], by_way["federated"], metric)
-    if found is None:
-        return row | {"gain": None, "pays": "cannot tell"}
-    return row | {"gain": found.to_dict(), "pays": found.pays}
+    assert found is not None
+    return row | {"reference": reference, "gain": found.to_dict(), "pays": found.pays}
 
 
-def lift_by_party(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
+def lift_by_party(judged: Sequence[JudgedParty]) -> dict[str, Any]:
     """Return the lift of all parties together and of each party."""
     return {
         "metric": judged[0].metric,
-        "reference": reference,
-        "overall": lift_row(judged, reference),
-        "parties": [{"name": each.name, **lift_row([each], reference)} for each in judged],
+        "overall": lift_row(judged),
+        "parties": [{"name": each.name, **lift_row([each])} for each in judged],
     }
 
 
-def lift_tables(judged: Sequence[JudgedParty], reference: str) -> dict[str, Any]:
-    """Return the lift tables: all parties together, by party, by own ratings, and by number of other parties."""
-    return {
-        **lift_by_party(judged, reference),
-        "by_own_ratings": _by_own_ratings(judged, reference),
-        "by_other_parties": _by_other_parties(judged, reference),
-    }
+def lift_tables(judged: Sequence[JudgedParty]) -> dict[str, Any]:
+    """Return the lift tables by party, by own ratings, and by number of other parties.
+
+    The last two are there for all parties together and, in the row of a party, for that party.
+    """
+    tables = lift_by_party(judged) | _by_group(judged)
+    for row, each in zip(tables["parties"], judged, strict=True):
+        row |= _by_group([each])
+    return tables
 
 
-def _by_own_ratings(judged: Sequence[JudgedParty], reference: str) -> list[dict[str, Any]]:
+def _by_group(judged: Sequence[JudgedParty]) -> dict[str, Any]:
+    return {"by_own_ratings": _by_own_ratings(judged), "by_other_parties": _by_other_parties(judged)}
+
+
+def _by_own_ratings(judged: Sequence[JudgedParty]) -> list[dict[str, Any]]:
     rows = []
     for low, high in BANDS:
         most = np.iinfo(np.int64).max if high is None else high
@@ -141,16 +154,16 @@ def _by_own_ratings(judged: Sequence[JudgedParty], reference: str) -> list[dict[
             return np.asarray((each.own_ratings >= low) & (each.own_ratings <= most))
 
         if any(inside(each).any() for each in judged):
-            rows.append({"from": low, "to": high, **lift_row(judged, reference, inside)})
+            rows.append({"from": low, "to": high, **lift_row(judged, inside)})
     return rows
 
 
-def _by_other_parties(judged: Sequence[JudgedParty], reference: str) -> list[dict[str, Any]]:
+def _by_other_parties(judged: Sequence[JudgedParty]) -> list[dict[str, Any]]:
     numbers = np.unique(np.concatenate([each.elsewhere for each in judged]))
     return [
         {
             "other_parties": int(number),
-            **lift_row(judged, reference, lambda each, number=number: each.elsewhere == number),  # type: ignore[misc]
+            **lift_row(judged, lambda each, number=number: each.elsewhere == number),  # type: ignore[misc]
         }
         for number in numbers
     ]

@@ -26,10 +26,11 @@ from verfedgnn.training.train import train
 def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
     """Return the `lift` part of metrics.json: simple, alone, federated and pooled, with gains, intervals and verdicts.
 
-    The gain of a party compares the mixture that it serves with the best mixture that it has alone: its means (for lists
-    popularity and EASE) and the model trained on its own ratings. Newcomers have no training rating at the party, so their gain
-    is over item means or popularity. They need a second training that holds out all ratings of a tenth of the users at each
-    party, unless the run's own split already does. Pooled models are trained without protection.
+    The gain in a row compares what the parties serve with the best that they have without joining, on the same test cases. That is
+    the better of the row's figures `simple` (their means, or popularity for lists) and `alone` (the best mixture of these, EASE for
+    lists, and models trained on their own ratings); `reference` names it. Newcomers need a second training that holds out all
+    ratings of a tenth of the users at each party, unless the run's own split already does. Pooled models are trained without
+    protection.
     """
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     known = None
@@ -41,11 +42,10 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
         second = train(run.parties, held_out, device=device, stack=stack, watch=_named(watch), stop=stop)
     new = _judge_both(second, label="newcomers, ", **options)
     tables: dict[str, Any] = {}
-    for judged in known or new:
-        table = lift_tables(judged, "alone")
-        tables["lists" if tables else "lift"] = table
+    for judged, model in zip(known or new, _models(run), strict=True):
+        tables["lists" if tables else "lift"] = _add_weights(lift_tables(judged), model)
     for name, judged in zip(tables, new, strict=True):
-        tables[name]["newcomers"] = lift_tables([_newcomers(each) for each in judged], "simple")
+        tables[name]["newcomers"] = lift_tables([_newcomers(each) for each in judged])
     found: dict[str, Any] = tables["lift"]
     found["newcomers"]["training"] = "own" if known is None else "second"
     if "lists" in tables:
@@ -60,18 +60,30 @@ def quick_lift(run: Run) -> dict[str, Any] | None:
     It trains nothing, so it has neither newcomers nor pooled models. It is None for a run without a gate, or whose split holds
     out newcomers.
     """
-    models = [run] if run.lists is None else [run, run.lists]
+    models = _models(run)
     if run.config.split.kind == "newcomers" or any(each.alone is None for each in models):
         return None
-    tables = [lift_by_party(_judge(each, pooled=None), "alone") for each in models]
+    tables = [_add_weights(lift_by_party(_judge(each, pooled=None)), each) for each in models]
     found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
     return found | {"summary": summarise(found)}
 
 
 def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
     """Evaluate the run's models of ratings and, if there are any, those of lists."""
-    models = [run] if run.lists is None else [run, run.lists]
-    return [_judge(each, _pooled_models(each, label, **options), **options) for each in models]
+    return [_judge(each, _pooled_models(each, label, **options), **options) for each in _models(run)]
+
+
+def _models(run: Run) -> list[Run]:
+    """Return the run's training of ratings and, if there is one, that of lists."""
+    return [run] if run.lists is None else [run, run.lists]
+
+
+def _add_weights(table: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Add the weights of its gate to the row of each party, if the run has gates."""
+    for row, party in zip(table["parties"], run.metrics["parties"], strict=True):
+        if "gate" in party:
+            row["gate"] = party["gate"]
+    return table
 
 
 def _judge(run: Run, pooled: Sequence[PartyModel] | None, **options: Any) -> list[JudgedParty]:

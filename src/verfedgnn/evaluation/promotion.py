@@ -16,6 +16,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.data import TEST, TRAIN, VALID
 from verfedgnn.data.rating_drift import measure_drift
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.matched_runs import (
     ABSENT,
     MatchedParty,
@@ -97,8 +98,8 @@ def _find_worse(figures: Mapping[str, Any], where: str, tolerance: float) -> lis
         if gain is None or row["users"] < FEWEST_USERS or gain["high_percent"] >= -tolerance:
             continue
         found.append(
-            f"{_NAMES[metric]} {where} is worse: {row['after']:.4f} instead of {row['before']:.4f}, {gain['percent']:+.2f} % "
-            f"({gain['low_percent']:+.2f} to {gain['high_percent']:+.2f})"
+            f"{_NAMES[metric]} {where} is worse: {row['after']:.4f} instead of {row['before']:.4f}, "
+            f"{format_gain(row)}"
         )
     return found
 

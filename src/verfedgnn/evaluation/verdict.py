@@ -1,14 +1,24 @@
-"""The answer to "does joining pay?" in words: for whom, by how much, for whom not, and what to do next."""
+"""The answer to "does joining pay?" in words: for which party and whom, by how much, for whom not, and what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from verfedgnn.core.option_names import option
+from verfedgnn.data.ratings import format_count
+from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.gain_text import format_percent, join_names
+
 YES, NO, UNCLEAR = "yes", "no", "cannot tell"
+MIXED = "mixed"
+"""Joining pays for some customers or parties and costs others."""
 WHAT = {"rmse": "predicted ratings", "ndcg@20": "lists"}
-KNOWN = "customers that the parties know"
-NEW = "customers new to one party and known to another"
+KNOWN = "known customers"
+NEW = "newcomers"
+CLOSE = 0.1
+"""A verdict is close if an end of the interval is nearer to 0 than this share of the interval's length."""
 _BETTER = {"rmse": "lower", "ndcg@20": "higher"}
 _SIMPLE = {
     ("rmse", KNOWN): "own means",
@@ -17,18 +27,38 @@ _SIMPLE = {
     ("ndcg@20", NEW): "popularity",
 }
 """The name of the simple model, by metric and customers."""
+_FEDERATED = ("federated means", "federated")
+"""Names of the models in a gate's mixture that come from the federation."""
+
+
+@dataclass(frozen=True)
+class PartyVerdict:
+    """What joining is worth to one party, as one line."""
+
+    name: str
+    pays: str
+    """yes, no, mixed or cannot tell."""
+    text: str
+    """For which predictions and customers, and by how much, with intervals."""
+    gainers: frozenset[str]
+    """The customers who gain: `KNOWN`, `NEW` or both."""
 
 
 def summarise(lift: Mapping[str, Any]) -> str:
-    """Return one paragraph that summarises the `lift` part of metrics.json."""
-    halves = _halves(lift)
-    sentences = [_known(table) for table in halves]
-    sentences += [_new(table["newcomers"]) for table in halves if "newcomers" in table]
-    activity = _activity(halves[-1])
-    if activity:
-        sentences.append(activity)
-    sentences.append(_advise(lift))
-    return " ".join(sentences)
+    """Return the points of a lift as one paragraph."""
+    return " ".join(list_points(lift))
+
+
+def list_points(lift: Mapping[str, Any]) -> list[str]:
+    """Return what the `lift` part of metrics.json shows for all parties together, who differs, and what to do."""
+    points: list[str | None] = [_describe_table(customers, table) for customers, table in judged_tables(lift)]
+    points += [
+        *_list_losers(lift),
+        _describe_activity(_halves(lift)[-1]),
+        _describe_close(lift),
+        _advise(lift),
+    ]
+    return [point for point in points if point is not None]
 
 
 def judged_tables(lift: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -38,40 +68,71 @@ def judged_tables(lift: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]
     return [*((KNOWN, half) for half in halves), *new]
 
 
+def narrow_lift(lift: Mapping[str, Any], party: str) -> dict[str, Any]:
+    """Return the lift of one party, as if it were the only one."""
+    nobody = {"name": party, "users": 0, "gain": None, "pays": UNCLEAR}
+    found = next((row for row in lift["parties"] if row["name"] == party), nobody)
+    groups = {name: found[name] for name in ("by_own_ratings", "by_other_parties") if name in found}
+    narrow = {**lift, "overall": found, "parties": [found], **groups}
+    for part in ("lists", "newcomers"):
+        if part in lift:
+            narrow[part] = narrow_lift(lift[part], party)
+    return narrow
+
+
+def party_verdicts(lift: Mapping[str, Any]) -> list[PartyVerdict]:
+    """Return the verdict of each party over all tables, in the order of the parties."""
+    return [_judge_party(row["name"], narrow_lift(lift, row["name"])) for row in lift["parties"]]
+
+
 def verdict(lift: Mapping[str, Any]) -> str:
-    """Return the verdict over all tables: yes if any of them says yes, else no if any says no, else cannot tell."""
-    verdicts = {table["overall"]["pays"] for _, table in judged_tables(lift)}
-    return YES if YES in verdicts else NO if NO in verdicts else UNCLEAR
+    """Return the verdict that the parties agree on, or mixed if they do not; undecided parties are judged together."""
+    parties = {party.pays for party in party_verdicts(lift)} - {UNCLEAR}
+    found = parties or {_combine(table["overall"]["pays"] for _, table in judged_tables(lift))}
+    return found.pop() if len(found) == 1 else MIXED
 
 
 def headline(lift: Mapping[str, Any]) -> str:
-    """Return the verdict as a short sentence. Terminal, reports, notebooks and the web page show the same one."""
-    gains = {customers for customers, table in judged_tables(lift) if table["overall"]["pays"] == YES}
-    if gains == {KNOWN, NEW}:
-        return "Joining pays."
-    if gains:
-        return f"Joining pays for {gains.pop()}."
-    if verdict(lift) == NO:
-        return "Joining does not pay."
-    return "The data cannot tell whether joining pays."
+    """Return the verdict as a short sentence or two. Terminal, reports, notebooks and the web page show the same ones."""
+    parties = party_verdicts(lift)
+    named = {word: [party for party in parties if party.pays == word] for word in (YES, MIXED, NO, UNCLEAR)}
+    if len(parties) < 2 or len(named[UNCLEAR]) == len(parties):
+        return _headline_of_all(lift, together=len(parties) > 1)
+    sentences = []
+    if named[YES]:
+        sentences.append(f"Joining pays for {_name_parties(named[YES], parties)}{_scope(named[YES])}.")
+    if named[MIXED]:
+        subject = "It" if sentences else "Joining"
+        whose = _name_parties(named[MIXED], parties)
+        sentences.append(f"{subject} improves some predictions and worsens others for {whose}.")
+    if named[NO]:
+        subject = "It" if sentences else "Joining"
+        sentences.append(f"{subject} does not pay for {_name_parties(named[NO], parties, none='any party')}.")
+    if named[UNCLEAR]:
+        sentences.append(f"For {_name_parties(named[UNCLEAR], parties)} the data cannot tell.")
+    return " ".join(sentences)
 
 
 def deciding_figures(lift: Mapping[str, Any]) -> str:
-    """Return a sentence with the figures of the first table that has the verdict: federated beside alone and simple."""
+    """Return a sentence with the figures of all parties together in the first table that has the verdict.
+
+    They are federated, alone and simple. Without such a table, it is the first one that has a verdict, or the first with cases.
+    """
     word = verdict(lift)
-    for customers, table in judged_tables(lift):
-        row = table["overall"]
-        if row["pays"] == word and row["gain"] is not None:
-            metric = table["metric"]
-            ways = {"federated": "federated", "alone": "alone", "simple": _SIMPLE[metric, customers]}
-            if customers == NEW:
-                del ways["alone"]  # without ratings of the customer, it is the simple model
-            figures = ", ".join(f"{name} {row[way]:.4f}" for way, name in ways.items())
-            return (
-                f"{metric.upper()} of {WHAT[metric]} for {customers}, {_BETTER[metric]} is better: {figures}; "
-                f"gain {_bare_percent(row)}."
-            )
-    return "There are no test cases to decide by."
+    tables = [(customers, table) for customers, table in judged_tables(lift) if table["overall"]["gain"]]
+    if not tables:
+        return "There are no test cases to decide by."
+    rank = [YES if word == MIXED else word, NO, YES, UNCLEAR]
+    customers, table = min(tables, key=lambda pair: rank.index(pair[1]["overall"]["pays"]))
+    row = table["overall"]
+    metric = table["metric"]
+    ways = {"federated": "federated", "alone": "alone", "simple": _SIMPLE[metric, customers]}
+    figures = ", ".join(f"{name} {row[way]:.4f}" for way, name in ways.items())
+    whose = " at all parties together" if len(lift["parties"]) > 1 else ""
+    return (
+        f"{metric.upper()} of {WHAT[metric]} for {customers}{whose}, {_BETTER[metric]} is better: {figures}; "
+        f"gain over {ways[row['reference']]} {_format(row)}."
+    )
 
 
 def _halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -79,72 +140,191 @@ def _halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [lift, lift["lists"]] if "lists" in lift else [lift]
 
 
-def _known(table: Mapping[str, Any]) -> str:
-    """Return a sentence on the gain for customers that the parties know."""
+def _combine(verdicts: Any) -> str:
+    """Return the verdict over several tables: mixed if some say yes and some say no."""
+    words = set(verdicts) - {UNCLEAR}
+    return MIXED if len(words) > 1 else words.pop() if words else UNCLEAR
+
+
+def _judge_party(name: str, lift: Mapping[str, Any]) -> PartyVerdict:
+    """Return the verdict of the only party of `lift`."""
+    tables = judged_tables(lift)
+    parts: dict[str, list[str]] = {YES: [], NO: [], UNCLEAR: []}
+    pays = _combine(table["overall"]["pays"] for _, table in tables)
+    for customers, table in tables:
+        row = table["overall"]
+        if row["gain"] is None:
+            continue
+        what = f"{WHAT[table['metric']]} for {_count(row['users'], customers)}"
+        silent = row["pays"] == UNCLEAR and pays != UNCLEAR
+        parts[row["pays"]].append(what if silent else f"{what}, {_format(row)}")
+    texts = [
+        ("" if word == pays else f"{word}: ") + "; ".join(found) for word, found in parts.items() if found
+    ]
+    gainers = frozenset(customers for customers, table in tables if table["overall"]["pays"] == YES)
+    return PartyVerdict(
+        name, pays, ". ".join(_capitalise(text) for text in texts) or "No test cases", gainers
+    )
+
+
+def _headline_of_all(lift: Mapping[str, Any], *, together: bool) -> str:
+    """Return the headline of one party, or of several that cannot be judged apart."""
+    tables = judged_tables(lift)
+    word = _combine(table["overall"]["pays"] for _, table in tables)
+    whose = "For all parties together, joining" if together else "Joining"
+    gainers = {customers for customers, table in tables if table["overall"]["pays"] == YES}
+    judged = {customers for customers, _ in tables}
+    if word == YES:
+        text = f"{whose} pays{'' if gainers == judged == {KNOWN, NEW} else f' for {gainers.pop()}'}."
+        return f"{text} The data of a single party cannot tell." if together else text
+    if word == MIXED:
+        return f"{whose} improves some predictions and worsens others."
+    if word == NO:
+        return f"{whose} does not pay."
+    return "The data cannot tell whether joining pays."
+
+
+def _name_parties(some: Sequence[PartyVerdict], parties: Sequence[PartyVerdict], none: str = "") -> str:
+    """Return the names of some parties, or that they are all of them."""
+    if len(some) < len(parties):
+        return join_names([party.name for party in some])
+    return none or ("both parties" if len(parties) == 2 else f"all {len(parties)} parties")
+
+
+def _scope(parties: Sequence[PartyVerdict]) -> str:
+    """Return which customers of these parties gain, if it is the same kind at all of them."""
+    kinds = {party.gainers for party in parties}
+    only = kinds.pop() if len(kinds) == 1 else frozenset()
+    return f" ({next(iter(only))} only)" if len(only) == 1 else ""
+
+
+def _describe_table(customers: str, table: Mapping[str, Any]) -> str:
+    """Return sentences on the gain in one table, and the parties that differ."""
     row = table["overall"]
-    what = WHAT[table["metric"]]
+    metric = table["metric"]
+    what = f"{WHAT[metric]} for {_count(row['users'], customers)}"
+    if row["gain"] is None and customers == NEW:
+        return f"No customer in the test part is new to one party and known to another, so {WHAT[metric]} for newcomers are not judged."
     if row["gain"] is None:
-        return f"There are no test cases to judge {what} by."
-    if row["pays"] == YES:
-        text = f"Joining improves {what} for customers that the parties know by {_percent(row)}"
+        return f"There are no test cases to judge {WHAT[metric]} by."
+    reference = {"alone": "the parties' own models", "simple": f"the parties' {_SIMPLE[metric, customers]}"}
+    compared = f", compared with {reference[row['reference']]}"
+    if row["users"] < FEWEST_USERS:
+        text = f"Fewer than {FEWEST_USERS} customers are too few to judge {what}"
+    elif row["pays"] == YES:
+        text = f"Joining improves {what}: {_format(row)}{compared}"
     elif row["pays"] == NO:
-        text = f"Joining makes {what} for customers that the parties know worse by {_percent(row)}"
+        text = f"Joining makes {what} worse: {_format(row)}{compared}"
+    elif _is_zero(row):
+        text = f"Joining makes no difference to {what}{compared}"
     else:
-        text = f"For customers that the parties know, joining makes no clear difference to {what} ({_bare_percent(row)})"
-    return f"{text}, compared with the best each party has alone{_exceptions(table['parties'], row['pays'])}."
+        text = f"Joining makes no clear difference to {what}: {_format(row)}{compared}"
+    return f"{text}.{_list_exceptions(table['parties'], row['pays'])}"
 
 
-def _new(table: Mapping[str, Any]) -> str:
-    """Return a sentence on the gain for customers who are new to one party and known to another."""
-    row = table["overall"]
-    what = WHAT[table["metric"]]
-    reference = "item means" if table["metric"] == "rmse" else "the most popular items"
-    if row["gain"] is None:
-        return f"No customer in the test part is new to one party and known to another, so {what} for them are not judged."
-    count = f"{row['users']:,} customers new to one party and known to another"
-    if row["pays"] == YES:
-        text = f"It improves {what} for {count} by {_percent(row)}"
-    elif row["pays"] == NO:
-        text = f"It makes {what} for {count} worse by {_percent(row)}"
-    else:
-        text = f"For {count}, it makes no clear difference to {what} ({_bare_percent(row)})"
-    return f"{text}, compared with {reference}{_exceptions(table['parties'], row['pays'])}."
+def _list_exceptions(rows: Sequence[Mapping[str, Any]], overall: str) -> str:
+    """Return a sentence that names the parties with another verdict than all parties together."""
+    if len(rows) < 2:
+        return ""
+    texts = [
+        f"{row['name']} {row['pays']}, {_format(row)}"
+        for row in rows
+        if row["pays"] != overall and row["pays"] != UNCLEAR
+    ]
+    if len(texts) > 5:
+        texts = [*texts[:5], f"and {len(texts) - 5} more"]
+    unclear = [row["name"] for row in rows if row["pays"] == UNCLEAR and overall != UNCLEAR]
+    if unclear:
+        texts.append(f"{join_names(unclear)} cannot tell")
+    return f" By party: {'; '.join(texts)}." if texts else ""
 
 
-def _exceptions(rows: Sequence[Mapping[str, Any]], overall: str) -> str:
-    """Return a list of the parties whose verdict contradicts the one over all parties."""
-    against = {YES: NO, NO: YES}.get(overall)
-    wanted = (against,) if against else (YES, NO)
-    named = [f"{row['name']}: {row['pays']}, {_bare_percent(row)}" for row in rows if row["pays"] in wanted]
-    return f" ({'; '.join(named[:5])})" if named else ""
+def _list_losers(lift: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each group of customers who lose, such as those whom no other party knows."""
+    found = []
+    for customers, table in judged_tables(lift):
+        groups = {
+            **{_describe_overlap(row): row for row in table.get("by_other_parties", [])},
+            **{_describe_band(row): row for row in table.get("by_own_ratings", [])},
+        }
+        if len(lift["parties"]) < 2 or table["overall"]["pays"] == NO:
+            continue
+        what = WHAT[table["metric"]] + (" for newcomers" if customers == NEW else "")
+        losers = [f"{group}, {_format(row)}" for group, row in groups.items() if row["pays"] == NO]
+        if losers:
+            found.append(f"Joining makes {what} worse for customers {'; '.join(losers)}.")
+    return found
 
 
-def _activity(table: Mapping[str, Any]) -> str | None:
-    """Return a sentence on the most active customers if joining makes no clear difference for them; else None."""
+def _describe_overlap(row: Mapping[str, Any]) -> str:
+    number = row["other_parties"]
+    if not number:
+        return "whom no other party knows"
+    return f"whom {number} other {'party knows' if number == 1 else 'parties know'}"
+
+
+def _describe_band(row: Mapping[str, Any]) -> str:
+    low = row["from"]
+    high = row.get("to")
+    count = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
+    return f"with {count} {'rating' if count == '1' else 'ratings'} at the party"
+
+
+def _describe_activity(table: Mapping[str, Any]) -> str | None:
+    """Return from how many ratings on joining makes no clear difference; None if it never does, or makes one throughout."""
     bands = [row for row in table.get("by_own_ratings", []) if row["gain"] is not None and row["from"] > 0]
     same = None
     for row in reversed(bands):
         if row["pays"] == YES:
             break
         same = row["from"]
-    if same is None or len(bands) < 2:
+    else:
         return None
+    if same is None:
+        return None
+    return f"For customers with {format_count(same, 'rating')} or more at a party, {WHAT[table['metric']]} do not improve clearly."
+
+
+def _describe_close(lift: Mapping[str, Any]) -> str | None:
+    """Return a sentence that names the verdicts that another seed may change."""
+    close = [
+        f"{WHAT[table['metric']]} for {customers} at {row['name']}"
+        for customers, table in judged_tables(lift)
+        for row in table["parties"]
+        if _is_close(row)
+    ]
+    if not close:
+        return None
+    is_are = "This verdict is" if len(close) == 1 else "These verdicts are"
+    seeds = f"{option('seed', 1)} and {option('seed', 2)}"
     return (
-        f"For customers with {same} or more ratings at a party, {WHAT[table['metric']]} do not improve beyond the interval; "
-        "the gate serves them what the party has alone as far as that is better."
+        f"{is_are} close: {join_names(close)}. One seed is one draw of the test ratings; repeat with {seeds}."
     )
 
 
+def _is_close(row: Mapping[str, Any]) -> bool:
+    """Return whether an end of the interval is close to 0, on either side."""
+    found = row["gain"]
+    if not found or row["users"] < FEWEST_USERS or _is_zero(row):
+        return False
+    low = found["low_percent"]
+    high = found["high_percent"]
+    return bool(min(abs(low), abs(high)) < CLOSE * (high - low))
+
+
 def _advise(lift: Mapping[str, Any]) -> str:
-    """Return a sentence that recommends what to do next."""
-    gains = {customers for customers, table in judged_tables(lift) if table["overall"]["pays"] == YES}
+    """Return sentences that recommend what to do next."""
+    tables = judged_tables(lift)
+    gains = {customers for customers, table in tables if table["overall"]["pays"] == YES}
+    gains |= {customers for party in party_verdicts(lift) for customers in party.gainers}
+    gated = any("gate" in row for row in lift["parties"])
     if "newcomers" not in lift:
-        judge = "newcomers are judged by `verfedgnn train` with --lift."
+        judge = f"newcomers are judged by `verfedgnn train` with {option('lift', True)}."
         return f"Join; {judge}" if gains else f"Before you decide: {judge}"
     if gains == {KNOWN, NEW}:
-        return "Join, and serve what the gate has chosen for each party."
+        return "Join, and serve what the gate has chosen for each party." if gated else "Join."
     if gains == {NEW}:
-        return "Join for the newcomers; the gate keeps serving the other customers what each party has alone."
+        return f"Join for the newcomers. {_describe_weights(lift)}"
     if gains == {KNOWN}:
         return "Join; newcomers gain nothing yet, so look again when more customers are shared."
     found = "does not pay" if verdict(lift) == NO else "shows no clear gain"
@@ -154,15 +334,44 @@ def _advise(lift: Mapping[str, Any]) -> str:
     )
 
 
-def _percent(row: Mapping[str, Any]) -> str:
-    """Return the size of a gain or loss with its interval, such as `41.0 % (32.1 to 50.3)`."""
-    found = row["gain"]
-    ends = sorted(abs(found[end]) for end in ("low_percent", "high_percent"))
-    return f"{abs(found['percent']):.1f} % ({ends[0]:.1f} to {ends[1]:.1f})"
+def _describe_weights(lift: Mapping[str, Any]) -> str:
+    """Return what known customers are served, from the weights of the gates."""
+    halves = [half for half in _halves(lift) if all("gate" in row for row in half["parties"])]
+    if not halves:
+        return "Serve known customers what each party has alone."
+    texts = []
+    for half in halves:
+        weights = {row["name"]: row["gate"]["known"] for row in half["parties"]}
+        federated = {name: sum(found.get(way, 0) for way in _FEDERATED) for name, found in weights.items()}
+        used = [name for name, weight in federated.items() if weight >= 0.005]
+        if not used:
+            continue
+        if half["metric"] == "rmse":
+            texts.append(
+                "predicted ratings at "
+                + join_names([f"{name} (weight {federated[name]:.2f})" for name in used])
+            )
+        else:
+            texts.append(f"lists at {join_names(used)}")
+    if not texts:
+        return "The gates serve known customers what each party has alone."
+    return f"Known customers are served mixtures with federated models too: {' and '.join(texts)}."
 
 
-def _bare_percent(row: Mapping[str, Any]) -> str:
-    """Return a signed gain for use inside brackets."""
+def _count(users: int, customers: str) -> str:
+    """Return a number of customers, such as `74 newcomers` or `1 known customer`."""
+    return format_count(users, customers.removesuffix("s"))
+
+
+def _capitalise(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _is_zero(row: Mapping[str, Any]) -> bool:
+    return bool(row["gain"]["low_percent"] == row["gain"]["high_percent"] == 0)
+
+
+def _format(row: Mapping[str, Any]) -> str:
+    """Return the gain of a row with cases, also of few users."""
     found = row["gain"]
-    gain, low, high = (round(found[end], 1) + 0.0 for end in ("percent", "low_percent", "high_percent"))
-    return f"{gain:+.1f} %, {low:+.1f} to {high:+.1f}"
+    return format_percent(found["percent"], found["low_percent"], found["high_percent"])

@@ -14,7 +14,7 @@ import numpy as np
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.data.parties import count_kept
-from verfedgnn.evaluation.verdict import NO, YES, headline, verdict
+from verfedgnn.evaluation.verdict import MIXED, NO, YES, headline, verdict
 from verfedgnn.reports.phrases import warn_of_lists
 
 MEANS_WIN = 0.995
@@ -166,7 +166,7 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     return Finding(
         "means win",
         f"{text} More ratings, or settings that `tune` finds, may help; lists can still be worth it.",
-        Step("tune") if judged and verdict(metrics["lift"]) != YES else None,
+        Step("tune") if judged and verdict(metrics["lift"]) not in (YES, MIXED) else None,
     )
 
 
@@ -203,7 +203,7 @@ def _lift(metrics: Mapping[str, Any]) -> Finding:
     if "lift" not in metrics:
         return Finding("not judged", "What joining gains each party is not judged yet.", Step("lift"))
     pays = verdict(metrics["lift"])
-    if pays == YES:
+    if pays in (YES, MIXED):
         return Finding("pays", f"{headline(metrics['lift'])} The report shows by how much.", Step("report"))
     if pays == NO:
         text = (

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.reports.document import Document, Heading, Paragraph, Table
-from verfedgnn.reports.lift_view import format_gain
 from verfedgnn.reports.phrases import format_metric
 
 METRICS = {"rmse": "RMSE, lower is better", "ndcg@20": "NDCG@20, higher is better"}

@@ -6,16 +6,29 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
-from verfedgnn.evaluation.verdict import NO, WHAT, YES, deciding_figures, headline, verdict
-from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Table, Tone, picture
+from verfedgnn.evaluation.verdict import NO, WHAT, YES, deciding_figures, headline, list_points, verdict
+from verfedgnn.reports.document import (
+    Banner,
+    Document,
+    Heading,
+    Paragraph,
+    Picture,
+    Points,
+    Table,
+    Tone,
+    picture,
+)
 from verfedgnn.reports.lift_view import (
     MEASURES,
+    PARTY_HEADER,
     PAYS_TONES,
     SHORT_HEADER,
     SHORT_NOTE,
     SIMPLE,
     band,
+    group_tables,
     halves,
+    party_rows,
     readable_tables,
     short_rows,
 )
@@ -27,7 +40,7 @@ NOT_JUDGED = (
     "(in Python: `verfedgnn.lift(run)`)."
 )
 MOST_PARTIES = 30
-"""Largest number of parties in a chart; tables have all of them."""
+"""Largest number of parties in a chart, and in tables of groups of customers; tables by party have all of them."""
 _AXIS = "% gained by joining, with its 95 % interval"
 
 
@@ -48,7 +61,7 @@ def lift_html(lift: Mapping[str, Any]) -> str:
 
 
 def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
-    """Add the verdict in words and colour, a short table and the summary; or say that there is no verdict."""
+    """Add the verdict in words and colour, a line for each party, and all parties together; or say that there is no verdict."""
     if lift is None:
         document.add(Banner("unclear", "Whether joining pays was not judged.", NOT_JUDGED))
         return
@@ -56,9 +69,10 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
     tone: Tone = tones.get(verdict(lift), "unclear")
     document.add(
         Banner(tone, headline(lift), deciding_figures(lift)),
+        Table(PARTY_HEADER, party_rows(lift), "The verdict of each party", PAYS_TONES),
         Table(SHORT_HEADER, short_rows(lift), "The lift of all parties together", PAYS_TONES),
         Paragraph(SHORT_NOTE),
-        Paragraph(str(lift["summary"])),
+        Points(list_points(lift)),
     )
 
 
@@ -68,7 +82,7 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
         document.add(Heading(f"What joining gains: {WHAT[part['metric']]}"), *_charts(part))
         _add_other_metrics(document, part)
     document.add(Heading("Lift in detail"))
-    for table in readable_tables(lift):
+    for table in [*readable_tables(lift), *group_tables(lift, MOST_PARTIES)]:
         rows = [table.cells(name, row) for name, row in table.rows]
         if table.overall is not None:
             rows.append(table.cells("**all**", table.overall))
@@ -83,7 +97,7 @@ def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
     if "recall@20" not in part["overall"]:
         return
     ways = [way for way in WAYS if way in part["overall"]]
-    tables = {"customers that the parties know": part["overall"]}
+    tables = {"known customers": part["overall"]}
     if "newcomers" in part:
         tables["newcomers"] = part["newcomers"]["overall"]
     rows = [
@@ -102,7 +116,7 @@ def _charts(part: Mapping[str, Any]) -> list[Picture | None]:
     simple = SIMPLE[part["metric"]]
     charts = [_party_chart(part)]
     if "newcomers" in part:
-        title = f"Gain in {what} for customers new to a party, over {simple}"
+        title = f"Gain in {what} for customers new to a party, over the best that it has without joining"
         new = _intervals(_party_rows(part["newcomers"]))
         charts.append(picture(f"{_kind(part)}-newcomers", title, draw_intervals(title, new, _AXIS)))
     charts.append(_activity_chart(part, what, simple))
@@ -115,7 +129,7 @@ def _charts(part: Mapping[str, Any]) -> list[Picture | None]:
 
 
 def _party_chart(part: Mapping[str, Any]) -> Picture | None:
-    title = f"Gain in {WHAT[part['metric']]} by party, over what it has alone"
+    title = f"Gain in {WHAT[part['metric']]} by party, over the best that it has without joining"
     return picture(_kind(part), title, draw_intervals(title, _intervals(_party_rows(part)), _AXIS))
 
 

@@ -7,22 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
-from verfedgnn.evaluation.verdict import KNOWN, WHAT, judged_tables
+from verfedgnn.evaluation.gain_text import format_gain
+from verfedgnn.evaluation.verdict import MIXED, WHAT, judged_tables, party_verdicts
 from verfedgnn.reports.document import Tone
 
 NEWCOMERS = "Customers new to a party and known elsewhere"
 MEASURES = {"rmse": "test RMSE, lower is better", "ndcg@20": "test NDCG@20, higher is better"}
 SIMPLE = {"rmse": "means", "ndcg@20": "popularity"}
 """The name of the simple model, by metric."""
-PAYS_TONES: dict[str, Tone] = {"yes": "good", "no": "bad", "cannot tell": "unclear"}
+PAYS_TONES: dict[str, Tone] = {"yes": "good", "no": "bad", "cannot tell": "unclear", MIXED: "unclear"}
 _NOTES = {
     "rmse": "means: user and item means of the party's own ratings. alone: the best mixture of them and a model of its own.",
     "ndcg@20": "popularity: the most rated items. alone: the best mixture of popularity, EASE and a model of its own.",
 }
 _COLUMNS = (
     "federated: what the party serves. pooled: the model trained on all data in one place, unprotected. "
-    "gain: over alone, with its 95 % interval. "
+    "gain: over {simple} or alone, the better of the two in the row, with its 95 % interval. "
     f"cannot tell: the interval includes 0, or there are fewer than {FEWEST_USERS} users."
+)
+_POOLED_NOTE = (
+    "pooled is worse than {simple} here. It is one model by itself, without the mixture with {simple} that a party serves, "
+    "and customers with few ratings at many items teach it little."
 )
 
 
@@ -34,8 +39,6 @@ class LiftTable:
     label: str
     """Heading of the first column."""
     metric: str
-    reference: str
-    """The way that the gain is over: alone or simple."""
     rows: Sequence[tuple[str, Mapping[str, Any]]]
     """The first cell and the figures of each row."""
     overall: Mapping[str, Any] | None = None
@@ -63,12 +66,21 @@ class LiftTable:
         return [name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]]
 
 
-SHORT_HEADER = ["prediction", "users", "simple", "alone", "federated", "gain", "pays"]
+PARTY_HEADER = ["party", "for whom and by how much", "pays"]
+
+
+def party_rows(lift: Mapping[str, Any]) -> list[list[str]]:
+    """Return the name, the gains in words and the verdict of each party."""
+    return [[party.name, party.text, party.pays] for party in party_verdicts(lift)]
+
+
+SHORT_HEADER = ["all parties together", "users", "simple", "alone", "federated", "gain", "pays"]
 SHORT_NOTE = (
     "Measured on test ratings: RMSE of predicted ratings (lower is better), NDCG@20 of lists (higher is better). "
-    "simple: own means or popularity. alone: the best that a party has without the others. federated: what it serves; "
+    "Newcomers have no training ratings at the party and some at another. "
+    "simple: own means or popularity. alone: the best mixture that a party has without the others. federated: what it serves; "
     "for newcomers, what a second training without their ratings would serve. "
-    "gain: over alone, for newcomers over simple, with its 95 % interval."
+    "gain: over simple or alone, the better of the two in the row, with its 95 % interval."
 )
 
 
@@ -78,8 +90,7 @@ def short_rows(lift: Mapping[str, Any]) -> list[list[str]]:
     for customers, table in judged_tables(lift):
         row = table["overall"]
         figures = ["-" if row[way] is None else f"{row[way]:.4f}" for way in ("simple", "alone", "federated")]
-        who = "known customers" if customers == KNOWN else "newcomers"
-        name = f"{WHAT[table['metric']]}, {who}"
+        name = f"{WHAT[table['metric']]}, {customers}"
         rows.append([name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]])
     return rows
 
@@ -95,22 +106,45 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
     tables: list[LiftTable] = []
     for number, part in enumerate(parts):
         what = WHAT[part["metric"]].capitalize()
-        note = _NOTES[part["metric"]] if number else f"{_NOTES[part['metric']]} {_COLUMNS}"
-        tables.append(_by_party(part, f"{what} ({MEASURES[part['metric']]})", note))
+        tables.append(_by_party(part, f"{what} ({MEASURES[part['metric']]})", _note(part, first=not number)))
     for part in parts:
         new = part.get("newcomers")
         if new is not None and new["overall"]["cases"]:
-            tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift, new)))
+            tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift)))
     for part in parts:
         rows = [(band(row), row) for row in part.get("by_own_ratings", [])]
         title = f"By a customer's training ratings at the party: {_title(part)}"
         if rows:
-            tables.append(LiftTable(title, "own ratings", part["metric"], part["reference"], rows))
+            tables.append(LiftTable(title, "own ratings", part["metric"], rows))
     for part in parts:
         rows = [(str(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
         title = f"By other parties that know the customer: {_title(part)}"
         if len(rows) > 1:  # a single row repeats the total
-            tables.append(LiftTable(title, "other parties", part["metric"], part["reference"], rows))
+            tables.append(LiftTable(title, "other parties", part["metric"], rows))
+    return tables
+
+
+def group_tables(lift: Mapping[str, Any], most_parties: int) -> list[LiftTable]:
+    """Return the tables by activity and by number of other parties for each of the first parties."""
+    tables = []
+    for part in halves(lift):
+        parties = part["parties"][:most_parties]
+        rows = [
+            (f"{row['name']}: {band(each)}", each)
+            for row in parties
+            for each in row.get("by_own_ratings", [])
+        ]
+        title = f"By party and a customer's training ratings there: {_title(part)}"
+        if rows:
+            tables.append(LiftTable(title, "party: own ratings", part["metric"], rows))
+        rows = [
+            (f"{row['name']}: {each['other_parties']}", each)
+            for row in parties
+            for each in row.get("by_other_parties", [])
+        ]
+        title = f"By party and other parties that know the customer: {_title(part)}"
+        if len(rows) > len(parties):
+            tables.append(LiftTable(title, "party: other parties", part["metric"], rows))
     return tables
 
 
@@ -118,19 +152,6 @@ def band(row: Mapping[str, Any]) -> str:
     """Format a range of numbers of ratings, such as `3-5`."""
     low, high = row["from"], row["to"]
     return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"
-
-
-def format_gain(row: Mapping[str, Any]) -> str:
-    """Format a gain in per cent with its interval, such as `+12.2 % (+11.2 to +13.3)`; with too few users it becomes a dash."""
-    found = row["gain"]
-    if not found or row["users"] < FEWEST_USERS:
-        return "-"
-    if found["low_percent"] == found["high_percent"] == 0:
-        return "0 %"
-    digits = 1 if found["high_percent"] - found["low_percent"] >= 0.1 else 3
-    ends = [found[name] for name in ("percent", "low_percent", "high_percent")]
-    gain, low, high = (f"{round(end, digits) + 0.0:+.{digits}f}" for end in ends)  # without a negative zero
-    return f"{gain} % ({low} to {high})"
 
 
 def format_weights(weights: Mapping[str, float]) -> str:
@@ -165,11 +186,23 @@ def _title(part: Mapping[str, Any]) -> str:
 
 def _by_party(part: Mapping[str, Any], title: str, note: str) -> LiftTable:
     rows = [(row["name"], row) for row in part["parties"]]
-    return LiftTable(title, "party", part["metric"], part["reference"], rows, part["overall"], note)
+    return LiftTable(title, "party", part["metric"], rows, part["overall"], note)
 
 
-def _newcomer_note(lift: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    note = f"gain: over {SIMPLE[new['metric']]}, here without ratings of the customer at the party."
+def _note(part: Mapping[str, Any], *, first: bool) -> str:
+    """Return the note below the table of known customers; the first one explains all columns."""
+    metric = part["metric"]
+    notes = [_NOTES[metric]]
+    if first:
+        notes.append(_COLUMNS.format(simple=SIMPLE[metric]))
+    row = part["overall"]
+    if row.get("pooled") is not None and (row["pooled"] > row["simple"]) == (metric == "rmse"):
+        notes.append(_POOLED_NOTE.format(simple=SIMPLE[metric]))
+    return " ".join(notes)
+
+
+def _newcomer_note(lift: Mapping[str, Any]) -> str:
+    note = "All figures are without ratings of the customer at the party."
     if lift["newcomers"].get("training") == "second":
         note += " A second training held out all ratings of a tenth of the users at each party."
     return note

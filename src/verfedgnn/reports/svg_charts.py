@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from markupsafe import escape
 
+from verfedgnn.evaluation.gain_text import format_percent
+
 GOOD_COLOUR = "#2f9e62"
 BAD_COLOUR = "#cf5f3c"
 UNCLEAR_COLOUR = "#8a94a3"
@@ -49,8 +51,7 @@ class Interval:
     @property
     def text(self) -> str:
         """The value with its interval, in per cent."""
-        value, low, high = (round(end, 1) + 0.0 for end in (self.value, self.low, self.high))
-        return f"{value:+.1f} % ({low:+.1f} to {high:+.1f})"
+        return format_percent(self.value, self.low, self.high)
 
 
 @dataclass(frozen=True)

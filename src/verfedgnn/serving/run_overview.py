@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.lift import simple_model
-from verfedgnn.evaluation.verdict import NO, UNCLEAR, YES, deciding_figures, headline, verdict
+from verfedgnn.evaluation.verdict import NO, YES, deciding_figures, headline, narrow_lift, verdict
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.phrases import format_size, warn_of_lists
 from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
@@ -51,7 +51,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "liked_from": party.liked_from,
                 "images": IMAGE in party.table.columns,
                 "figures": _collect_figures(figure, alone[number], predicts=catalogue.predicts),
-                "verdict": None if lift is None else _describe_verdict(_narrow_lift(lift, party.name)),
+                "verdict": None if lift is None else _describe_verdict(narrow_lift(lift, party.name)),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "titles": party.table.titles is not None,
@@ -108,17 +108,6 @@ def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, str]:
     return {"tone": tone, "headline": headline(lift), "figures": deciding_figures(lift)}
 
 
-def _narrow_lift(lift: Mapping[str, Any], party: str) -> dict[str, Any]:
-    """Return the lift of one party, as if it were the only one."""
-    nobody = {"users": 0, "gain": None, "pays": UNCLEAR}
-    found = next((row for row in lift["parties"] if row["name"] == party), nobody)
-    narrow = {**lift, "overall": found}
-    for part in ("lists", "newcomers"):
-        if part in lift:
-            narrow[part] = _narrow_lift(lift[part], party)
-    return narrow
-
-
 def _count_newer(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, int]:
     """Return how many ratings are newer than the run, of how many users, and how many were left out."""
     newer = [found for found in catalogue.newer if found.party in allowed]
@@ -140,7 +129,7 @@ def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any
     for customers, table in tables:
         named = {row["name"]: row for row in table["parties"]} | {None: table["overall"]}
         if party in named:
-            about = {"metric": table["metric"], "reference": table["reference"], "customers": customers}
+            about = {"metric": table["metric"], "customers": customers}
             rows.append(named[party] | about)
     return rows
 

@@ -1,0 +1,49 @@
+"""Gains in words: one format for per cent, intervals and signs, on terminals, in reports and on pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+
+MOST_DIGITS = 4
+"""Largest number of decimals of a gain in per cent."""
+MOST_NAMES = 5
+"""Largest number of names in a sentence."""
+
+
+def format_percent(value: float, low: float, high: float) -> str:
+    """Format a gain in per cent with its interval, such as `+12.2 % (+11.2 to +13.3)`.
+
+    An end of the interval that is not 0 is never printed as 0: there are as many decimals as that takes. Positive numbers
+    have a plus, 0 has no sign, and a gain of 0 with an interval of 0 is "no difference".
+    """
+    if low == high == 0:
+        return "no difference"
+    digits = next(
+        (n for n in range(1, MOST_DIGITS) if all(round(end, n) or not end for end in (low, high))), 4
+    )
+    gain, first, last = (_format_signed(number, digits) for number in (value, low, high))
+    return f"{gain} % ({first} to {last})"
+
+
+def format_gain(row: Mapping[str, Any]) -> str:
+    """Format the gain of a row of a table; with too few users it becomes a dash."""
+    found = row["gain"]
+    if not found or row["users"] < FEWEST_USERS:
+        return "-"
+    return format_percent(found["percent"], found["low_percent"], found["high_percent"])
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as part of a sentence, such as `a, b and c`; the last of many names are counted."""
+    shown = list(names)
+    if len(shown) > MOST_NAMES:
+        shown = [*shown[: MOST_NAMES - 1], f"{len(shown) - MOST_NAMES + 1} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _format_signed(number: float, digits: int) -> str:
+    rounded = round(number, digits) + 0.0  # without a negative zero
+    return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"
