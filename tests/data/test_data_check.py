@@ -15,10 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verfedgnn.core.errors import DataError
+from verfedgnn.cli.next_step import add_columns
+from verfedgnn.core.errors import DataError, MissingColumns
+from verfedgnn.core.option_names import on_command_line
 from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
 from verfedgnn.data.forecast import describe_outlook, fitting_parties, foresee_training, lists_only
+from verfedgnn.data.parties import read_parties
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
 
@@ -510,3 +513,31 @@ def test_equal_ratings_are_for_lists(tmp_path: Path) -> None:
     found = [check_source("likes", file)]
     assert lists_only(found)
     assert "preset ranking" in describe_outlook(found, None)
+
+
+def test_missing_columns_are_named_with_a_flag_that_works(tmp_path: Path) -> None:
+    """Of all tables at once; a column that no usual name is like is guessed if it is the only one left."""
+    put(tmp_path / "films.csv", "customer_id,film,stars,when\n1,7,5,959756400\n")
+    put(tmp_path / "books.csv", "client;volume;score\n1;2;3\n")
+    put(tmp_path / "games.csv", "user,item,rating_value,date_added\n1,2,3,2024-01-01\n")
+    sources = [f"{name}={tmp_path / name}.csv" for name in ("films", "books", "games")]
+    with on_command_line(), pytest.raises(MissingColumns) as caught:
+        read_parties(sources)
+    text = str(caught.value)
+    for words in (
+        "did you mean --columns films:item=film?",
+        "name them with --columns books:user=...,item=...",
+        "did you mean --columns games:rating=rating_value?",
+    ):
+        assert words in text
+    assert caught.value.flags == ()  # one table cannot be guessed
+    with on_command_line(), pytest.raises(MissingColumns) as caught:
+        read_parties([sources[0], sources[2]])
+    assert caught.value.flags == ("films:item=film", "games:rating=rating_value")
+    words = ["train", "--columns", "films:user=x", "--columns", "a:user=b", "--lift"]
+    mended = [*words[:1], *words[3:], "--columns", "films:item=film"]
+    assert add_columns(words, ["films:item=film"]) == mended
+    read = check_source("films", tmp_path / "films.csv", columns={"item": "film"})
+    assert read.usable
+    assert read.shape is not None
+    assert read.shape.first == "2000-05-31"

@@ -51,7 +51,7 @@ HEAD = "user,item,rating\n"
             [
                 "no column for item",
                 "user, thing, rating",
-                'columns={"item": ...}',
+                'did you mean columns={"item": "thing"}?',
             ],
         ),
         ("1,2,3\n4,5,1\n", ["no column for user, item, rating", "1, 2, 3", "add a header"]),

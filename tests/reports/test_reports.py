@@ -89,8 +89,8 @@ def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.Capture
     assert "<script" not in page
     text = (run / "audit" / "audit.md").read_text()
     for words in (
-        "one party",
-        "all parties but one",
+        "a party with fake accounts",
+        "all other parties together",
         "the coordinator",
         "an outsider with the final model",
         *safer(vf.Run.load(run).config),
@@ -220,7 +220,13 @@ def test_a_report_holds_the_runs_figures(
     for party in loaded.metrics["parties"]:
         assert f"{party['test']['rmse']:.4f}" in text
     assert "protected contributions to a round" in text
+    assert "Who sees what" in text
     assert "base = " in text
+    users = [f"| {user} |" for user in loaded.parties[0].ratings.user_ids]
+    assert not any(user in text for user in users)  # a report can be sent on
+    report(run, tmp_path / "kept", errors=True)
+    kept = (tmp_path / "kept" / "report.md").read_text()
+    assert sum(kept.count(user) for user in users) >= 10
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "report.html" in capsys.readouterr().out
 
@@ -293,7 +299,8 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
     kinds = [
         f"lift-{what}{which}" for what in ("ratings", "lists") for which in ("", "-newcomers", "-activity")
     ]
-    assert set(pictures) == {"curve", "curve-traffic", "bytes", "overlap", *kinds}
+    curves = {"curve", "curve-traffic", "curve-lists", "curve-lists-traffic"}
+    assert set(pictures) == {"bytes", "overlap", *curves, *kinds}
     for svg in pictures.values():
         root = ElementTree.fromstring(svg)
         title, description = (
@@ -470,7 +477,9 @@ def test_the_worst_errors_of_a_report_are_the_worst(run: Path) -> None:
     """The first row is the test rating that a loop over all of them finds furthest from its prediction."""
     loaded = vf.Run.load(run)
     table = next(
-        b for b in run_document(loaded, "x").blocks if isinstance(b, Table) and "predicted" in b.header
+        b
+        for b in run_document(loaded, "x", errors=True).blocks
+        if isinstance(b, Table) and "predicted" in b.header
     )
     worst = 0.0
     for prepared, model in zip(loaded.prepared(), loaded.models, strict=True):

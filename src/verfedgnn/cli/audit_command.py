@@ -52,12 +52,18 @@ def audit(
     Large data are sampled, and the report says so. The training is repeated and recorded for every attack and variant. Findings are saved at once; run the
     same command again to resume an interrupted audit.
     """
+    from rich.table import Table
     from rich.text import Text
 
     from verfedgnn.core.files import check_writable
     from verfedgnn.research.attacks.audit import THIS, Audit, Step
     from verfedgnn.research.attacks.audit_clock import AuditClock
-    from verfedgnn.research.attacks.audit_report import ATTACKERS, audit_document, strongest
+    from verfedgnn.research.attacks.audit_report import (
+        ATTACKERS,
+        audit_document,
+        strongest,
+        summarise_findings,
+    )
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
@@ -78,11 +84,16 @@ def audit(
             clock.finish(number)
     page, text = audit_document(work).write(run / "audit", "audit")
     reached = strongest(work.found[THIS])
-    lines = []
+    headline, _ = summarise_findings(work.found[THIS])
+    style = "bold red" if any(each.learnt for each in reached) else "bold green"
+    header = ["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"]
+    lines = Table(*header, title_justify="left", caption_justify="left")
+    lines.caption = "F1: 1 if all items are found. AUC: 0.5 is a coin toss, 1 is certainty."
     for each in reached:
-        verdict = ("more than a guess", "bold red") if each.learnt else ("no more than a guess", "")
-        compared = f"{each.figure} {each.found:.2f} against {each.guess:.2f}, "
-        lines.append(Text.assemble(f"{ATTACKERS[each.attacker].title}: {compared}", verdict))
+        attacker = ATTACKERS[each.attacker]
+        compared = [f"{each.figure} {each.found:.2f}", f"{each.guess:.2f}"]
+        verdict = Text("yes", "bold red") if each.learnt else Text("no")
+        lines.add_row(attacker.title, attacker.learns, *compared, verdict)
     figures = [
         {
             "attacker": each.attacker,
@@ -94,44 +105,46 @@ def audit(
         for each in reached
     ]
     output.result(
-        {"page": page, "markdown": text, "strongest": figures}, *lines, f"written: {page} and {text.name}"
+        {"page": page, "markdown": text, "strongest": figures},
+        Text(headline, style),
+        lines,
+        f"written: {page} and {text.name}",
     )
     _show_next(output, work, run)
 
 
 def _show_next(output: Output, work: Audit, folder: Path) -> None:
-    """Name the attackers who learn something, and the variant in which the fewest do."""
+    """Say what the findings mean, and name the variant in which the fewest attackers learn something."""
     from verfedgnn.research.attacks.audit import THIS
-    from verfedgnn.research.attacks.audit_report import ATTACKERS, strongest
+    from verfedgnn.research.attacks.audit_report import strongest, summarise_findings
 
-    def learning(variant: str) -> list[str]:
-        return [ATTACKERS[each.attacker].title for each in strongest(work.found[variant]) if each.learnt]
+    def count_learning(variant: str) -> int:
+        return sum(each.learnt for each in strongest(work.found[variant]))
 
-    now = learning(THIS)
+    now = count_learning(THIS)
+    headline, text = summarise_findings(work.found[THIS])
+    sentences = [headline, text]
     if not now:
-        show_next(output, ["No attacker learns more than a guess."], ["report", str(folder)])
+        show_next(output, sentences, ["serve", str(folder)])
         return
-    sentences = [f"More than a guess is learnt by: {', '.join(now)}."]
     words = TrainingWords.load(folder)
-    safer = min(
-        (name for name in work.found if name != THIS), key=lambda name: len(learning(name)), default=THIS
-    )
+    safer = min((name for name in work.found if name != THIS), key=count_learning, default=THIS)
     if safer == THIS and len(work.variants) == 1:
         sentences.append(
             "Safer variants were not tried; without --no-compare the audit measures what they cost."
         )
         show_next(output, sentences, ["audit", str(folder)])
-    elif len(learning(safer)) >= len(now) or words is None:
-        sentences.append("The report says what each of them learns and what helps.")
+    elif count_learning(safer) >= now or words is None:
+        sentences.append("The report of the audit says what helps.")
         show_next(output, sentences, ["report", str(folder)])
     else:
-        left = ", ".join(learning(safer)) or "nobody"
         before = work.found[THIS]["model"]["rmse"]
         after = work.found[safer]["model"]["rmse"]
         cost = (
             "" if before is None or after is None else f", at an RMSE of {after:.4f} instead of {before:.4f}"
         )
-        sentences.append(f"With the variant '{safer}' it is learnt by: {left}{cost}.")
+        left = f"{count_learning(safer) or 'none'} of them {'does' if count_learning(safer) == 1 else 'do'}"
+        sentences.append(f"With the variant '{safer}' {left}{cost}.")
         if safer == PRIVATE:
             words = words.declared(work.run.parties)
         show_next(output, sentences, words.train(VARIANT_OPTIONS[safer], out=folder))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verfedgnn.cli.completion import SHAPES, among
-from verfedgnn.cli.next_step import TrainingWords, fresh_path, show_next
+from verfedgnn.cli.next_step import TrainingWords, add_columns, fresh_path, show_next
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
 from verfedgnn.cli.source_options import reads_ratings
@@ -72,6 +72,10 @@ def check(
         if overlap is not None:
             show_overlap(console, overlap, found)
         show_warnings(console, foresee_training(found, overlap))
+    flags = [flag for each in found for flag in each.columns]
+    if flags:
+        mended = add_columns(["data", "check", *data, *reading.to_arguments()], flags)
+        show_next(output, ["A column is missing or has an unusual name."], mended)
     if not all(each.usable for each in found) or (overlap is not None and not overlap.usable):
         raise typer.Exit(2)
     words = TrainingWords.of(

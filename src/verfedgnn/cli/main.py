@@ -28,6 +28,7 @@ from verfedgnn.cli.diff_command import diff
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
 from verfedgnn.cli.forget_command import forget
+from verfedgnn.cli.next_step import add_columns, command_text
 from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
 from verfedgnn.cli.promote_command import promote
@@ -40,7 +41,7 @@ from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.status_command import status
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.tune_command import tune
-from verfedgnn.core.errors import Interrupted, PluginWarning, VerFedGNNError
+from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, VerFedGNNError
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.core.printable import make_printable
 from verfedgnn.core.process_memory import keep_freed_memory
@@ -128,6 +129,14 @@ def _run() -> int:
         stop = error if isinstance(error, Interrupted) else Interrupted("interrupted")
         _print_line(str(stop) if stop.remedy else f"{stop}; continue with `{_command_line()}`")
         return stop.exit_code
+    except MissingColumns as error:
+        _print_line(str(error))
+        if error.flags and "--quiet" not in sys.argv:
+            words = add_columns(_arguments(), error.flags)
+            SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(
+                f"next: {command_text(words)}", markup=False
+            )
+        return error.exit_code
     except VerFedGNNError as error:
         _print_line(str(error))
         return error.exit_code
@@ -140,9 +149,14 @@ def _run() -> int:
 
 def _command_line() -> str:
     """Return the command line without passwords."""
+    return shlex.join(["verfedgnn", *_arguments()])
+
+
+def _arguments() -> list[str]:
+    """Return the arguments of the command without passwords."""
     from verfedgnn.data.source_address import redact
 
-    return shlex.join(["verfedgnn", *map(redact, sys.argv[1:])])
+    return [redact(word) for word in sys.argv[1:]]
 
 
 def _report_usage_error(error: typer.TyperException) -> int:

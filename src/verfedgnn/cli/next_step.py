@@ -168,6 +168,23 @@ def fresh_path(wanted: Path | str) -> Path:
     return free
 
 
+def add_columns(words: Sequence[str], flags: Sequence[str]) -> Words:
+    """Return a command with values of `--columns`, which replace those of the same source."""
+    sources = {flag.partition(":")[0] if ":" in flag else "" for flag in flags}
+    kept: Words = []
+    place = 0
+    while place < len(words):
+        pair = words[place : place + 2]
+        if pair[0] == "--columns" and len(pair) == 2:
+            if (pair[1].partition(":")[0] if ":" in pair[1] else "") not in sources:
+                kept += pair
+            place += 2
+        else:
+            kept.append(words[place])
+            place += 1
+    return [*kept, *(word for flag in flags for word in ("--columns", flag))]
+
+
 def command_text(words: Sequence[str]) -> str:
     """Return a command of this program as text for the shell, with the plug-ins that are loaded."""
     plugins = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]

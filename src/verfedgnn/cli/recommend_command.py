@@ -61,10 +61,11 @@ def recommend(
         found = loaded.recommend(user, top, party=party)
     shares = loaded.ranker.config.training.ranks
     ratings = not loaded.config.training.ranks
+    titles = any(item.title for item in found)
     headings = [
         "",
         "item",
-        "title",
+        *(["title"] if titles else []),
         "party",
         *(["share"] if shares else []),
         *(["rating"] if ratings else []),
@@ -75,7 +76,7 @@ def recommend(
         title_justify="left",
     )
     for place, item in enumerate(found, 1):
-        cells = [str(place), escape(item.item), escape(item.title), escape(item.party)]
+        cells = [str(place), escape(item.item), *([escape(item.title)] if titles else []), escape(item.party)]
         if shares:
             cells.append(f"{100 * item.score:.2f} %")
         if item.rating is not None:

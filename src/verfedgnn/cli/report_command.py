@@ -15,12 +15,19 @@ from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 def report(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="Folder for the report; RUN/report by default.")] = None,
+    errors: Annotated[
+        bool,
+        typer.Option(
+            "--errors", help="Also list the largest errors. They name users and items, so keep such a report."
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a report of a run as one HTML page and as Markdown.
 
-    It contains the accuracy, learning curve, lift, traffic, privacy guarantees, largest errors and configuration.
+    It contains the verdict, accuracy, lift, overlap, learning curves, traffic, who sees what, privacy guarantees and configuration.
+    It names the parties, but no user and no item, unless you give --errors.
     """
     from verfedgnn.core.files import check_writable
     from verfedgnn.reports.run_report import run_document
@@ -31,10 +38,12 @@ def report(
     folder = run / "report" if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
-        page, text = run_document(loaded, run.resolve().name).write(folder, "report")
+        page, text = run_document(loaded, run.resolve().name, errors=errors).write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
     findings = diagnose_run(loaded)
     command = next_command(findings, run, TrainingWords.load(run))
     if command[0] == "report":
         command = ["serve", str(run)]
+    if len(loaded.parties) > 1 and not (run / "audit").exists():
+        show_next(output, [], ["audit", str(run)], "to see who could learn what")
     show_next(output, [finding.text for finding in findings], command)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verfedgnn.reports.console import drawable, error_console
-from verfedgnn.reports.phrases import format_duration, format_metric, format_size
+from verfedgnn.reports.phrases import format_duration, format_metric, format_size, total_bytes
 
 if TYPE_CHECKING:
     from verfedgnn.reports.lift_view import LiftTable
@@ -120,10 +120,9 @@ def run_table(metrics: dict[str, Any]) -> Table:
         )
     table.add_row("lists", _quality_of_lists(metrics))
     table.add_row("rounds", _rounds(metrics))
-    table.add_row("bytes", _traffic(metrics["bytes"]))
     if lists is not None:
         table.add_row("rounds of lists", _rounds(lists))
-        table.add_row("bytes of lists", _traffic(lists["bytes"]))
+    table.add_row("bytes", _traffic(metrics))
     table.add_row("gradients", _guarantee(privacy["gradients"]))
     if "persons" in privacy:
         table.add_row("persons", privacy["persons"]["guarantee"])
@@ -153,9 +152,16 @@ def _rounds(part: dict[str, Any]) -> str:
     return f"{part['rounds']:,} in {part['seconds']:.1f} s; best round: {part['best_round']:,}"
 
 
-def _traffic(cost: dict[str, Any]) -> str:
-    each = format_size(cost["per_party_per_round"])
-    return f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; {each} per party and round"
+def _traffic(metrics: dict[str, Any]) -> str:
+    """Return the bytes of all trainings, and those of each if there are two."""
+    cost = total_bytes(metrics)
+    text = f"{format_size(cost['up'])} up, {format_size(cost['down'])} down; "
+    if "lists" in metrics:
+        own, lists = (
+            sum(part["bytes"][way] for way in ("up", "down")) for part in (metrics, metrics["lists"])
+        )
+        text += f"ratings {format_size(own)}, lists {format_size(lists)}; "
+    return f"{text}{format_size(cost['per_party_per_round'])} per party and round"
 
 
 def _guarantee(part: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +38,7 @@ from verfedgnn.cli.tables import gate_table, lift_texts, run_table
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
 from verfedgnn.reports.round_progress import RoundProgress
+from verfedgnn.reports.training_steps import StepClock, list_steps
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
@@ -252,6 +253,7 @@ def train(
         if resume is not None:
             run = resume_run(resume, **watch)
         else:
+            progress.clock = _plan(read, chosen, lift=lift)
             run = train_run(read, chosen, out=out, overwrite=overwrite, start_from=from_, **watch)
         for name, table in read_feature_options(
             features or [], [party.name for party in run.parties]
@@ -259,11 +261,18 @@ def train(
             assert folder is not None
             NewItems(folder, run, name).set_features(table)
         if lift and "lift" not in run.metrics:
+            progress.clock = progress.clock or _plan(run.parties, run.config, lift=lift)
             _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
         if folder is not None:
             with report_to_track(run, folder, track) as files:
                 log_to.result(folder, run.metrics, files)
     _report(run, folder, training, output)
+
+
+def _plan(parties: Sequence[PartyData], config: Config, *, lift: bool) -> StepClock:
+    """Return a clock of all trainings of the command."""
+    names = [party.name for party in parties]
+    return StepClock(list_steps(names, config.for_parties(len(names)), lift=lift), len(names))
 
 
 @contextmanager

@@ -1,5 +1,14 @@
 """The package's errors. Each message is one line that says what is wrong and how to fix it."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from verfedgnn.core.option_names import option
+
+UNKNOWN_COLUMN = "..."
+"""Stands for the name of a column in a message."""
+
 
 class VerFedGNNError(Exception):
     """Base class of errors that a user can fix.
@@ -12,6 +21,31 @@ class VerFedGNNError(Exception):
 
 class DataError(VerFedGNNError, ValueError):
     """A file or table of ratings that cannot be used."""
+
+
+class MissingColumns(DataError):
+    """A table without the columns that are needed, or without those that were named."""
+
+    def __init__(self, what: str, columns: Mapping[str, str], advice: str = "") -> None:
+        naming = option("columns", columns)
+        guessed = UNKNOWN_COLUMN not in columns.values()
+        many = list(columns.values()).count(UNKNOWN_COLUMN) > 1
+        ask = (
+            f"did you mean {naming}?" if guessed else f"name {'them' if many else 'it'} with {naming}{advice}"
+        )
+        super().__init__(f"{what}; {ask}")
+        self.flags: tuple[str, ...] = (naming.removeprefix("--columns "),) if guessed else ()
+        """Values of `--columns` that mend the error; none if a column could not be guessed."""
+
+    @classmethod
+    def join(cls, errors: Sequence[MissingColumns]) -> MissingColumns:
+        """Return one error about several tables."""
+        joined = errors[0]
+        if len(errors) > 1:
+            joined.args = (" Also ".join(str(error).rstrip(".") + "." for error in errors),)
+            flags = [error.flags for error in errors]
+            joined.flags = tuple(flag for some in flags for flag in some) if all(flags) else ()
+        return joined
 
 
 class ConfigError(VerFedGNNError, ValueError):

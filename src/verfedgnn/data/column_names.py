@@ -1,10 +1,10 @@
 """Matching of a table's columns to roles such as user, item and rating, by common names or by the option `columns`."""
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
-from verfedgnn.core.errors import DataError
+from verfedgnn.core.errors import UNKNOWN_COLUMN, DataError, MissingColumns
 from verfedgnn.core.option_names import option
 
 RATING_ROLES = ("user", "item", "rating")
@@ -36,7 +36,23 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "behaviortype",
         "interaction",
     ),
-    "time": ("time", "timestamp", "ts", "date", "datetime", "unixreviewtime"),
+    "time": (
+        "time",
+        "timestamp",
+        "ts",
+        "date",
+        "datetime",
+        "unixreviewtime",
+        "when",
+        "dateadded",
+        "ratedat",
+        "ratedon",
+        "createdat",
+        "reviewdate",
+        "ratingdate",
+        "purchasedate",
+        "orderdate",
+    ),
     "title": ("title", "name", "itemtitle", "booktitle"),
     "category": ("category",),
     "genre": ("genre",),
@@ -65,7 +81,7 @@ def match_columns(
     source: str,
     advice: str = "",
 ) -> dict[str, str]:
-    """Return the name of the table's column for each role; raise `DataError` if a required role has no
+    """Return the name of the table's column for each role; raise `MissingColumns` if a required role has no
     column.
 
     Columns of ratings and events are matched only if they are required. `advice` is added to the suggested
@@ -83,6 +99,12 @@ def match_columns(
     missing = [role for role in required if role not in names and role not in wanted]
     _check_roles(wanted, (*ALIASES, *required, *keep), lacks=bool(absent or missing))
     if absent or missing:
+        left = [column for column in found if column not in names.values()]
+        guesses = _guess([role for role in (*wanted, *missing) if role not in names], left)
+        named = {role: names[role] for role in wanted if role in names}
+        named |= {
+            role: guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing) if role not in names
+        }
         lack = (
             f"{option('columns')} names {', '.join(absent)}, which does not exist"
             if absent
@@ -90,11 +112,27 @@ def match_columns(
         )
         shown = ", ".join(column[:30] for column in found[:12]) + (", ..." if len(found) > 12 else "")
         events = f"; {if_events()}" if missing == ["rating"] else ""
-        lacking = [role for role in wanted if wanted[role] not in found] or missing
-        named = "it" if len(lacking) == 1 else "them"
-        naming = f"name {named} with {option('columns', dict.fromkeys(lacking, '...'))}"
-        raise DataError(f"{source}: {lack}; its columns are: {shown}; {naming}{advice}{events}")
+        raise MissingColumns(f"{source}: {lack}; its columns are: {shown}", named, f"{advice}{events}")
     return names
+
+
+def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
+    """Return the columns that a reader may have meant: names like the usual ones, or the only column that is left."""
+    plain = {normalise_name(column): column for column in reversed(left)}
+    found: dict[str, str] = {}
+    for role in roles:
+        similar = [
+            name
+            for name in plain
+            if any(alias in name for alias in ALIASES.get(role, ()) if len(alias) > 3)
+            or get_close_matches(name, ALIASES.get(role, ()), 1, 0.75)
+        ]
+        if similar:
+            found[role] = plain.pop(similar[0])
+    open_roles = [role for role in roles if role not in found]
+    if len(plain) == 1 and open_roles in (["user"], ["item"]):
+        found[open_roles[0]] = next(iter(plain.values()))
+    return found
 
 
 def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool) -> None:
@@ -103,7 +141,7 @@ def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool
     Other keys name further item columns. They are mistakes if the table `lacks` a column.
     """
     for role, column in wanted.items():
-        near = difflib.get_close_matches(normalise_name(role), known, 1)
+        near = get_close_matches(normalise_name(role), known, 1)
         if role in known or role == column or not (near or lacks):
             continue
         swapped = [column] if normalise_name(column) in known else []

@@ -4,7 +4,7 @@ A source is usable exactly when `read_ratings` with the same options reads it. E
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import DataError
+from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import option
 from verfedgnn.data.checked_rows import CheckedRows, read_rows
 from verfedgnn.data.data_frames import as_ratings, read_columns
@@ -46,6 +46,8 @@ class CheckedSource:
     """Number of ratings of each of these users."""
     items: pa.Array
     """Distinct item ids."""
+    columns: tuple[str, ...] = ()
+    """Values of `--columns` that make an unreadable source readable, if they can be guessed."""
 
     @property
     def usable(self) -> bool:
@@ -118,6 +120,8 @@ def check_source(name: str, source: Any, *, now: int | None = None, **options: A
         }
         rows = read_rows(plain, required=required_columns(None), **opening)
         return _check_rows(name, redact(plain), rows, now, "first" if is_inter(plain) else "error", options)
+    except MissingColumns as error:
+        return replace(_unreadable(name, shown, error), columns=error.flags)
     except DataError as error:
         return _unreadable(name, shown, error)
 

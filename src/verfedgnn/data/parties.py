@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verfedgnn.core.errors import ConfigError, DataError
+from verfedgnn.core.errors import ConfigError, DataError, MissingColumns
 from verfedgnn.core.option_names import option, reading_table
 from verfedgnn.core.user_rule import UserRule, describe_rule, fewest_parties
 from verfedgnn.data.data_frames import as_ratings, tables_by_party
@@ -293,13 +293,20 @@ def read_parties(
         raise DataError(f"own names {unknown[0]!r}, which is no party; use {', '.join(sources)}")
     texts = reading.for_each(list(sources))
     tables = []
+    lacking: list[MissingColumns] = []
     for name, source in sources.items():
         given = {**options, **texts[name], **(own or {}).get(name, {})}
         if isinstance(source, str | Path):
             given["seed"] = seed
-        with reading_table(name if len(sources) > 1 else None):
-            table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
+        try:
+            with reading_table(name if len(sources) > 1 else None):
+                table = as_ratings(source, name=name, keep=() if by is None else (by,), **given)
+        except MissingColumns as error:
+            lacking.append(error)
+            continue
         tables.append(table if single else replace(table, name=name))
+    if lacking:
+        raise MissingColumns.join(lacking)
     found = (
         split_items(tables[0], parties, seed=seed, by=by) if single else parties_from_tables(tables, users)
     )

@@ -249,8 +249,7 @@ def make_ratings(
             notes=(*notes, note_left_out(int(gone.sum()), "no user, item or rating")),
             where=lambda row: at(int(kept[row])),
         )
-    for role, what in (("user", "have no user"), ("item", "have no item"), ("rating", NO_RATING)):
-        _refuse(absent[role], what, at, fill_in())
+    _refuse_missing(absent, at)
     _refuse(find_infinite(values), INFINITE, at, "correct or remove them")
     if not len(values):
         raise DataError(f"{name} has no ratings; give a table with at least one row")
@@ -289,14 +288,25 @@ def note_left_out(count: int, lack: str) -> str:
     return f"{format_count(count, 'row')} {'has' if count == 1 else 'have'} {lack}: left out"
 
 
+def _refuse_missing(absent: Mapping[str, Mask], at: Callable[[int], str]) -> None:
+    """Raise `DataError` that names every kind of missing value, with their numbers and first places."""
+    kinds = {"user": "have no user", "item": "have no item", "rating": NO_RATING}
+    texts = [_describe_rows(absent[role], what, at) for role, what in kinds.items() if absent[role].any()]
+    if texts:
+        raise DataError(f"{'; '.join(texts)}: {fill_in()}")
+
+
 def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None:
     """Raise `DataError` if any row is bad, with their number and the place of the first."""
     if bad.any():
-        count = int(bad.sum())
-        verb = what.replace("have", "has", 1) if count == 1 else what
-        raise DataError(
-            f"{format_count(count, 'row')} {verb}, the first in {at(int(bad.argmax()))}: {remedy}"
-        )
+        raise DataError(f"{_describe_rows(bad, what, at)}: {remedy}")
+
+
+def _describe_rows(bad: Mask, what: str, at: Callable[[int], str]) -> str:
+    """Return the number of bad rows and the place of the first."""
+    count = int(bad.sum())
+    verb = what.replace("have", "has", 1) if count == 1 else what
+    return f"{format_count(count, 'row')} {verb}, the first in {at(int(bad.argmax()))}"
 
 
 def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:

@@ -70,7 +70,9 @@ def quick_lift(run: Run) -> dict[str, Any] | None:
 
 def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
     """Evaluate the run's models of ratings and, if there are any, those of lists."""
-    return [_judge(each, _pooled_models(each, label, **options), **options) for each in _models(run)]
+    return [
+        _judge(each, _pooled_models(each, label, **options), label=label, **options) for each in _models(run)
+    ]
 
 
 def _models(run: Run) -> list[Run]:
@@ -86,11 +88,13 @@ def _add_weights(table: dict[str, Any], run: Run) -> dict[str, Any]:
     return table
 
 
-def _judge(run: Run, pooled: Sequence[PartyModel] | None, **options: Any) -> list[JudgedParty]:
+def _judge(
+    run: Run, pooled: Sequence[PartyModel] | None, *, label: str = "", **options: Any
+) -> list[JudgedParty]:
     """Evaluate the simple, alone, federated and, if there is one, pooled model of each party."""
     ranks = run.config.training.ranks
     prepared = run.prepared()
-    alone = run.alone or _alone_models(run, prepared, **options)
+    alone = run.alone or _alone_models(run, prepared, label, **options)
     elsewhere = count_other_parties(prepared)
     judged = []
     for p, party in enumerate(prepared):
@@ -105,13 +109,15 @@ def _judge(run: Run, pooled: Sequence[PartyModel] | None, **options: Any) -> lis
     return judged
 
 
-def _alone_models(run: Run, prepared: Sequence[Prepared], **options: Any) -> list[PartyModel]:
+def _alone_models(run: Run, prepared: Sequence[Prepared], label: str, **options: Any) -> list[PartyModel]:
     """Train each party alone, for a run without a gate, and return the mixtures that they would serve without the federation."""
+    of_lists = ", lists" if run.config.training.ranks else ""
     total = sum(len(party.train) for party in prepared)
     models = []
     for party in prepared:
         share = len(party.train) / max(1, total)
-        model = train_alone(party.party, party.parts, run.config, share, run.device, **options)
+        what = f"{label}{party.party.name} alone{of_lists}"
+        model = train_alone(party.party, party.parts, run.config, share, run.device, label=what, **options)
         models.append(gate_alone(party, model, ranks=run.config.training.ranks).model)
     return models
 

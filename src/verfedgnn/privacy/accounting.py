@@ -30,6 +30,8 @@ SIMULATED = (
 SECRET = "private: noise and batches derive from a secret that never leaves the party"
 WORTHLESS = 0.5
 """Smallest delta that is reported as no guarantee."""
+TOO_LARGE = 20.0
+"""Epsilon from which on a guarantee is said to protect nothing: it allows odds to change by a factor of e^20."""
 
 
 def privacy_report(
@@ -89,7 +91,7 @@ def _persons(
         whole = rating_epsilon(config, rounds=releases, validations=validations, delta=delta)
         return report | {
             "epsilon": whole,
-            "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every user",
+            "guarantee": f"epsilon {_name_epsilon(whole)} at delta {delta:g} for every user",
         }
     found = {
         each.name: person_report(config, each, rounds=releases, validations=validations) for each in parties
@@ -98,7 +100,7 @@ def _persons(
     for which in ("median", "largest"):
         worst = max((each[which] for each in found.values()), key=lambda person: person["epsilon"])
         ratings = worst["training"] + worst["validation"]
-        texts.append(f"epsilon {worst['epsilon']:,.3g} for {ratings:,} ratings ({which})")
+        texts.append(f"epsilon {_name_epsilon(worst['epsilon'])} for {ratings:,} ratings ({which})")
     return report | {
         "parties": found,
         "guarantee": f"for all ratings of one user at a party, {' and '.join(texts)}, at delta {delta:g}",
@@ -156,7 +158,7 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
         return report | {
             "per_round": {"epsilon": settings.epsilon, "delta": 0.0},
             "composed": _smaller(pure, events.compose_epsilon(sent, settings.delta), settings.delta),
-            "guarantee": f"epsilon = {settings.epsilon:g} per release, at worst {pure:g} over the run",
+            "guarantee": f"epsilon = {settings.epsilon:g} per release, at worst {_name_epsilon(pure)} over the run",
         }
     delta = min(1.0, 1 / settings.r)
     composed = events.compose_total_variation(sent)
@@ -167,6 +169,12 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
         "composed": {"epsilon": 0.0, "delta": composed},
         "guarantee": f"(0, {delta:.3g})-DP per release; composed over {releases:,} releases: {meaning} over the whole run",
     }
+
+
+def _name_epsilon(epsilon: float) -> str:
+    """Return an epsilon, with a remark if it is so large that it means nothing."""
+    text = f"{epsilon:,.0f}" if epsilon >= 100 else f"{epsilon:.3g}"
+    return f"{text} (so large that it protects nothing)" if epsilon >= TOO_LARGE else text
 
 
 def _smaller(pure: float, composed: float, delta: float) -> dict[str, float]:
@@ -193,7 +201,7 @@ def _single_ratings(config: Config, releases: int, validations: int) -> dict[str
                 delta + sampling_delta(config, rounds=releases, validations=validations, epsilon=whole),
             ),
         },
-        "guarantee": f"epsilon {whole:.3g} at delta {delta:g} for every {unit}, over all {releases:,} rounds, against "
+        "guarantee": f"epsilon {_name_epsilon(whole)} at delta {delta:g} for every {unit}, over all {releases:,} rounds, against "
         "anyone who sees the sums and the trained model",
     }
 
@@ -223,10 +231,14 @@ def _neighbourhoods(
             "guarantee": "none: the coordinator receives each party's neighbourhoods, the others receive their sum"
         }
     seen = (
-        "the coordinator sees the sum over all active parties, a party sees the sum over the others, "
-        "and nobody sees a single party's matrix"
+        "the coordinator sees the sum over all active parties, and a party sees the sum over the others "
+        "(with two parties, the other's own)"
     )
     if exchange.mode == "masked":
+        seen = (
+            "the coordinator sees the sum over all active parties, a party sees the sum over the others, "
+            "and nobody sees a single party's matrix"
+        )
         if "sums" in config.unprotected:
             seen = "none: sums over changing sets of parties can be solved for a single party's matrix"
         return report | {"guarantee": f"{seen}; these sums are exact: no differential privacy"}
@@ -241,7 +253,7 @@ def _neighbourhoods(
         "neighbouring": "two matrices of one party that differ in one user's row of neighbourhoods (at most row_clip in l2) and means",
         "per_round": {"epsilon": one, "delta": delta},
         "composed": {"epsilon": whole, "delta": delta},
-        "guarantee": f"{seen}; for a user's row, epsilon {one:.3g} at delta {delta:g} per release and {whole:.3g} over "
+        "guarantee": f"{seen}; for a user's row, epsilon {one:.3g} at delta {delta:g} per release and {_name_epsilon(whole)} over "
         f"{exchanges:,} releases",
     }
 

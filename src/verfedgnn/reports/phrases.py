@@ -34,6 +34,15 @@ def format_size(count: float) -> str:
     return f"{count / 1000:,.1f} GB"
 
 
+def total_bytes(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the bytes up, down, and per party and round of all trainings of a run: ratings and, if there are any, lists."""
+    parts = [metrics, metrics["lists"]] if "lists" in metrics else [metrics]
+    rounds = sum(part["rounds"] for part in parts)
+    found = {way: sum(part["bytes"][way] for part in parts) for way in ("up", "down")}
+    each = sum(part["bytes"]["per_party_per_round"] * part["rounds"] for part in parts)
+    return found | {"per_party_per_round": each / max(1, rounds)}
+
+
 def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
     """Return sentences about parties whose lists do not reach the most popular items; None if there are none."""
     name = next((key for key in metrics["test"] if key.startswith("ndcg@")), "")
@@ -47,7 +56,7 @@ def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
             clearly = clearly or found < (1 - CLEAR_LOSS) * popular
     if not worse:
         return None
-    named = "; ".join(worse[:5]) + (f"; and {len(worse) - 5} more parties" if len(worse) > 5 else "")
+    named = "; ".join(worse[:5]) + (f"; and {len(worse) - 5} more" if len(worse) > 5 else "")
     compared = "worse" if clearly else "no better"
     text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:

@@ -12,40 +12,50 @@ from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from verfedgnn.reports.console import drawable, error_console
 from verfedgnn.reports.phrases import format_duration, format_size
 
 if TYPE_CHECKING:
+    from verfedgnn.reports.training_steps import StepClock
     from verfedgnn.training.progress import Progress as RoundEvent
     from verfedgnn.training.progress import Watcher
 
+STEP_SECONDS = 10.0
+"""Fewest seconds between two lines about a training that is one of many."""
 REFRESH_SECONDS = 0.2
 """Seconds between two updates of a bar in a notebook."""
 
 
 class RoundProgress:
-    """A progress bar of a training: round, validation error, bytes and time left. In a file it prints ten lines."""
+    """A progress bar of a training: round, validation error, bytes and time left. In a file it prints lines.
+
+    With a clock, each training has its place among all of the command, and the time left is that of the whole command.
+    """
 
     def __init__(self, *, hidden: bool, unit: str = "rounds", transient: bool = False) -> None:
         self.console = error_console()
         self.unit = unit
         self.hidden = hidden
+        self.clock: StepClock | None = None
         seen = not hidden and drawable(self.console)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[left]}"),
             console=self.console,
             transient=transient,
             disable=not seen,
         )
         self.plain = not hidden and not seen
         self.tasks: dict[str, TaskID] = {}
+        self.last = ""
+        """The line of the current training that is printed when it ends."""
         self.printed = 0
+        self.printed_at = 0.0
         self.began = 0.0
         self.first = 0.0
         self.valid = ""
@@ -60,17 +70,22 @@ class RoundProgress:
         self.bar.stop()
 
     def _close(self) -> None:
-        """Fill the bar of a training that stopped before its last round."""
+        """Fill the bar of a training that stopped before its last round, and print its last line."""
         for task in self.bar.tasks:
-            if not task.finished:
-                self.bar.update(
-                    task.id, total=task.completed, note=f"{task.fields['note']} (no longer improving)".strip()
-                )
+            early = "" if task.finished else " (no longer improving)"
+            self.bar.update(
+                task.id, total=task.completed, note=f"{task.fields['note'].rstrip()}{early}".strip(), left=""
+            )
+            if self.last and task.id == list(self.tasks.values())[-1]:
+                self._print(f"{self.last}{early}")
+        self.last = ""
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
-        if not self.hidden:
-            self.console.print(text, markup=False, soft_wrap=True)
+        if self.last and self.plain:
+            self._print(self.last)
+            self.last = ""
+        self._print(text)
 
     def round(self, event: RoundEvent) -> None:
         """Show a finished round of a training."""
@@ -84,24 +99,41 @@ class RoundProgress:
 
     def step(self, label: str, done: float, total: int, note: str = "") -> None:
         """Show that `done` of `total` steps of the task `label` are finished."""
+        name = label if self.clock is None else self.clock.describe(label)
         if label not in self.tasks:
             self._close()
-            self.tasks[label] = self.bar.add_task(escape(label), total=total, note=note)
+            self.tasks[label] = self.bar.add_task(escape(name), total=total, note=note, left="")
             self.printed = 0
             self.began = time.monotonic()
             self.first = done
-        self.bar.update(self.tasks[label], completed=done, note=note)
+        if self.clock is not None:
+            self.clock.report(label, done)
+        seconds = self._seconds_left(done, total)
+        what = "left" if self.clock is None else "left in all"
+        left = "" if seconds is None else f"about {format_duration(seconds)} {what}"
+        self.bar.update(self.tasks[label], completed=done, note=note, left=left)
+        if not self.plain:
+            return
         tenth = int(10 * done // total)
-        if self.plain and (tenth > self.printed or done == total):
+        line = f"{name}: {done:.0f}/{total} {self.unit}  {note}".rstrip()
+        self.last = line
+        late = self.clock is None or time.monotonic() - self.printed_at >= STEP_SECONDS
+        if tenth > self.printed and done < total and late:
             self.printed = tenth
-            spent = time.monotonic() - self.began
-            known = self.first < done < total and spent > 1
-            left = (
-                f"  about {format_duration(spent * (total - done) / (done - self.first))} left"
-                if known
-                else ""
-            )
-            self.line(f"{label}: {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
+            self.printed_at = time.monotonic()
+            self._print(f"{line}  {left}".rstrip())
+
+    def _seconds_left(self, done: float, total: float) -> float | None:
+        """Return the seconds left for the command or, without a clock, for the task; None if they are unknown."""
+        if self.clock is not None:
+            return self.clock.seconds_left(done, total)
+        spent = time.monotonic() - self.began
+        known = self.first < done < total and spent > 1
+        return spent * (total - done) / (done - self.first) if known else None
+
+    def _print(self, text: str) -> None:
+        if not self.hidden:
+            self.console.print(text, markup=False, soft_wrap=True)
 
 
 class NotebookProgress(RoundProgress):

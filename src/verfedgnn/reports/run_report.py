@@ -1,4 +1,4 @@
-"""The report of a run: verdict, accuracy, lift, overlap, gates, training, traffic, privacy, largest errors and configuration."""
+"""The report of a run: verdict, accuracy, lift, overlap, gates, training, traffic, who sees what, guarantees and configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from verfedgnn.core.version import installed_version
 from verfedgnn.evaluation.lift import quick_lift
+from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.document import Code, Document, Heading, Paragraph, Picture, Table, picture
 from verfedgnn.reports.lift_report import add_lift, add_verdict
 from verfedgnn.reports.lift_view import GATE_HEADER, GATE_NOTE, gate_rows
-from verfedgnn.reports.phrases import format_metric, format_size, warn_of_lists
+from verfedgnn.reports.phrases import format_metric, format_size, total_bytes, warn_of_lists
 from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.reports.svg_charts import POINT_COLOUR, WAYS, Bars, draw_bars, draw_lines
 from verfedgnn.runs.party_model import PartyModel
@@ -29,16 +30,16 @@ LARGEST_ERRORS = 15
 
 @contextmanager
 def report_to_track(run: Run, folder: Path, tracker: str) -> Iterator[list[Path]]:
-    """Return the files of a report without ids of users and items, for a tracking tool; none without a tool."""
+    """Return the files of a report for a tracking tool; none without a tool."""
     if tracker == "none":
         yield []
         return
     with TemporaryDirectory() as place:
-        yield list(run_document(run, folder.resolve().name, ids=False).write(Path(place), "report"))
+        yield list(run_document(run, folder.resolve().name).write(Path(place), "report"))
 
 
-def run_document(run: Run, name: str, *, ids: bool = True) -> Document:
-    """Build the report of a run; without `ids`, it names no users and items."""
+def run_document(run: Run, name: str, *, errors: bool = False) -> Document:
+    """Build the report of a run. It names no user and no item, unless the largest `errors` are asked for."""
     metrics = run.metrics
     document = Document(f"Run {name}")
     lift = metrics.get("lift") or quick_lift(run)
@@ -51,10 +52,17 @@ def run_document(run: Run, name: str, *, ids: bool = True) -> Document:
     _add_gates(document, metrics)
     document.add(Heading("Training"), *training_curves(run))
     _add_traffic(document, run)
+    document.add(
+        Heading("Who sees what"),
+        Paragraph(
+            "What leaves a party during training, and who sees it. `verfedgnn audit` attacks the run as each of them could."
+        ),
+        Table(HEADER, who_sees_what(run.config, len(metrics["parties"])), "Who sees what"),
+    )
     add_guarantees(document, metrics["privacy"])
     if "lists" in metrics:
         add_guarantees(document, metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
-    if ids:
+    if errors:
         _add_largest_errors(document, run)
     versions = ", ".join(f"{name} {version}" for name, version in metrics["environment"].items())
     document.add(
@@ -103,7 +111,8 @@ def accuracy_table(metrics: Mapping[str, Any]) -> Table:
 
 
 def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
-    traffic = metrics["bytes"]
+    traffic = total_bytes(metrics)
+    both = " in both trainings" if "lists" in metrics else ""
     warning = warn_of_lists(metrics)
     document.add(
         Heading("Accuracy"),
@@ -115,25 +124,34 @@ def _add_accuracy(document: Document, metrics: dict[str, Any]) -> None:
         ),
         Paragraph(
             f"Training took {metrics['rounds']:,} rounds and {metrics['seconds']:.0f} s. The model of round "
-            f"{metrics['best_round']:,} was kept, because it was best on the validation part. The parties sent "
-            f"{format_size(traffic['up'])} and received {format_size(traffic['down'])}, or "
-            f"{format_size(traffic['per_party_per_round'])} per party and round."
+            f"{metrics['best_round']:,} was kept, because it was best on the validation part."
         ),
         Paragraph(_describe_lists(metrics["lists"])) if "lists" in metrics else None,
+        Paragraph(
+            f"The parties sent {format_size(traffic['up'])} and received {format_size(traffic['down'])}{both}, or "
+            f"{format_size(traffic['per_party_per_round'])} per party and round."
+        ),
     )
 
 
 def _describe_lists(lists: dict[str, Any]) -> str:
-    traffic = lists["bytes"]
+    traffic = sum(lists["bytes"][way] for way in ("up", "down"))
     return (
         f"A second model orders lists. Its training took {lists['rounds']:,} rounds and {lists['seconds']:.0f} s, and the "
-        f"model of round {lists['best_round']:,} was kept. The parties sent {format_size(traffic['up'])} and received "
-        f"{format_size(traffic['down'])} for it."
+        f"model of round {lists['best_round']:,} was kept. {format_size(traffic)} of the bytes below are its own."
     )
 
 
 def training_curves(run: Run) -> list[Picture | None]:
-    """Return charts of the validation error by round and by traffic."""
+    """Return charts of the validation metric by round, for ratings and for lists, then by traffic."""
+    parts = [_draw_curves(run, "curve")]
+    if run.lists is not None:
+        parts.append(_draw_curves(run.lists, "curve-lists"))
+    return [chart for kind in zip(*(part for part in parts if part), strict=True) for chart in kind]
+
+
+def _draw_curves(run: Run, file: str) -> list[Picture | None]:
+    """Return the charts of one training, by round and by traffic."""
     name = next((key for key in (run.history[0] if run.history else {}) if key.startswith("valid_")), None)
     if name is None:
         return []
@@ -147,7 +165,7 @@ def training_curves(run: Run) -> list[Picture | None]:
     colours = {metric: WAYS["federated"]}
     return [
         picture(
-            "curve",
+            file,
             by_round,
             draw_lines(
                 by_round,
@@ -159,7 +177,7 @@ def training_curves(run: Run) -> list[Picture | None]:
             ),
         ),
         picture(
-            "curve-traffic",
+            f"{file}-traffic",
             by_traffic,
             draw_lines(
                 by_traffic,
@@ -219,11 +237,12 @@ MESSAGES = {
 
 
 def sum_traffic(run: Run) -> list[tuple[str, str, int, int]]:
-    """Return the message kind, direction, number of messages and bytes of all traffic, largest first."""
+    """Return the message kind, direction, number of messages and bytes of all trainings' traffic, largest first."""
+    ledger = run.ledger if run.lists is None else run.ledger.joined(run.lists.ledger)
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for (kind, way, _), amount in run.ledger.bytes.items():
+    for (kind, way, _), amount in ledger.bytes.items():
         totals[kind, way][0] += amount
-    for (kind, way, _), count in run.ledger.messages.items():
+    for (kind, way, _), count in ledger.messages.items():
         totals[kind, way][1] += count
     directions = {"up": "to the coordinator", "down": "to parties"}
     rows = [
@@ -240,7 +259,7 @@ def _add_traffic(document: Document, run: Run) -> None:
         [kind, way, f"{count:,}", format_size(amount), f"{amount / total:.1%}"]
         for kind, way, count, amount in traffic
     ]
-    title = "Bytes by message and direction"
+    title = "Bytes by message and direction" + ("" if run.lists is None else ", both trainings")
     bars = [
         Bars(f"{kind} {way}", [amount], format_size(amount)) for kind, way, _, amount in traffic if amount
     ]
@@ -261,7 +280,7 @@ def _add_largest_errors(document: Document, run: Run) -> None:
     document.add(
         Heading("Largest errors"),
         Paragraph(
-            "The test ratings with the largest errors. This table names users and items, so store the report as "
+            "The test ratings with the largest errors. This table was asked for with `--errors`. It names users and items, so store the report as "
             "carefully as the ratings."
         ),
         Table(["party", "user", "item", "rating", "predicted"], worst),

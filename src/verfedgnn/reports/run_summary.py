@@ -10,12 +10,12 @@ from verfedgnn.runs.run import Run
 
 
 def run_html(run: Run) -> str:
-    """Return the verdict, the accuracy of each party and the learning curve as HTML for a notebook.
+    """Return the verdict, the accuracy of each party and the learning curves as HTML for a notebook.
 
     The verdict is that of `run.metrics["lift"]` or, as in the report, of the models that the run holds. Nothing is trained.
     """
     document = Document("Run")
     document.add(Paragraph(describe_data(run)))
     add_verdict(document, run.metrics.get("lift") or quick_lift(run))
-    document.add(accuracy_table(run.metrics), *training_curves(run)[:1])
+    document.add(accuracy_table(run.metrics), *training_curves(run)[: 1 if run.lists is None else 2])
     return document.fragment()

@@ -13,8 +13,8 @@ from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.lift import simple_model
 from verfedgnn.evaluation.verdict import NO, YES, deciding_figures, headline, narrow_lift, verdict
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
-from verfedgnn.reports.phrases import format_size, warn_of_lists
-from verfedgnn.reports.privacy_card import list_assumptions, list_guarantees
+from verfedgnn.reports.phrases import format_size, total_bytes, warn_of_lists
+from verfedgnn.reports.privacy_card import list_all_guarantees, list_assumptions
 from verfedgnn.reports.run_report import sum_traffic
 from verfedgnn.runs.run_evaluation import judge_lists
 from verfedgnn.serving.catalogue import ALONE, IMAGE, Catalogue
@@ -59,7 +59,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "columns": _list_values(party.table.columns),
             }
         )
-    cost = metrics["bytes"]
+    cost = total_bytes(metrics)
     return {
         "name": catalogue.name,
         "preset": run.config.base,
@@ -95,8 +95,8 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
             for kind, way, count, amount in sum_traffic(run)
         ],
         "privacy": {
-            "visibility": {"columns": HEADER, "rows": who_sees_what(run.config)},
-            "guarantees": list_guarantees(metrics["privacy"]),
+            "visibility": {"columns": HEADER, "rows": who_sees_what(run.config, len(metrics["parties"]))},
+            "guarantees": list_all_guarantees(metrics),
             "assumptions": list_assumptions(metrics["privacy"]),
         },
     }

@@ -38,9 +38,8 @@ def train_alone(
     """
     known = np.unique(data.ratings.user).astype(np.int64)
     own = PartyData(data.name, data.ratings.select_users(known))
-    renamed = (
-        None if watch is None else lambda event: watch(replace(event, label=label or f"{data.name} alone"))
-    )
+    name = f"{data.name} alone, lists" if config.training.ranks else f"{data.name} alone"
+    renamed = None if watch is None else lambda event: watch(replace(event, label=label or name))
     solo = solo_config(home_config(config), share)
     (model,) = (
         TrainingLoop(prepare([own], solo, device, [parts]), solo, stack=stack).run(renamed, stop).models

@@ -107,7 +107,10 @@ class TrainingLoop:
                 raise Interrupted(
                     f"stopped after round {closed.round} of {coordinator.rounds}", resume_hint(self.folder)
                 )
-        return self._trained(self.runtime.finish())
+        finished = self.runtime.finish()
+        if watch is not None:
+            watch(self._progress(coordinator.round, None))  # with the bytes of the last messages
+        return self._trained(finished)
 
     def _progress(self, round: int, error: float | None) -> Progress:
         judged = self.config.training.judged

@@ -35,15 +35,15 @@ class Attacker:
 
 ATTACKERS = {
     "party": Attacker(
-        "one party", "fake accounts at another party, one item each; or its item embeddings (an insider)",
+        "a party with fake accounts", "fake accounts at another party, one item each; or its item embeddings (an insider)",
         "which items the other party's users have there", "party,",
     ),
     "colluders": Attacker(
-        "all parties but one, colluding", "the same, and each other's messages",
-        "which items the last party's users have there", "colluders,",
+        "all other parties together", "the same, and each other's messages",
+        "which items the remaining party's users have there", "colluders,",
     ),
     "overlap": Attacker(
-        "one party, about its own users", "the sums that it receives in training, without its own part",
+        "a party that only takes part", "the sums that it receives in training, without its own part",
         "which of its users are at other parties",
     ),
     "coordinator": Attacker("the coordinator", "the gradients it receives, recorded over many rounds", "who has ratings at which party"),
@@ -97,6 +97,23 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
     return reached
 
 
+def summarise_findings(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the headline of one variant's findings, and who learns what in words."""
+    reached = strongest(found)
+    leaks = [
+        f"{ATTACKERS[r.attacker].title} learns {ATTACKERS[r.attacker].learns}" for r in reached if r.learnt
+    ]
+    if not leaks:
+        return (
+            "No attack learnt more than a guess.",
+            "Attacks are lower bounds; only guarantees hold against everybody.",
+        )
+    return (
+        f"{len(leaks)} of {len(reached)} attackers learnt more than a guess.",
+        f"{_capitalize('; '.join(leaks))}.",
+    )
+
+
 def audit_document(audit: Audit) -> Document:
     """Build the report: findings with their assumptions, and what to change."""
     run = audit.run
@@ -109,7 +126,9 @@ def audit_document(audit: Audit) -> Document:
         Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} users, trained for "
                   f"{run.metrics['rounds']:,} rounds with a test RMSE of {_format_rmse(run.metrics['test']['rmse'])}. This report says what each participant could learn."),
     )  # fmt: skip
-    document.add(Heading("Who sees what"), Table(HEADER, who_sees_what(run.config), "Who sees what"))
+    document.add(
+        Heading("Who sees what"), Table(HEADER, who_sees_what(run.config, len(run.parties)), "Who sees what")
+    )
     add_guarantees(document, run.metrics["privacy"])
     _attacks(document, audit)
     _changes(document, audit)
@@ -125,7 +144,7 @@ def _add_verdict(document: Document, found: Mapping[str, Any]) -> None:
          "yes" if r.learnt else "no"]
         for r in reached
     ]  # fmt: skip
-    leaks = [f"{ATTACKERS[r.attacker].title}: {ATTACKERS[r.attacker].learns}" for r in reached if r.learnt]
+    headline, text = summarise_findings(found)
     title = "The strongest attack of each attacker, next to a guess without an attack"
     bars = [
         Bars(
@@ -136,9 +155,7 @@ def _add_verdict(document: Document, found: Mapping[str, Any]) -> None:
         for r in reached
     ]
     document.add(
-        Banner("bad", f"{len(leaks)} of {len(reached)} attackers learnt more than a guess.", f"{_capitalize('; '.join(leaks))}.")
-        if leaks
-        else Banner("good", "No attack learnt more than a guess.", "Attacks are lower bounds; only guarantees hold against everybody."),
+        Banner("bad" if any(r.learnt for r in reached) else "good", headline, text),
         Table(["attacker", "tries to learn", "figure", "strongest attack", "guess", "more than a guess"], rows, title, LEARNT_TONES),
         Paragraph("F1: the harmonic mean of precision and recall, 1 if all items are found. AUC: 0.5 is a coin toss, 1 is certainty."),
         picture("attacks", title, draw_bars(title, bars, {"attack": BAD_COLOUR, "guess": UNCLEAR_COLOUR}, most=1)),

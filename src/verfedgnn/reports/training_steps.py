@@ -1,0 +1,94 @@
+"""The trainings that one `train` command runs, in order, and the time left for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from verfedgnn.config import Config
+
+_NEW = "newcomers, "
+"""Beginning of the names of the trainings without the ratings of newcomers."""
+_LISTS = 4.0
+"""Time of a training of lists, in trainings of ratings; measured on three small shops."""
+_POOLED = 0.5
+"""Time of a training on pooled data, in federated trainings."""
+
+
+def list_steps(parties: Sequence[str], config: Config, *, lift: bool) -> list[str]:
+    """Return the names of all trainings of a command, as progress reports call them."""
+    loops = ["lists"] if config.training.ranks else ["federation", "lists"][: 1 + config.trains_lists]
+    alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
+    pooled = ["pooled lists" if loop == "lists" else "pooled" for loop in loops]
+    gate = config.training.gate
+    steps = [*loops, *(alone if gate else [])]
+    if not lift:
+        return steps
+    judged = [*pooled, *([] if gate else alone)]
+    new = [f"{_NEW}{step}" for step in judged]
+    if config.split.kind == "newcomers":
+        return steps + new
+    return steps + judged + [f"{_NEW}{step}" for step in steps] + new
+
+
+class StepClock:
+    """Measures the trainings of a command and estimates the time that is left for all of them.
+
+    A training without the ratings of newcomers takes as long as the same training with them. Other trainings are estimated from
+    those that are finished, or from the current one, by the usual ratio of their times.
+    """
+
+    def __init__(self, steps: Sequence[str], parties: int) -> None:
+        self.steps = list(steps)
+        self.weights = {step: _weigh(step, parties) for step in steps}
+        self.spent: dict[str, float] = {}
+        self.current = ""
+        self.began = 0.0
+        self.first = 0.0
+
+    def report(self, step: str, done: float, now: float | None = None) -> None:
+        """Note that `done` rounds of a step are finished."""
+        moment = time.monotonic() if now is None else now
+        if step != self.current:
+            if self.current:
+                self.spent[self.current] = moment - self.began
+            self.current = step
+            self.began = moment
+            self.first = done
+
+    def seconds_left(self, done: float, total: float, now: float | None = None) -> float | None:
+        """Return the estimated seconds until all steps are finished; None in the first moments."""
+        elapsed = (time.monotonic() if now is None else now) - self.began
+        if self.current not in self.weights or (elapsed < 1 and not self.spent):
+            return None
+        share = (done - self.first) / max(1, total - self.first)
+        whole = self.spent.get(self.current.removeprefix(_NEW))
+        if whole is None:
+            whole = elapsed / share if share else self._unit() * self.weights[self.current]
+        known = sum(self.weights[step] for step in self.spent if step in self.weights)
+        unit = self._unit() if known else whole / self.weights[self.current]
+        later = self.steps[self.steps.index(self.current) + 1 :]
+        rest = sum(self.spent.get(step.removeprefix(_NEW), unit * self.weights[step]) for step in later)
+        return max(0.0, whole - elapsed) + rest
+
+    def describe(self, step: str) -> str:
+        """Return the place of a step, such as `step 3 of 20, books alone`."""
+        if step not in self.weights:
+            return step
+        return f"step {self.steps.index(step) + 1} of {len(self.steps)}, {step}"
+
+    def _unit(self) -> float:
+        """Return the seconds of a federated training of ratings, estimated from the finished steps."""
+        known = [step for step in self.spent if step in self.weights]
+        weight = sum(self.weights[step] for step in known)
+        return sum(self.spent[step] for step in known) / weight if weight else 0.0
+
+
+def _weigh(step: str, parties: int) -> float:
+    name = step.removeprefix(_NEW)
+    lists = _LISTS if name.endswith("lists") else 1.0
+    if name.startswith("pooled"):
+        return lists * _POOLED
+    return lists if name in ("federation", "lists") else lists / parties

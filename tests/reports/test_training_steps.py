@@ -1,0 +1,42 @@
+"""The plan of a command's trainings, and the time left for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+import verfedgnn as vf
+from verfedgnn.reports.training_steps import StepClock, list_steps
+from verfedgnn.training.progress import Progress
+
+SHOPS = ["film", "book", "album"]
+
+
+def test_the_plan_names_every_training_that_runs() -> None:
+    """The names are those of the progress reports of a real training with its lift."""
+    parties = vf.split_items(vf.data.synthetic_ratings(users=60, items=30, ratings=900, seed=2), parties=2)
+    names = [party.name for party in parties]
+    for values in ({}, {"gate": False}, {"split.kind": "newcomers"}, {"lists": False}):
+        config = vf.Config.preset("best").with_values({"epochs": 1, "dim": 2} | values)
+        events: list[Progress] = []
+        run = vf.train(parties, config, watch=events.append)
+        assert [*dict.fromkeys(event.label for event in events)] == list_steps(names, config, lift=False)
+        vf.lift(run, watch=events.append)
+        assert {event.label for event in events} == set(list_steps(names, config, lift=True))
+    assert len(list_steps(SHOPS, vf.Config.preset("best"), lift=True)) == 20
+
+
+def test_the_time_left_is_that_of_all_trainings() -> None:
+    steps = list_steps(SHOPS, vf.Config.preset("best"), lift=True)
+    clock = StepClock(steps, 3)
+    clock.report("federation", 1, now=0)
+    assert clock.seconds_left(1, 101, now=0.5) is None
+    first = clock.seconds_left(51, 101, now=10)
+    assert first == pytest.approx(10 + 20 * (sum(clock.weights.values()) - 1))
+    now = 20.0
+    for step in steps[1:10]:
+        clock.report(step, 1, now=now)
+        now += 20 * clock.weights[step]
+    assert clock.describe(steps[10]) == "step 11 of 20, newcomers, federation"
+    clock.report(steps[10], 1, now=now)
+    measured = sum(clock.spent.values())
+    assert clock.seconds_left(1, 101, now=now) == pytest.approx(measured)  # the second half repeats the first
