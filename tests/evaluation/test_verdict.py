@@ -73,7 +73,7 @@ def check_sentences(text: str) -> list[str]:
     assert not re.search(r"None|nan|  | ,|\.\.|\(\)|\{|\}", text), text
     sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
     for sentence in sentences:
-        assert re.match(r"[A-Z].*[a-z0-9)]\.$", sentence), sentence
+        assert re.match(r"[A-Z].*[a-z0-9)`]\.$", sentence), sentence
         assert sentence.count("(") == sentence.count(")"), sentence
     return sentences
 
@@ -188,7 +188,7 @@ def test_a_close_verdict_asks_for_other_seeds() -> None:
     text = summarise(found)
     check_sentences(text)
     assert "close: predicted ratings for known customers at shop0." in text
-    assert "seed=1 and seed=2" in text
+    assert "`seed=1` and `seed=2`" in text
 
 
 def test_no_difference_is_called_so() -> None:

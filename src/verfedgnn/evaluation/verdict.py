@@ -296,7 +296,7 @@ def _describe_close(lift: Mapping[str, Any]) -> str | None:
     if not close:
         return None
     is_are = "This verdict is" if len(close) == 1 else "These verdicts are"
-    seeds = f"{option('seed', 1)} and {option('seed', 2)}"
+    seeds = f"`{option('seed', 1)}` and `{option('seed', 2)}`"
     return (
         f"{is_are} close: {join_names(close)}. One seed is one draw of the test ratings; repeat with {seeds}."
     )

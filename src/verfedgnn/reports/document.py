@@ -22,7 +22,8 @@ from verfedgnn.reports.svg_charts import standalone
 Tone = Literal["good", "bad", "unclear"]
 _NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to)*")
 """A cell that is a number: with a sign, a unit or an interval."""
-_EMPTY = ("", "-", "–")
+_EMPTY = ("", "-", "–", "no difference")
+"""Cells without a number in a column of numbers."""
 
 
 @dataclass(frozen=True)
@@ -195,5 +196,5 @@ def _make_environment() -> Environment:
 def _render_inline(text: str) -> Markup:
     """Return escaped text in which **bold** and `code` are marked up, and per cent signs stay with their numbers."""
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
-    safe = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", safe)
+    safe = re.sub(r"(?<=\d) %", "&nbsp;%", safe)  # the character itself would not be printable
     return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe))

@@ -20,7 +20,6 @@ from verfedgnn.reports.document import (
 )
 from verfedgnn.reports.lift_view import (
     MEASURES,
-    PARTY_HEADER,
     PAYS_TONES,
     SHORT_HEADER,
     SHORT_NOTE,
@@ -28,7 +27,7 @@ from verfedgnn.reports.lift_view import (
     band,
     group_tables,
     halves,
-    party_rows,
+    party_lines,
     readable_tables,
     short_rows,
 )
@@ -69,7 +68,7 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
     tone: Tone = tones.get(verdict(lift), "unclear")
     document.add(
         Banner(tone, headline(lift), deciding_figures(lift)),
-        Table(PARTY_HEADER, party_rows(lift), "The verdict of each party", PAYS_TONES),
+        Points(party_lines(lift)),
         Table(SHORT_HEADER, short_rows(lift), "The lift of all parties together", PAYS_TONES),
         Paragraph(SHORT_NOTE),
         Points(list_points(lift)),

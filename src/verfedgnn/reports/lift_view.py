@@ -26,8 +26,8 @@ _COLUMNS = (
     f"cannot tell: the interval includes 0, or there are fewer than {FEWEST_USERS} users."
 )
 _POOLED_NOTE = (
-    "pooled is worse than {simple} here. It is one model by itself, without the mixture with {simple} that a party serves, "
-    "and customers with few ratings at many items teach it little."
+    "pooled is worse than {simple} here: it is a single model that is not mixed with {simple}, and customers with few ratings "
+    "of many items teach it little."
 )
 
 
@@ -66,12 +66,9 @@ class LiftTable:
         return [name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]]
 
 
-PARTY_HEADER = ["party", "for whom and by how much", "pays"]
-
-
-def party_rows(lift: Mapping[str, Any]) -> list[list[str]]:
-    """Return the name, the gains in words and the verdict of each party."""
-    return [[party.name, party.text, party.pays] for party in party_verdicts(lift)]
+def party_lines(lift: Mapping[str, Any]) -> list[str]:
+    """Return the name, the verdict and the gains of each party as a line."""
+    return [f"**{party.name}: {party.pays}.** {party.text}." for party in party_verdicts(lift)]
 
 
 SHORT_HEADER = ["all parties together", "users", "simple", "alone", "federated", "gain", "pays"]
