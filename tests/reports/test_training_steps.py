@@ -40,3 +40,8 @@ def test_the_time_left_is_that_of_all_trainings() -> None:
     clock.report(steps[10], 1, now=now)
     measured = sum(clock.spent.values())
     assert clock.seconds_left(1, 101, now=now) == pytest.approx(measured)  # the second half repeats the first
+    late = clock.seconds_left(51, 101, now=now + 40)
+    assert late is not None
+    assert (
+        late > 40 + measured - 25
+    )  # a training that takes longer than the first one has half of its rounds left

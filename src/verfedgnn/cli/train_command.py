@@ -317,6 +317,8 @@ def _report(run: Run, folder: Path | None, words: TrainingWords | None, output: 
     metrics = run.metrics
     lift = lift_texts(metrics["lift"]) if "lift" in metrics else []
     output.result(metrics, *lift, run_table(metrics), gate_table(metrics))
+    if lift and folder is not None:
+        output.remark(f"tables by group of customers for each party: {folder / 'lift' / 'lift.html'}")
     if folder is None:
         output.remark("not saved; pass --out RUN to keep the run")
     show_run_findings(output, run, folder, words)

@@ -316,7 +316,8 @@ def _advise(lift: Mapping[str, Any]) -> str:
     """Return sentences that recommend what to do next."""
     tables = judged_tables(lift)
     gains = {customers for customers, table in tables if table["overall"]["pays"] == YES}
-    gains |= {customers for party in party_verdicts(lift) for customers in party.gainers}
+    parties = party_verdicts(lift)
+    gains |= {customers for party in parties for customers in party.gainers}
     gated = any("gate" in row for row in lift["parties"])
     if "newcomers" not in lift:
         judge = f"newcomers are judged by `verfedgnn train` with {option('lift', True)}."
@@ -324,7 +325,9 @@ def _advise(lift: Mapping[str, Any]) -> str:
     if gains == {KNOWN, NEW}:
         return "Join, and serve what the gate has chosen for each party." if gated else "Join."
     if gains == {NEW}:
-        return f"Join for the newcomers. {_describe_weights(lift)}"
+        winners = [party.name for party in parties if party.gainers]
+        whose = f" of {join_names(winners)}" if 0 < len(winners) < len(parties) else ""
+        return f"Join for the newcomers{whose}. {_describe_weights(lift)}"
     if gains == {KNOWN}:
         return "Join; newcomers gain nothing yet, so look again when more customers are shared."
     found = "does not pay" if verdict(lift) == NO else "shows no clear gain"

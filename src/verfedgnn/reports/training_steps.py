@@ -65,7 +65,7 @@ class StepClock:
             return None
         share = (done - self.first) / max(1, total - self.first)
         whole = self.spent.get(self.current.removeprefix(_NEW))
-        if whole is None:
+        if whole is None or whole <= elapsed:
             whole = elapsed / share if share else self._unit() * self.weights[self.current]
         known = sum(self.weights[step] for step in self.spent if step in self.weights)
         unit = self._unit() if known else whole / self.weights[self.current]
