@@ -337,9 +337,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(command: Command, tmp_path: Path,
     assert code == 2
     assert out == ""
     lines = [line for line in err.splitlines() if not line.startswith(("10 parties", "3 parties"))]
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    assert remedy in err
+    error, *rest = lines
+    assert error.startswith("error: ")
+    assert remedy in error
+    assert len(rest) == (case == "missing columns")  # the command that mends it
+    assert all(line.startswith("next: ") and line.endswith("--columns item=thing") for line in rest)
     assert not out_folder.exists(), "nothing half-written"
 
 
