@@ -31,6 +31,7 @@ class Attacker:
     needs: str
     learns: str
     names: str = ""
+    verb: str = "learns"
 
 
 ATTACKERS = {
@@ -40,7 +41,7 @@ ATTACKERS = {
     ),
     "colluders": Attacker(
         "all other parties together", "the same, and each other's messages",
-        "which items the remaining party's users have there", "colluders,",
+        "which items the remaining party's users have there", "colluders,", "learn",
     ),
     "overlap": Attacker(
         "a party that only takes part", "the sums that it receives in training, without its own part",
@@ -101,7 +102,9 @@ def summarise_findings(found: Mapping[str, Any]) -> tuple[str, str]:
     """Return the headline of one variant's findings, and who learns what in words."""
     reached = strongest(found)
     leaks = [
-        f"{ATTACKERS[r.attacker].title} learns {ATTACKERS[r.attacker].learns}" for r in reached if r.learnt
+        f"{ATTACKERS[r.attacker].title} {ATTACKERS[r.attacker].verb} {ATTACKERS[r.attacker].learns}"
+        for r in reached
+        if r.learnt
     ]
     if not leaks:
         return (
