@@ -14,6 +14,8 @@ import pytest
 
 import verfedgnn as vf
 from hub import SERVER, agree
+from verfedgnn.core.version import installed_version
+from verfedgnn.federation import doctor
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.certificates import issue, key_pem, make_request, new_key
 from verfedgnn.federation.identity import MemberIdentity
@@ -394,7 +396,9 @@ def test_a_second_process_of_a_party_is_refused_until_the_first_is_gone(net: Net
     assert until(net.server, "message", "film").data == b"now it is me"
 
 
-def test_a_doctor_examines_a_party_before_the_day(net: Net, tmp_path: Path) -> None:
+def test_a_doctor_examines_a_party_before_the_day(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = vf.data.synthetic_ratings(users=40, items=20, ratings=300, seed=1)
     identity = net.identities["film"]
 
@@ -411,7 +415,9 @@ def test_a_doctor_examines_a_party_before_the_day(net: Net, tmp_path: Path) -> N
             "connection",
             "software",
             "clock",
+            "versions",
             "data",
+            "training",
             "disk",
             "memory",
             "messages",
@@ -419,6 +425,9 @@ def test_a_doctor_examines_a_party_before_the_day(net: Net, tmp_path: Path) -> N
         "ok",
     )
     assert healthy["data"][1].startswith(f"{len(table)} ratings by 40 users")
+    assert "MB up" in healthy["training"][1]
+    monkeypatch.setattr(doctor, "installed_version", lambda: "0.0.1")
+    assert outcomes()["versions"] == ("warning", f"verfedgnn 0.0.1 here, {installed_version()} there")
     film = net.join("film")
     until(net.server, "joined", "film")
     until(film, "joined", SERVER)

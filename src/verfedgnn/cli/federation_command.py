@@ -247,7 +247,7 @@ def doctor(
 ) -> None:
     """Check your side before the day: certificates, connection, clock, software, disk, data, memory and size of messages.
 
-    The exit code is 1 if something would keep you from training. The coordinator should be running.
+    With ratings, it also estimates the time and the bytes of the training. The exit code is 1 if something would keep you from training. The coordinator should be running.
     """
     from rich.table import Table
 

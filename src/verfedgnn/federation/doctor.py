@@ -11,16 +11,23 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from verfedgnn.core.errors import VerFedGNNError
-from verfedgnn.data import Ratings
+from verfedgnn.core.version import installed_version
+from verfedgnn.data import PartyData, Ratings
 from verfedgnn.federation.certificates import fingerprint, format_day
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.stages import list_stages
 from verfedgnn.gnn.model import Model
+from verfedgnn.runs.ledger import Direction
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.training.local_runtime import local_federation
 
 EXPIRY_DAYS = 30
 """Number of days before the end of a certificate at which it is worth a warning."""
@@ -32,6 +39,8 @@ _BASE_BYTES = 470_000_000
 _USER_BYTES = 128
 """Memory a user and dimension."""
 _RATING_BYTES = 84
+_TRIAL_ROUNDS = 3
+"""Number of rounds from which the time of a training is estimated."""
 
 Outcome = Literal["ok", "warning", "failed"]
 
@@ -66,6 +75,7 @@ def examine(
                         "overlap", "warning", f"fewer users than min_users = {identity.agreement.min_users:,}"
                     )
                 )
+            findings.append(_estimate_training(identity, table))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
     return [*findings, *_check_resources(identity, folder, users, ratings)]
@@ -122,7 +132,7 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
                     "another certificate than the agreed one; get the current federation.toml",
                 )
                 return
-            skew = exchange_handshakes(connection, identity.name)
+            answer = exchange_handshakes(connection, identity.name)
     except OSError as error:
         reason = f"{agreement.address} ({getattr(error, 'strerror', None) or error})"
         yield Finding(
@@ -130,13 +140,16 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
         )
         return
     yield Finding("connection", "ok", f"{agreement.address} answers after {1000 * seconds:,.0f} ms")
-    if isinstance(skew, str):
-        yield Finding("connection", "failed", skew)
-    else:
-        outcome: Outcome = "warning" if abs(skew) > MOST_SKEW else "ok"
-        yield Finding(
-            "clock", outcome, f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
-        )
+    if isinstance(answer, str):
+        yield Finding("connection", "failed", answer)
+        return
+    skew = answer.skew
+    outcome: Outcome = "warning" if abs(skew) > MOST_SKEW else "ok"
+    yield Finding(
+        "clock", outcome, f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
+    )
+    outcome = "ok" if answer.version == installed_version() else "warning"
+    yield Finding("versions", outcome, f"verfedgnn {installed_version()} here, {answer.version} there")
 
 
 def _check_software(identity: MemberIdentity) -> Finding:
@@ -148,6 +161,32 @@ def _check_software(identity: MemberIdentity) -> Finding:
         except importlib.metadata.PackageNotFoundError:
             return Finding("software", "failed", f"{text}; ecdh needs pip install 'verfedgnn[psi]'")
     return Finding("software", "ok", text)
+
+
+def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
+    """Run a few rounds on this machine with copies of this party's data in place of the others', and extrapolate."""
+    agreement = identity.agreement
+    seconds = 0.0
+    sizes: dict[Direction, float] = {"up": 0.0, "down": 0.0}
+    for stage in list_stages(agreement):
+        (prepared,) = prepare([PartyData(identity.name, table)], stage.config, torch.device("cpu"))
+        copies = [replace(prepared.input, name=party.name) for party in agreement.parties]
+        runtime = local_federation(copies, stage.config, stack=False)
+        runtime.round()  # the first one hands out full copies
+        before = {way: runtime.ledger.total(way) for way in sizes}
+        began = time.perf_counter()
+        for _ in range(_TRIAL_ROUNDS):
+            runtime.round()
+        each = runtime.coordinator.rounds / _TRIAL_ROUNDS / len(copies)
+        seconds += each * (time.perf_counter() - began)
+        for way in sizes:
+            sizes[way] += each * (runtime.ledger.total(way) - before[way])
+    return Finding(
+        "training",
+        "ok",
+        f"about {seconds:,.0f} s of your own arithmetic, {sizes['up'] / 1e6:,.0f} MB up and {sizes['down'] / 1e6:,.0f} MB down, "
+        "if the others are like you and nobody stops early; waiting for the others comes on top",
+    )
 
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:

@@ -22,9 +22,10 @@ from nvflare.fuel.f3.endpoint import Endpoint, EndpointMonitor, EndpointState
 from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
 
+from verfedgnn.core.version import installed_version
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.outbox import Outbox
-from verfedgnn.federation.transport.tls_driver import INSTANCE, PinnedTls, _Connection
+from verfedgnn.federation.transport.tls_driver import INSTANCE, VERSION, PinnedTls, _Connection
 
 COORDINATOR = "server"
 """Name of the coordinator's endpoint, which FLARE reserves for its root."""
@@ -46,7 +47,8 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         self._outboxes: dict[str, Outbox] = {}
         driver.second = self._report_second
         # A random name of this process, by which the coordinator tells a lost connection from a second process.
-        endpoint = Endpoint(name=name, properties={INSTANCE: secrets.token_hex(16)}, conn_props={})
+        about = {INSTANCE: secrets.token_hex(16), VERSION: installed_version()}
+        endpoint = Endpoint(name=name, properties=about, conn_props={})
         self.communicator = Communicator(endpoint, identity_resolver=CellIdentityResolver(local_fqcn=name))
         self.communicator.register_message_receiver(_APP, self)
         self.communicator.register_monitor(self)

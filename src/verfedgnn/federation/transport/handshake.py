@@ -5,16 +5,26 @@ from __future__ import annotations
 import secrets
 import ssl
 import time
+from typing import NamedTuple
 
 import msgpack
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from verfedgnn.federation.transport.tls_driver import FRAME_MARGIN, INSTANCE, REFUSED
+from verfedgnn.federation.transport.tls_driver import FRAME_MARGIN, INSTANCE, REFUSED, VERSION
 
 
-def exchange_handshakes(connection: ssl.SSLSocket, name: str) -> float | str:
-    """Return how many seconds the coordinator's clock is ahead of this one, or why the coordinator refuses this party."""
+class Handshake(NamedTuple):
+    """What the coordinator says about itself."""
+
+    skew: float
+    """Number of seconds by which its clock is ahead of this one."""
+    version: str
+    """Its version of verfedgnn."""
+
+
+def exchange_handshakes(connection: ssl.SSLSocket, name: str) -> Handshake | str:
+    """Return the coordinator's handshake, or why the coordinator refuses this party."""
     about = {
         HandshakeKeys.ENDPOINT_NAME: name,
         HandshakeKeys.TIMESTAMP: time.time(),
@@ -33,7 +43,8 @@ def exchange_handshakes(connection: ssl.SSLSocket, name: str) -> float | str:
     if prefix.type == REFUSED:
         return body.decode("utf-8", "replace")
     answer = msgpack.unpackb(body[prefix.header_len :])
-    return float(answer[HandshakeKeys.TIMESTAMP]) - (sent + received) / 2
+    skew = float(answer[HandshakeKeys.TIMESTAMP]) - (sent + received) / 2
+    return Handshake(skew, str(answer.get(VERSION, "unknown")))
 
 
 def _read(connection: ssl.SSLSocket, size: int) -> bytes:

@@ -45,6 +45,8 @@ FRAME_MARGIN = 4096
 """Number of bytes in a frame besides the message: FLARE's prefix and headers."""
 INSTANCE = "instance"
 """Key of the process's random name in FLARE's handshake."""
+VERSION = "version"
+"""Key of the version of verfedgnn in FLARE's handshake."""
 REFUSED = 200
 """Type of the frame by which the coordinator says why it ends a connection; FLARE has no such type."""
 _CHUNK = 1 << 18
