@@ -50,10 +50,13 @@ def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
     ).execute()
     shown = [out["data"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
     pages = [data["text/html"] for data in shown if 'class="verfedgnn"' in data.get("text/html", "")]
-    assert len(pages) == 2, "the recommender, and the run that was loaded again"
-    for page in pages:
+    assert len(pages) == 3, "the check, the lift, and the run that was loaded again"
+    assert "can be used" in pages[0]
+    for page in pages[1:]:
         assert re.search(r"[Jj]oining", page)
+        assert "By a customer's training ratings at the party" in page.replace("&#39;", "'")
         assert "<svg" in page
+    assert (tmp_path / "two-shops.html").is_file()
     assert (tmp_path / "runs" / "two-shops" / "metrics.json").is_file()
 
 
@@ -69,3 +72,12 @@ def test_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         exec(compile(shorter, "docs/python.md", "exec"), names)
     assert len(blocks) >= 6
     assert (tmp_path / "runs" / "film" / "metrics.json").is_file()
+
+
+def test_the_example_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.S | re.M)
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    verdict, title = re.findall(r"^# (.*)$", block, re.M)
+    printed_verdict, printed_title = capsys.readouterr().out.splitlines()
+    assert printed_verdict.startswith(verdict.rstrip("."))
+    assert printed_title == title

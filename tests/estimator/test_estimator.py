@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import verfedgnn as vf
 from verfedgnn.data import synthetic_ratings
+from verfedgnn.reports import round_progress
+from verfedgnn.reports.round_progress import NotebookProgress, RoundProgress, watching
+from verfedgnn.training.progress import Progress
 
 SHORT: dict[str, Any] = {"epochs": 5, "dim": 4}
 
@@ -29,6 +33,58 @@ def test_lift_answers_for_ratings_lists_and_newcomers(fitted: vf.VerFedRecommend
     assert found.summary.endswith(".")
     assert fitted.metrics_["lift"] == found.to_dict()
     assert fitted.lift() == found, "it is computed once"
+
+
+def test_a_lift_is_an_object_for_notebooks(fitted: vf.VerFedRecommender) -> None:
+    found = fitted.lift()
+    by_party = found.to_frame()
+    assert len(by_party) == 16, (
+        "three parties and all of them, for ratings and lists, known customers and newcomers"
+    )
+    film = by_party[(by_party["party"] == "film") & (by_party["metric"] == "rmse")].iloc[0]
+    (row,) = [row for row in found["parties"] if row["name"] == "film"]
+    assert film["federated"] == row["federated"]
+    assert film["gain_percent"] == row["gain"]["percent"]
+    assert film["pays"] == row["pays"]
+    groups = found.to_frame("group")
+    assert set(groups["group"]) == {"own ratings", "other parties"}
+    assert {"users", "alone", "federated", "low_percent", "high_percent", "pays"} <= set(groups.columns)
+    assert repr(found).startswith(found.verdict)
+    for page in (found._repr_html_(), fitted._repr_html_(), fitted.run_._repr_html_()):
+        assert found.verdict in page
+        assert page.count("<svg") >= 1
+        for words in ("training ratings at the party", "other parties that know the customer", "film"):
+            assert words in page
+    with pytest.raises(ValueError, match='use by="party" or by="group"'):
+        found.to_frame("week")  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_progress_and_clears_it() -> None:
+    shown: list[str] = []
+    page = SimpleNamespace(HTML=str, display=lambda text, display_id: SimpleNamespace(update=shown.append))
+    with NotebookProgress(page) as bar:
+        bar.shown = -1.0
+        bar.round(Progress("film <b>", 3, 60, {"rmse": 0.9}, {"rmse": 0.8}, 2_000))
+    assert shown[0].startswith(
+        '<progress value="3" max="60"></progress> film &lt;b&gt;  3/60 rounds  RMSE 0.9000'
+    )
+    assert shown[-1] == ""
+
+
+def test_the_watcher_of_the_caller_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = Progress("federation", 1, 2, None, {}, 0)
+    seen: list[Progress] = []
+    for verbose in (True, False):
+        with watching(verbose, seen.append) as watch:
+            assert watch is not None
+            watch(event)
+    with watching(True) as watch:
+        assert watch is None, "nothing is shown where there is neither a terminal nor a notebook"
+    monkeypatch.setattr(round_progress, "_make_bar", lambda: RoundProgress(hidden=True))
+    with watching(True, seen.append) as watch:
+        assert watch is not None
+        watch(event)
+    assert seen == [event] * 3
 
 
 def test_evaluate_agrees_with_the_metrics_of_the_run(fitted: vf.VerFedRecommender) -> None:

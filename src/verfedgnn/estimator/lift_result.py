@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from textwrap import wrap
 from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError
@@ -79,7 +80,7 @@ class Lift(Mapping[str, Any]):
         return len(self._found)
 
     def __repr__(self) -> str:
-        return f"{self.verdict}\n{self.summary}"
+        return "\n".join([self.verdict, *wrap(self.summary, 100)])
 
     def _repr_html_(self) -> str:
         """Show the verdict of each party, groups of customers and charts in a notebook."""

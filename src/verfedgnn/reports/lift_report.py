@@ -52,11 +52,20 @@ def lift_document(lift: Mapping[str, Any], name: str) -> Document:
 
 
 def lift_html(lift: Mapping[str, Any]) -> str:
-    """Return the verdict, the short table and the gains by party of a lift as HTML for a notebook."""
+    """Return the verdict, the gains by party and those of groups of customers as HTML for a notebook."""
     document = Document("Lift")
     add_verdict(document, lift)
     document.add(*(_party_chart(part) for part in halves(lift)))
+    add_groups(document, lift)
     return document.fragment()
+
+
+def add_groups(document: Document, lift: Mapping[str, Any]) -> None:
+    """Add the gains of customers by their activity and by the number of other parties that know them."""
+    for table in readable_tables(lift):
+        if table.label != "party":
+            rows = [table.cells(name, row) for name, row in table.rows]
+            document.add(Paragraph(f"**{table.title}**"), Table(table.header, rows, table.title, PAYS_TONES))
 
 
 def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
