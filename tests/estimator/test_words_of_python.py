@@ -139,3 +139,10 @@ def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> Non
     assert vf.check(twice, duplicates="last").usable
     assert vf.check(books.assign(party="x")).sources[0].name == "x"
     assert vf.check(books, events=5).usable
+
+
+def test_a_check_prints_nothing_by_itself_in_a_notebook(
+    books: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "usable" in repr(vf.check(books)), "not in an output of its own"

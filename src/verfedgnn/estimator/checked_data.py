@@ -69,7 +69,7 @@ class DataCheck:
 
     def __repr__(self) -> str:
         text = StringIO()
-        console = SafeConsole(file=text, width=110, highlight=False)
+        console = SafeConsole(file=text, width=110, highlight=False, force_jupyter=False)
         for each in self.sources:
             show_checked(console, each)
         if self.overlap is not None:

@@ -9,13 +9,14 @@ from typing import Any, Literal
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.estimator.frames import make_frame
 from verfedgnn.evaluation.lift import lift as compute_lift
-from verfedgnn.evaluation.verdict import WHAT, headline, judged_tables, summarise
+from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, summarise
 from verfedgnn.reports.lift_report import lift_html
 from verfedgnn.reports.lift_view import band
 from verfedgnn.reports.round_progress import watching
 from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Stop, Watcher, never
 
+_PREDICTIONS = {"rmse": "ratings", "ndcg@20": "lists"}
 _WAYS = ("simple", "alone", "federated", "pooled")
 _GAINS = {"gain_percent": "percent", "low_percent": "low_percent", "high_percent": "high_percent"}
 
@@ -63,7 +64,11 @@ class Lift(Mapping[str, Any]):
             raise ConfigError(f'by = {by!r} is not known; use by="party" or by="group"')
         rows: list[dict[str, Any]] = []
         for customers, table in judged_tables(self._found):
-            what = {"prediction": WHAT[table["metric"]], "metric": table["metric"], "customers": customers}
+            what = {
+                "prediction": _PREDICTIONS[table["metric"]],
+                "metric": table["metric"],
+                "customers": "newcomers" if customers == NEW else "known",
+            }
             for party, row in [*((row["name"], row) for row in table["parties"]), ("all", table["overall"])]:
                 groups = _groups(table if party == "all" else row)
                 for group, figures in [({}, row)] if by == "party" else groups:
