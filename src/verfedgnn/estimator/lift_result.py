@@ -9,7 +9,7 @@ from typing import Any, Literal
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.estimator.frames import make_frame
 from verfedgnn.evaluation.lift import lift as compute_lift
-from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, summarise
+from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, list_points, party_verdicts, summarise
 from verfedgnn.reports.lift_report import lift_html
 from verfedgnn.reports.lift_view import band
 from verfedgnn.reports.round_progress import watching
@@ -85,7 +85,10 @@ class Lift(Mapping[str, Any]):
         return len(self._found)
 
     def __repr__(self) -> str:
-        return "\n".join([self.verdict, *wrap(self.summary, 100)])
+        parties = [f"{party.name}: {party.pays}. {party.text}." for party in party_verdicts(self._found)]
+        points = [f"- {point}" for point in list_points(self._found)]
+        lines = [self.verdict, "", *parties, "", *points]
+        return "\n".join(line for text in lines for line in wrap(text, 110, subsequent_indent="  ") or [""])
 
     def _repr_html_(self) -> str:
         """Show the verdict of each party, groups of customers and charts in a notebook."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verfedgnn.core.option_names import option
+from verfedgnn.core.option_names import option, worded
 from verfedgnn.data.ratings import format_count
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_percent, join_names
@@ -320,7 +320,7 @@ def _advise(lift: Mapping[str, Any]) -> str:
     gains |= {customers for party in parties for customers in party.gainers}
     gated = any("gate" in row for row in lift["parties"])
     if "newcomers" not in lift:
-        judge = f"newcomers are judged by `verfedgnn train` with {option('lift', True)}."
+        judge = f"newcomers are judged by {worded('`verfedgnn train` with --lift', '`lift()`')}."
         return f"Join; {judge}" if gains else f"Before you decide: {judge}"
     if gains == {KNOWN, NEW}:
         return "Join, and serve what the gate has chosen for each party." if gated else "Join."
@@ -332,8 +332,8 @@ def _advise(lift: Mapping[str, Any]) -> str:
         return "Join; newcomers gain nothing yet, so look again when more customers are shared."
     found = "does not pay" if verdict(lift) == NO else "shows no clear gain"
     return (
-        f"On this data joining {found}: look at the overlap with `verfedgnn data check`, add a party that shares more "
-        "customers, or stay with what each party has alone."
+        f"On this data joining {found}: look at the overlap with {worded('`verfedgnn data check`', '`vf.check(...)`')}, add a "
+        "party that shares more customers, or stay with what each party has alone."
     )
 
 

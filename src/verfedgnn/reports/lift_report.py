@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from verfedgnn.core.option_names import worded
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.verdict import NO, WHAT, YES, deciding_figures, headline, list_points, verdict
 from verfedgnn.reports.document import (
@@ -34,10 +35,6 @@ from verfedgnn.reports.lift_view import (
 from verfedgnn.reports.phrases import format_metric
 from verfedgnn.reports.svg_charts import WAYS, Interval, draw_intervals, draw_lines
 
-NOT_JUDGED = (
-    "This run has no models of the parties alone to compare with. Train with preset `best` and `--lift` "
-    "(in Python: `verfedgnn.lift(run)`)."
-)
 MOST_PARTIES = 30
 """Largest number of parties in a chart, and in tables of groups of customers; tables by party have all of them."""
 _AXIS = "% gained by joining, with its 95 % interval"
@@ -71,7 +68,11 @@ def add_groups(document: Document, lift: Mapping[str, Any]) -> None:
 def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
     """Add the verdict in words and colour, a line for each party, and all parties together; or say that there is no verdict."""
     if lift is None:
-        document.add(Banner("unclear", "Whether joining pays was not judged.", NOT_JUDGED))
+        judge = worded(
+            "Train with preset `best` and `--lift`.", "Call `recommender.lift()` or `vf.lift(run)`."
+        )
+        text = f"This run has no models of the parties alone to compare with. {judge}"
+        document.add(Banner("unclear", "Whether joining pays was not judged.", text))
         return
     tones: dict[str, Literal["good", "bad"]] = {YES: "good", NO: "bad"}
     tone: Tone = tones.get(verdict(lift), "unclear")

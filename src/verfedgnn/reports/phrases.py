@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verfedgnn.core.option_names import option
+
 CLEAR_LOSS = 0.02
 """Share of popularity's NDCG by which lists must lose to be called worse."""
 
@@ -60,5 +62,6 @@ def warn_of_lists(metrics: Mapping[str, Any]) -> str | None:
     compared = "worse" if clearly else "no better"
     text = f"Lists are {compared} than the most popular items ({name.upper()}: {named})."
     if metrics["test"]["rmse"] is not None and "lists" not in metrics:
-        return f"{text} They are ordered by predicted stars; train with --preset best or ranking to order them by a model of lists."
+        preset = option("preset", "best")
+        return f"{text} They are ordered by predicted stars; train with {preset} or ranking to order them by a model of lists."
     return f"{text} Train with more data, or show these customers what is popular." if clearly else text
