@@ -67,10 +67,13 @@ def test_any_column_may_name_the_parties(films: pd.DataFrame, books: pd.DataFram
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"itm": "film"}, 'unknown key \'itm\'; did you mean own={"films": {"columns": {"item": ...}}}'),
-        ({"film": "item"}, "unknown key 'film'; did you mean"),
-        ({"colour": "film"}, "unknown key 'colour'; The keys are user, item, rating, event, time"),
-        ({"item": "movie"}, 'item=movie, which does not exist; .* own={"films": {"columns": {"item": ...}}}'),
+        ({"itm": "film"}, 'unknown key \'itm\'; did you mean own={"films": {"columns": {"item": "film"}}}'),
+        ({"film": "item"}, 'unknown key \'film\'; did you mean own={"films": {"columns": {"item": "film"}}}'),
+        ({"colour": "film"}, "unknown key 'colour'. The keys are user, item, rating, event, time"),
+        (
+            {"item": "movie"},
+            'item=movie, which does not exist; .* did you mean own={"films": {"columns": {"item": "film"}}}',
+        ),
     ],
 )
 def test_a_wrong_key_of_columns_is_named(films: pd.DataFrame, columns: dict[str, str], words: str) -> None:
@@ -95,7 +98,9 @@ def test_predict_reads_the_tables_that_fit_read(films: pd.DataFrame, books: pd.D
     assert (fitted.predict(films[:3], party="films") == expected).all()
     renamed = films[:3].rename(columns={"film": "movie"})
     assert (fitted.predict(renamed, columns={"item": "movie"}) == expected).all()
-    with pytest.raises(vf.DataError, match=r'X: no column for item; .*name it with columns=\{"item": ...\}'):
+    with pytest.raises(
+        vf.DataError, match=r'X: no column for item; .*did you mean columns=\{"item": "movie"\}'
+    ):
         fitted.predict(renamed)
 
 
@@ -124,7 +129,7 @@ def test_settings_are_keyword_arguments() -> None:
 def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> None:
     found = vf.check({"films": films, "books": books})
     assert not found.usable
-    assert 'own={"films": {"columns": {"item": ...}}}' in repr(found)
+    assert 'did you mean own={"films": {"columns": {"item": "film"}}}?' in repr(found)
     assert "cannot be used yet" in found._repr_html_()
     found = vf.check({"films": films, "books": books}, own={"films": {"columns": {"item": "film"}}})
     assert found.usable

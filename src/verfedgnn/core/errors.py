@@ -42,7 +42,7 @@ class MissingColumns(DataError):
         """Return one error about several tables."""
         joined = errors[0]
         if len(errors) > 1:
-            joined.args = (" Also ".join(str(error).rstrip(".") + "." for error in errors),)
+            joined.args = (" Also ".join(str(e) if str(e)[-1] in ".?" else f"{e}." for e in errors),)
             flags = [error.flags for error in errors]
             joined.flags = tuple(flag for some in flags for flag in some) if all(flags) else ()
         return joined

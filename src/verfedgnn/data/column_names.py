@@ -144,9 +144,10 @@ def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool
         near = get_close_matches(normalise_name(role), known, 1)
         if role in known or role == column or not (near or lacks):
             continue
-        swapped = [column] if normalise_name(column) in known else []
-        hint = "".join(f"did you mean {option('columns', {each: '...'})}? " for each in (near or swapped)[:1])
+        swapped = normalise_name(column) in known
+        meant = {near[0]: column} if near else {column: role}
+        hint = f"; did you mean {option('columns', meant)}?" if near or swapped else "."
         raise DataError(
-            f"{option('columns')} has the unknown key '{role}'; {hint}"
+            f"{option('columns')} has the unknown key '{role}'{hint} "
             f"The keys are {', '.join(dict.fromkeys(known))}, and the values are the names of your columns"
         )
