@@ -60,6 +60,7 @@ class PropagationModel(_AnyForm):
     """K, the number of propagation layers (paper: 2)."""
     activation: Activation = "sigmoid"
     """Non-linearity of the update of GCN, of GAT and of plug-ins that use it (paper: sigmoid)."""
+    raters: ClassVar[int] = 0
     init_mix: float = Field(1.0, gt=0)
     """Initial a_k (eq. 3), as a multiple of the value at which layers of 1/2 predict the middle of the rating scale."""
     estimators: bool = True
@@ -86,6 +87,8 @@ class MessageModel(_AnyForm):
     """Include messages of a party's own items in h_u. If false, h_u uses only the other parties' messages."""
     estimators: bool = True
     """Estimate a user's degree from the party's own items (Sec. 4.3). If false, exact degrees are exchanged (unprotected)."""
+    raters: int = Field(0, ge=0, le=4096)
+    """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none."""
     layers: ClassVar[int] = 1
     generator: ClassVar[bool] = False
     init_mix: ClassVar[float] = 1.0
@@ -109,6 +112,7 @@ class FactorModel(_AnyForm):
     form: Literal["factors"] = "factors"
     """factors: no graph, the embeddings alone."""
     layers: ClassVar[int] = 0
+    raters: ClassVar[int] = 0
     activation: ClassVar[Activation] = "identity"
     init_mix: ClassVar[float] = 1.0
     estimators: ClassVar[bool] = True

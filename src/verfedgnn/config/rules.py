@@ -65,6 +65,13 @@ def _mismatch(config: Config) -> str | None:
         return "exchange.backward trains message embeddings; set model.form = messages"
     if exchange.backward and not model.estimators:
         return "exchange.backward does not work with exact degrees; set model.estimators = true"
+    training = config.training
+    every_rating = not training.batch and training.user_blocks == 1 and not training.ranks
+    if model.raters and not (model.biases and model.threshold == "all" and every_rating):
+        return (
+            "model.raters needs every rating in every round: model.biases = true, model.threshold = all, training.batch = 0, "
+            "user_blocks = 1 and objective = rating; start from preset best"
+        )
     if exchange.bits < 32 and not model.estimators:
         return f"exchange.bits = {exchange.bits} is too small for exact degrees; use 32 or 64"
     if config.masking and config.gradients.mechanism not in ("ternary", "skellam"):

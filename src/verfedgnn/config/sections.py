@@ -58,6 +58,12 @@ class TrainingConfig(Section):
     """Weight of |e_u|^2 + |e_v|^2, counted for every rating of v by u."""
     l2_messages: float = Field(0.0, ge=0)
     """Weight of |y_v|^2, counted for every rating of v."""
+    l2_raters: float = Field(36.0, ge=0)
+    """Weight of |w_u|^2 of the second model (model.raters), counted once per user."""
+    l2_readers: float = Field(12.0, ge=0)
+    """Weight of |z_u|^2 + |y_u|^2 of the second model, from which its items are computed, counted once per user."""
+    read: float = Field(0.7, gt=0, lt=1)
+    """Share of its ratings that an item of the second model (model.raters) reads in a round. It predicts the others."""
     l2_user_bias: float = Field(0.0, ge=0)
     """Weight of b_u^2 (public and private biases), counted once per user."""
     l2_item_bias: float = Field(0.0, ge=0)

@@ -44,6 +44,8 @@ class Graph:
     """N_v, the number of each item's neighbours (S, M, 1); at least 1, so that it can be a divisor."""
     ratio: Tensor
     """sum_i M_i / M_p, the factor of the party-side estimators E_p(.) (Sec. 4.3), (S, 1, 1)."""
+    values: Tensor | None = None
+    """What an item reads of each rating, in `by_user` order (E); None if the model reads only that there is one."""
     _estimated: dict[Callable[[Tensor], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -154,8 +156,9 @@ def build_graph(
     users: int,
     items: int,
     ratio: float = 1.0,
+    values: NDArray[np.floating[Any]] | None = None,
 ) -> Graph:
-    """Build the graph of one party from the user and item of each edge. Each pair must occur at most once."""
+    """Build the graph of one party from the user, the item and, if read, the value of each edge. Each pair must occur at most once."""
     by_user_order = np.lexsort((item, user))
     user = user[by_user_order]
     item = item[by_user_order]
@@ -172,6 +175,7 @@ def build_graph(
         user_degree=torch.from_numpy(user_count.astype(np.float32)).view(1, users, 1),
         item_degree=torch.from_numpy(np.maximum(item_count, 1).astype(np.float32)).view(1, items, 1),
         ratio=torch.full((1, 1, 1), ratio),
+        values=None if values is None else torch.from_numpy(values[by_user_order].astype(np.float32)),
     )
 
 
@@ -187,7 +191,9 @@ def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
     chosen[rows] = True
     count = int(chosen.sum())
     user = np.repeat(np.arange(count), degree[rows])
-    part = build_graph(user, columns[np.repeat(chosen, degree)], users=count, items=graph.items)
+    edges = np.repeat(chosen, degree)
+    values = None if graph.values is None else graph.values.cpu().numpy()[edges]
+    part = build_graph(user, columns[edges], users=count, items=graph.items, values=values)
     return replace(move_graph(part, graph.order.device), item_degree=graph.item_degree, ratio=graph.ratio)
 
 
@@ -225,7 +231,13 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
         user_degree=torch.cat([g.user_degree for g in graphs]),
         item_degree=pad_items([g.item_degree[0] for g in graphs], items, 1.0),
         ratio=torch.cat([g.ratio for g in graphs]),
+        values=_join_values(graphs),
     )
+
+
+def _join_values(graphs: Sequence[Graph]) -> Tensor | None:
+    values = [g.values for g in graphs if g.values is not None]
+    return torch.cat(values) if values else None
 
 
 def pad_items(rows: Sequence[Tensor], items: int, value: float = 0.0) -> Tensor:
@@ -246,6 +258,7 @@ def move_graph(graph: Graph, device: torch.device) -> Graph:
         by_user=(graph.by_user[0].to(device), graph.by_user[1].to(device)),
         by_item=(graph.by_item[0].to(device), graph.by_item[1].to(device)),
         **{name: getattr(graph, name).to(device) for name in tensors},
+        values=None if graph.values is None else graph.values.to(device),
     )
 
 

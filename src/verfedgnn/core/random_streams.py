@@ -36,6 +36,8 @@ class PartyStream(IntEnum):
     ITEM_EMBEDDINGS = 0
     SHUFFLE = 1
     RANKING_CANDIDATES = 4
+    READ_RATINGS = 9
+    """Ratings that the second model reads in a round."""
 
 
 @unique

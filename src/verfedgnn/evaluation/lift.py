@@ -118,7 +118,7 @@ def _alone_models(run: Run, prepared: Sequence[Prepared], label: str, **options:
         share = len(party.train) / max(1, total)
         what = f"{label}{party.party.name} alone{of_lists}"
         model = train_alone(party.party, party.parts, run.config, share, run.device, label=what, **options)
-        models.append(gate_alone(party, model, ranks=run.config.training.ranks).model)
+        models.append(gate_alone(party, model, run.config).model)
     return models
 
 

@@ -22,6 +22,7 @@ from verfedgnn.gnn.ggnn import GGNN
 from verfedgnn.gnn.message_operators import MessageGAT, MessageGCN, MessageGGNN
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.gnn.operator import Operator, Others
+from verfedgnn.gnn.rater_model import RaterModel
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
@@ -42,6 +43,16 @@ class Propagation:
     """X^k for k < K, each (S, N, C)."""
     penalty: Tensor | None = None
     """Squared distance of generated neighbourhoods from the others' true ones, to be added to the loss."""
+    raters: tuple[Tensor, Tensor] | None = None
+    """Users and items of the second model (`RaterModel`), which is trained beside the first."""
+
+    @property
+    def served(self) -> tuple[Tensor, Tensor]:
+        """Vectors of users and items that predict: those of the model, or the average of two models as one product."""
+        if self.raters is None:
+            return self.users, self.items
+        users, items = self.raters
+        return torch.cat([self.users, users], -1), torch.cat([self.items, items], -1) / 2
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
         """Return h_u . h_v for rows of the flattened users and items (eq. 4)."""
@@ -84,6 +95,9 @@ class Model:
         """Shapes of the public parameters by name."""
         if config.biases:
             self.shapes["user_bias"] = (users, 1)
+        self.raters = RaterModel(config.raters) if config.raters else None
+        if self.raters is not None:
+            self.shapes |= self.raters.per_user(users)
         self.per_user = tuple(self.shapes)
         """Names of the public parameters that have a row per user."""
         self.user_size = sum(math.prod(shape) for shape in self.shapes.values())
@@ -94,6 +108,8 @@ class Model:
             self.shapes |= self.operator.weights()
         if self.generator is not None:
             self.shapes |= self.generator.weights()
+        if self.raters is not None:
+            self.shapes |= self.raters.weights()
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
         """Number of public parameters."""
         self.private_per_item: dict[str, int] = {"items": config.dim}
@@ -102,6 +118,8 @@ class Model:
             self.private_per_item["messages"] = config.dim
         if config.biases:
             self.private_per_item["item_bias"] = 1
+        if self.raters is not None:
+            self.private_per_item["rater_item_bias"] = 1
         self.private_per_user: dict[str, int] = {}
         """Columns of each private parameter that has a row per user."""
         if config.residual:
@@ -153,6 +171,10 @@ class Model:
                 view.fill_(
                     self.config.init_mix * 2 / self.config.layers * math.sqrt(typical / self.config.dim)
                 )
+            elif self.raters is not None and name.startswith("rater_"):
+                view.copy_(
+                    torch.from_numpy(self.raters.initial(name, tuple(view.shape), rng, self.config.init_std))
+                )
             elif name != "user_bias":
                 view.copy_(torch.from_numpy(self.operator.initial(name, tuple(view.shape), rng)))
         return flat
@@ -177,12 +199,13 @@ class Model:
         private: Mapping[str, Tensor],
         graph: Graph,
         others: Sequence[Tensor] | None,
+        read: Tensor | None = None,
     ) -> Propagation:
         """Compute h_u and h_v.
 
         Propagation mixes K layers, h = sum_k a_k e^k (eq. 1-3). Messages have one layer. Factors are e_u and e_v themselves.
         `public` and `private` have a leading dimension S. `others` are the other parties' X^k for k < K, each (S, N, C); no
-        gradient flows into them.
+        gradient flows into them. `read` holds the weights of the edges that the second model reads (E); None for all.
         """
         if self.config.form == "factors":
             return self._with_own(public, private, public["users"], private["items"], [])
@@ -190,7 +213,10 @@ class Model:
             own, users, _ = self.operator.layer(
                 0, public, public["users"], private["messages"], graph, others[0] if others else None
             )
-            return self._with_own(public, private, users, private["items"], [own.own])
+            out = self._with_own(public, private, users, private["items"], [own.own])
+            if self.raters is None:
+                return out
+            return replace(out, raters=self.raters.propagate(public, private, graph, read))
         users, items, mix = public["users"], private["items"], public["mix"]
         share = mix.view(*mix.shape, 1, 1).unbind(1)
         h_users, h_items = share[0] * users, share[0] * items

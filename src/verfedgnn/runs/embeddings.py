@@ -100,28 +100,33 @@ def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] |
     model = config.model
     centred = not config.training.ranks and config.model.form != "propagation"
     trained = {"factors": model.dim} | ({"user bias": 1, "item bias": 1} if model.biases else {})
+    raters = {"raters": model.raters, "raters' user bias": 1, "raters' item bias": 1} if model.raters else {}
+    if gate is None:
+        trained |= raters
     if centred and (model.form == "messages" or model.biases):
         trained["mean"] = 1
+        raters |= {"raters' mean": 1} if raters else {}
     sizes = dict(trained)
     if gate is not None:  # a gate leaves out what has no weight for anybody
         sizes = {}
         for name in gate["known"]:
             if gate["known"][name] != 0.0 or gate["newcomers"][name] != 0.0:
-                sizes |= _mixed_part(name, trained)
+                sizes |= _mixed_part(name, trained, raters)
     if sum(sizes.values()) != width:
         sizes = {"components": width}
     ends = np.cumsum(list(sizes.values())).tolist()
     return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
-def _mixed_part(name: str, trained: Mapping[str, int]) -> dict[str, int]:
+def _mixed_part(name: str, trained: Mapping[str, int], raters: Mapping[str, int]) -> dict[str, int]:
     """Return the components that one model of a mixture adds to the vectors."""
     simple = {"means": 2, "federated means": 2, "popularity": 1}
     if name in simple:
         return {name: simple[name]}
-    if name == "alone":
-        return {f"alone {part}": size for part, size in trained.items()}
-    return dict(trained) if name == "federated" else {}
+    of_model = raters if name.endswith("raters") else trained
+    if name.startswith("alone"):
+        return {f"alone {part}": size for part, size in of_model.items()}
+    return dict(of_model) if name.startswith("federated") else {}
 
 
 def _table(columns: Mapping[str, Any], vectors: Tensor, about: Mapping[str, Any]) -> pa.Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
@@ -29,7 +30,7 @@ from verfedgnn.training.simple_models import (
     training_counts,
 )
 
-FEDERATED = ("federated means", "federated")
+FEDERATED = ("federated means", "federated", "federated raters")
 """Names of the models in a mixture that come from the federation."""
 
 
@@ -69,25 +70,33 @@ def gate_parties(
         alone = train_alone(party.party, party.parts, config, share, device, watch=watch, stop=stop)
         if config.gradients.mechanism == "skellam":
             model = refit_items(model, party.input)
-        gated.append(gate_party(party, model, alone, means, ranks=config.training.ranks))
+        gated.append(gate_party(party, model, alone, means, config))
     return gated
 
 
 def gate_party(
-    party: Prepared, federated: PartyModel, alone: PartyModel, others_means: Tensor | None, *, ranks: bool
+    party: Prepared,
+    federated: PartyModel,
+    alone: PartyModel,
+    others_means: Tensor | None,
+    config: Config,
 ) -> Gated:
     """Return one party's mixtures, with and without the federated models."""
+    ranks = config.training.ranks
     parts = (
-        list_parts(party, alone, federated) if ranks else rating_parts(party, alone, federated, others_means)
+        list_parts(party, alone, federated)
+        if ranks
+        else rating_parts(party, alone, federated, others_means, config)
     )
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     mixed = mix_parts(home, party, ranks=ranks)
     return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed)
 
 
-def gate_alone(party: Prepared, alone: PartyModel, *, ranks: bool) -> Stacked:
+def gate_alone(party: Prepared, alone: PartyModel, config: Config) -> Stacked:
     """Return the mixture of a party that has not joined."""
-    parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, None, None)
+    ranks = config.training.ranks
+    parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, None, None, config)
     return mix_parts(parts, party, ranks=ranks)
 
 
@@ -101,7 +110,11 @@ def mix_parts(
 
 
 def rating_parts(
-    party: Prepared, alone: PartyModel, federated: PartyModel | None, others_means: Tensor | None
+    party: Prepared,
+    alone: PartyModel,
+    federated: PartyModel | None,
+    others_means: Tensor | None,
+    config: Config,
 ) -> dict[str, PartyModel]:
     """Return the models that a party can mix to predict ratings, by name; the simplest comes first."""
     data = party.input
@@ -112,10 +125,24 @@ def rating_parts(
         others = others_means.cpu().double().numpy()
         offset = means.federated_offset(others, scale_unit(data.scale), data.valid, data.scale)
         parts["federated means"] = means_model(means, offset, device)
-    parts["alone"] = alone
+    parts |= split_models("alone", alone, config)
     if federated is not None:
-        parts["federated"] = federated
+        parts |= split_models("federated", federated, config)
     return parts
+
+
+def split_models(name: str, model: PartyModel, config: Config) -> dict[str, PartyModel]:
+    """Return the two models that a trained model with `model.raters` averages, or the model itself, by name."""
+    own = config.model.dim + 2
+    both = own + config.model.raters + 2
+    if not config.model.raters or model.users.shape[1] != both + 1:
+        return {name: model}
+    found = {}
+    for part, columns in ((name, slice(own)), (f"{name} raters", slice(own, both))):
+        users = torch.cat([model.users[:, columns], model.users[:, both:]], 1)
+        items = torch.cat([2 * model.items[:, columns], model.items[:, both:]], 1)
+        found[part] = PartyModel(users, items, model.embeddings)
+    return found
 
 
 def list_parts(party: Prepared, alone: PartyModel, federated: PartyModel | None) -> dict[str, PartyModel]:

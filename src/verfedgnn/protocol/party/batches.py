@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from verfedgnn.core.pairs import Pairs
@@ -44,6 +45,10 @@ class Batches:
             rng = self.setup.randomness.generator(PartyStream.RANKING_CANDIDATES, round)
             drawn = torch.from_numpy(rng.choice(items, wanted, replace=False))
             batch = replace(batch, candidates=drawn.to(batch.pairs.user.device))
+        if config.model.raters:
+            rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, round)
+            drawn = rng.random(len(batch.pairs), np.float32) < config.training.read
+            batch = replace(batch, read=torch.from_numpy(drawn).to(batch.pairs.rating))
         return batch
 
     def _all_ratings(self, block: UserBlock, epoch: int | None, replica: Replica) -> Batch:

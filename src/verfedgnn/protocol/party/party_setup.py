@@ -5,20 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.option_names import option
-from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import PartyRandomness
-from verfedgnn.core.rating_means import fit_means
+from verfedgnn.core.rating_means import arrays, fit_means
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.party.targets import Targets
+
+ITEM_DAMPING = 5.0
+"""Number of ratings at the party's mean that an item's mean counts in addition to its own."""
+
+
+def deviations(train: Pairs, data: PartyInput) -> NDArray[np.float64]:
+    """Return each rating less the mean of its item, in units of the party's scale."""
+    _, item, rating = arrays(train)
+    mean = rating.mean()
+    count = np.bincount(item, minlength=data.items)
+    offset = np.bincount(item, rating - mean, data.items) / (count + ITEM_DAMPING)
+    found: NDArray[np.float64] = (rating - mean - offset[item]) / scale_unit(data.scale)
+    return found
 
 
 @dataclass(frozen=True)
@@ -97,5 +112,6 @@ class PartySetup:
             users=self.data.users,
             items=self.data.items,
             ratio=all_items / self.data.items,
+            values=deviations(train, self.data)[neighbour] if self.config.model.raters else None,
         )
         return move_graph(graph, self.device)

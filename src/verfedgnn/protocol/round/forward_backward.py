@@ -50,9 +50,9 @@ class PassResult:
     private_gradients: dict[str, Tensor] | None
     """Gradients of the party's loss with respect to its private parameters, plus those of the others' losses through a pull."""
     users: Tensor | None
-    """h_u (N, D) if evaluated; with biases (N, D + 2)."""
+    """h_u (N, D) if evaluated; with biases (N, D + 2), and with a second model (N, D + H + 4)."""
     items: Tensor | None
-    """h_v (M_p, D) if evaluated; with biases (M_p, D + 2)."""
+    """h_v (M_p, D) if evaluated; with biases (M_p, D + 2), and with a second model (M_p, D + H + 4)."""
 
 
 def compute(
@@ -71,7 +71,7 @@ def compute(
     others = _reconstruct(graph, projection, inputs)
 
     with torch.set_grad_enabled(any(train)):
-        out = model.propagate(leaves, leaves, graph, others)
+        out = model.propagate(leaves, leaves, graph, others, _read_weights(inputs, graph, training))
     gradients: dict[str, Tensor] = {}
     finite = [True] * len(inputs)
     if any(train):
@@ -87,9 +87,10 @@ def compute(
         finite = public_gradients.sum(1).isfinite().tolist()
 
     projected = _project(projection, inputs, [x.detach() for x in out.neighbourhoods])
+    users, items = out.served
     results = []
     for p, party in enumerate(inputs):
-        items = len(party.private["items"])
+        own_items = len(party.private["items"])
         private = (
             {name: gradients[name][p, : len(v)] for name, v in party.private.items()} if train[p] else None
         )
@@ -99,8 +100,8 @@ def compute(
                 public_gradient=public_gradients[p] if train[p] else None,
                 finite=finite[p],
                 private_gradients=private,
-                users=out.users[p].detach() if party.evaluate else None,
-                items=out.items[p, :items].detach() if party.evaluate else None,
+                users=users[p].detach() if party.evaluate else None,
+                items=items[p, :own_items].detach() if party.evaluate else None,
             )
         )
     return results
@@ -117,6 +118,20 @@ def _stack(name: str, inputs: Sequence[PassInputs], graph: Graph, model: Model) 
     """Stack one private parameter of all parties; rows per item are padded to the same number."""
     rows = [party.private[name] for party in inputs]
     return torch.stack(rows) if name in model.private_per_user else pad_items(rows, graph.items)
+
+
+def _read_weights(inputs: Sequence[PassInputs], graph: Graph, training: TrainingConfig) -> Tensor | None:
+    """Return the weights with which the second model reads the edges (E): 0, or 1 over the share that is read."""
+    if all(party.batch is None or party.batch.read is None for party in inputs):
+        return None
+    bounds = graph.by_user[0][:: graph.users].tolist()
+    weights = []
+    for party, first, last in zip(inputs, bounds, bounds[1:], strict=False):
+        if party.batch is None or party.batch.read is None:
+            weights.append(graph.item_degree.new_ones(last - first))
+        else:
+            weights.append(party.batch.read / training.read)
+    return torch.cat(weights)
 
 
 def _stack_pulls(inputs: Sequence[PassInputs]) -> Tensor | None:

@@ -37,6 +37,8 @@ class Batch:
     """Rows of the items that a ranking loss compares with; None for all items."""
     edges: bool = False
     """Whether the pairs are exactly the edges of the party's graph, ordered by user and then item."""
+    read: Tensor | None = None
+    """1 for each pair that the second model reads, 0 for each that it predicts; None without a second model."""
 
     @cached_property
     def counts(self) -> tuple[Tensor, Tensor]:
@@ -56,9 +58,25 @@ def data_loss(
         return _ranking_loss(out, batches)
     if all(batch is not None and batch.edges for batch in batches):
         rating = torch.cat([batch.pairs.rating for batch in batches if batch is not None])
-        return _squared(graph.products(out.users, out.items) - rating, training.error_clip)
+        loss = _squared(graph.products(out.users, out.items) - rating, training.error_clip)
+        return (
+            loss if out.raters is None else loss + _rater_loss(out.raters, batches, graph, rating, training)
+        )
     user, item, rating = _flatten(batches, graph)
     return _squared(out.predict(user, item) - rating, training.error_clip)
+
+
+def _rater_loss(
+    raters: tuple[Tensor, Tensor],
+    batches: Sequence[Batch | None],
+    graph: Graph,
+    rating: Tensor,
+    training: TrainingConfig,
+) -> Tensor:
+    """Return the error of the second model on the pairs that it has not read, scaled to all pairs."""
+    read = torch.cat([batch.read for batch in batches if batch is not None and batch.read is not None])
+    error = (graph.products(*raters) - rating) * (1 - read)
+    return _squared(error, training.error_clip) / (1 - training.read)
 
 
 def _squared(error: Tensor, clip: float | None) -> Tensor:
@@ -100,6 +118,7 @@ def penalty(
         "users": training.l2_rating,
         "items": training.l2_rating,
         "messages": training.l2_messages,
+        "rater_users": training.l2_rating,
         "own_users": training.l2_residual,
         "own_user_bias": training.l2_residual,
     }
@@ -118,6 +137,7 @@ def penalty(
         "messages": training.l2_row,
         "own_users": training.l2_row,
         "item_bias": training.l2_item_bias,
+        "rater_item_bias": training.l2_item_bias,
         "own_user_bias": training.l2_user_bias,
     }
     for name, weight in per_row.items():

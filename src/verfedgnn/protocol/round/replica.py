@@ -128,6 +128,10 @@ class Replica:
         regularisers = {
             "users": 2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch),
             "user_bias": 2 * training.l2_user_bias / self.passes_per_epoch,
+            "rater_users": 2 * training.l2_raters / self.passes_per_epoch,
+            "rater_values": 2 * training.l2_readers / self.passes_per_epoch,
+            "rater_marks": 2 * training.l2_readers / self.passes_per_epoch,
+            "rater_bias": 2 * training.l2_user_bias / self.passes_per_epoch,
         }
         for name, change in block.model.views(total).items():
             per_user = name in self.model.per_user
