@@ -21,7 +21,7 @@ import torch
 
 import verfedgnn as vf
 from pays_numbers import cut_ciao
-from verfedgnn.data.parties import parties_from_files, parties_from_tables
+from verfedgnn.data.parties import parties_from_tables, read_parties
 from verfedgnn.data.synthetic import synthetic_tables
 from verfedgnn.privacy.rating_dp import fit_budget
 from verfedgnn.research.attacks.coordinator_attack import attack_gradients
@@ -164,7 +164,7 @@ def elsewhere(
     else:
         with tempfile.TemporaryDirectory() as made:
             source = Path(os.environ["VERFEDGNN_DATA"]) / "ciao" / "ratings.csv.gz"
-            parties = parties_from_files(cut_ciao(source, Path(made)), scale=(1, 5), catalogue=100_000)
+            parties = read_parties(cut_ciao(source, Path(made)), scale=(1, 5), catalogue=100_000)
     return attack_overlap(parties, config, seed=seed)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from verfedgnn.config import Config
 from verfedgnn.core.list_metrics import rank_each
-from verfedgnn.data import PartyData, parties_from_files, read_ratings, split_items
+from verfedgnn.data import PartyData, read_parties, read_ratings, split_items
 from verfedgnn.evaluation.lift import lift
 from verfedgnn.runs.run import Run
 from verfedgnn.training.simple_models import liked
@@ -133,12 +133,10 @@ def read_case(case: str, seed: int) -> list[PartyData]:
     if case == "amazon":
         shops = folder / "amazon-books-movies-dense"
         files = {name: shops / f"Amazon-{name.title()}-Dense.inter" for name in ("books", "movies")}
-        return parties_from_files(files, duplicates="first")
+        return read_parties(files, duplicates="first")
     if case.startswith("ciao"):
         with tempfile.TemporaryDirectory() as made:
-            return parties_from_files(
-                cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:]
-            )
+            return read_parties(cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:])
     if case == "genre":
         return split_items(read_ratings(folder / "ml-1m"), 3, seed=seed, by="genre")
     return split_items(read_ratings(folder / case), 10, seed=seed)
