@@ -47,8 +47,8 @@ class Batches:
             batch = replace(batch, candidates=drawn.to(batch.pairs.user.device))
         if config.model.raters:
             rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, round)
-            drawn = rng.random(len(batch.pairs), np.float32) < config.training.read
-            batch = replace(batch, read=torch.from_numpy(drawn).to(batch.pairs.rating))
+            read = torch.from_numpy(rng.random(len(batch.pairs), np.float32) < config.training.read)
+            batch = replace(batch, read=read.to(batch.pairs.rating))
         return batch
 
     def _all_ratings(self, block: UserBlock, epoch: int | None, replica: Replica) -> Batch:
