@@ -179,6 +179,27 @@ def test_federation_equals_local_runtime_bit_for_bit(
     )  # a handful of residues without masks may need a bit less than with them
 
 
+def test_a_second_model_over_raters_equals_the_local_runtime_bit_for_bit(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Parties read other ratings in each round, drawn from their own secrets."""
+    config = vf.Config.preset(
+        "best",
+        dim=4,
+        epochs=4,
+        evaluate_every=2,
+        gate=False,
+        lists=False,
+        unprotected=["noise"],
+        **{"model.raters": 5},
+    )
+    federated = trial(tmp_path, small_parties, config)
+    federated.run()
+    run = local(small_parties, config)
+    assert_same(federated, run)
+    assert federated.runs[small_parties[0].name].metrics["public"] == run.metrics["public"]
+
+
 def test_noise_is_a_partys_own_unless_agreed_otherwise(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:

@@ -212,6 +212,19 @@ def scores(run: vf.Run, party: vf.PartyData, users: Any, items: Any) -> None:
     ("preset", "settings", "parts"),
     [
         ("best", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
+        (
+            "best",
+            {"gate": False, "model.raters": 3},
+            {
+                "factors": 8,
+                "user bias": 1,
+                "item bias": 1,
+                "raters": 3,
+                "raters' user bias": 1,
+                "raters' item bias": 1,
+                "mean": 1,
+            },
+        ),
         ("paper", {}, {"factors": 8}),
         ("ranking", {"gate": False}, {"factors": 8}),
         ("private", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
