@@ -28,9 +28,9 @@ from verfedgnn.runs.prepared_data import Prepared, prepare
 
 K = 20
 SWEEPS = 16
-EASE = {"pairs": "all", "damping": 500.0}
+EASE = {"pairs": "all", "damping": 1000.0}
 """The settings of EASE that were chosen on the validation part."""
-IALS = {"pairs": "all", "dim": 128, "unobserved": 0.1, "strength": 0.003, "power": 1.0}
+IALS = {"pairs": "liked", "dim": 64, "unobserved": 0.1, "strength": 0.01, "power": 1.0}
 """The settings of iALS that were chosen on the validation part."""
 
 
