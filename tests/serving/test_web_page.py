@@ -18,7 +18,7 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.evaluation.verdict import deciding_figures, headline, narrow_lift
+from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, narrow_lift
 from verfedgnn.serving.catalogue import Catalogue
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
@@ -271,7 +271,7 @@ def make_lift(run: vf.Run) -> dict[str, Any]:
     lift = table("rmse", lift_row(0.9111, 0.9222, "no", 99))
     empty = {**lift_row(0, 0, "cannot tell", 0), "simple": None, "alone": None, "federated": None}
     lift["newcomers"] = table("rmse", empty)
-    return lift | {"lists": lists, "summary": "Join for the newcomers."}
+    return lift | {"lists": lists}
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -288,7 +288,7 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         assert visit.texts("#headline") == [f"{run.parties[0].name}: {headline(one)}"]
         assert visit.texts("#deciding") == [deciding_figures(one)]
         assert visit.texts("#overall")[0].startswith(f"All organisations: {headline(make_lift(run))}")
-        assert visit.texts("#summary") == ["Join for the newcomers."]
+        assert visit.texts("#summary li") == list_points(narrow_lift(make_lift(run), run.parties[0].name))
         top = visit.page.locator("#verdict").bounding_box()
         assert top["y"] < visit.page.locator("#pick").bounding_box()["y"]
         rows = visit.texts("#worth tbody tr")
@@ -308,6 +308,7 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         assert visit.page.locator("#worth table").count() == 1 + len(run.parties)
         assert visit.texts("#headline") == [headline(make_lift(run))]
         assert visit.page.locator("#overall").is_hidden()
+        assert visit.texts("#summary li") == list_points(make_lift(run))
         assert not visit.troubles
 
 

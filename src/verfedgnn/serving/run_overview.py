@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.lift import simple_model
-from verfedgnn.evaluation.verdict import NO, YES, deciding_figures, headline, narrow_lift, verdict
+from verfedgnn.evaluation.verdict import (
+    NO,
+    YES,
+    deciding_figures,
+    headline,
+    list_points,
+    narrow_lift,
+    verdict,
+)
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.phrases import format_size, total_bytes, warn_of_lists
 from verfedgnn.reports.privacy_card import list_all_guarantees, list_assumptions
@@ -52,6 +60,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "images": IMAGE in party.table.columns,
                 "figures": _collect_figures(figure, alone[number], predicts=catalogue.predicts),
                 "verdict": None if lift is None else _describe_verdict(narrow_lift(lift, party.name)),
+                "points": [] if lift is None else list_points(narrow_lift(lift, party.name)),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "titles": party.table.titles is not None,
@@ -73,7 +82,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
             metrics | {"parties": [figures[name] for name in served if name in figures]}
         ),
         "verdict": None if whole is None else _describe_verdict(whole),
-        "summary": None if whole is None else whole["summary"],
+        "points": [] if whole is None else list_points(whole),
         "judged_by_lift": lift is not None,
         "test": {name: metrics["test"].get(name) for name in ("rmse", NDCG)} if whole_run else None,
         "newer": _count_newer(catalogue, allowed),

@@ -65,7 +65,8 @@ function drawBytes(box, run) {
     const what = make("span", { class: "what" }, make("span", { class: "title" }, message.kind), make("span", { class: "kind" }, message.way));
     list.append(make("li", {}, make("div", { class: "line" }, what, make("span", {}, message.size)), meter(message.bytes / most)));
   }
-  const note = `${run.bytes.up} to the coordinator, ${run.bytes.down} back; ${run.bytes.per_party_per_round} per organisation and round.`;
+  const both = run.ranks && run.predicts ? " in both trainings, of ratings and of lists" : "";
+  const note = `${run.bytes.up} to the coordinator and ${run.bytes.down} back${both}; ${run.bytes.per_party_per_round} per organisation and round.`;
   box.replaceChildren(make("p", { class: "quiet" }, note), list);
 }
 
@@ -108,13 +109,11 @@ function describeUnjudged(run, party) {
   return `${metric.name} at ${one.name}, ${metric.better} is better: ${shown}.${ahead} For a verdict with intervals, run: verfedgnn train --resume RUN --lift`;
 }
 
-// Draw the summary of the lift, then one table for each organisation.
+// Draw what the lift shows in words, then one table for each organisation.
 function drawWorth(box, run, party) {
-  const shown = party ? [party] : run.parties, parts = [];
-  if (run.summary !== null) {
-    parts.push(make("p", { id: "summary" }, run.summary));
-    if (!party && shown.length > 1) parts.push(make("h4", {}, "All organisations together"), drawRows(run.lift, "all organisations together"));
-  }
+  const shown = party ? [party] : run.parties, points = (party ?? run).points, parts = [];
+  if (points.length) parts.push(make("ul", { class: "points", id: "summary" }, ...points.map((text) => make("li", {}, text))));
+  if (!party && run.lift !== null && shown.length > 1) parts.push(make("h4", {}, "All organisations together"), drawRows(run.lift, "all organisations together"));
   for (const one of shown) {
     if (shown.length > 1 || run.parties.length > 1) parts.push(make("h4", {}, one.name));
     parts.push(drawRows(one.lift ?? one.figures, one.name));
