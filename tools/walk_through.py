@@ -109,7 +109,8 @@ def run_command(words: list[str]) -> list[str]:
         sys.exit(f"verfedgnn {shlex.join(words)} failed:\n{''.join(remarks)}")
     kept = [line.rstrip() for line in remarks if not PROGRESS.search(line)]
     lines = [*output.decode().replace("\r", "").rstrip().split("\n"), *kept]
-    return [line.replace("python -m verfedgnn", "verfedgnn") for line in lines]
+    called = re.compile(rf"({re.escape(sys.executable)}|python) -m verfedgnn")
+    return [called.sub("verfedgnn", line) for line in lines]
 
 
 def draw_terminal(path: Path, words: list[str], *, tail: int = 0) -> None:
