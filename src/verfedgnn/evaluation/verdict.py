@@ -320,7 +320,7 @@ def _advise(lift: Mapping[str, Any]) -> str:
     gains |= {customers for party in parties for customers in party.gainers}
     gated = any("gate" in row for row in lift["parties"])
     if "newcomers" not in lift:
-        judge = f"newcomers are judged by {worded('`verfedgnn train` with --lift', '`lift()`')}."
+        judge = f"newcomers are judged by {worded('`verfedgnn train` with --lift', '`vf.lift`')}."
         return f"Join; {judge}" if gains else f"Before you decide: {judge}"
     if gains == {KNOWN, NEW}:
         return "Join, and serve what the gate has chosen for each party." if gated else "Join."
@@ -332,7 +332,7 @@ def _advise(lift: Mapping[str, Any]) -> str:
         return "Join; newcomers gain nothing yet, so look again when more customers are shared."
     found = "does not pay" if verdict(lift) == NO else "shows no clear gain"
     return (
-        f"On this data joining {found}: look at the overlap with {worded('`verfedgnn data check`', '`vf.check(...)`')}, add a "
+        f"On this data joining {found}: look at the overlap with {worded('`verfedgnn data check`', '`vf.check`')}, add a "
         "party that shares more customers, or stay with what each party has alone."
     )
 
