@@ -463,7 +463,7 @@ def test_lists_that_lose_to_popularity_are_named() -> None:
     assert text.startswith(
         "Lists are worse than the most popular items (NDCG@20: bad 0.1000, popularity 0.2000)."
     )
-    assert "--preset best or ranking" in text
+    assert 'preset="best" or ranking' in text
     text = warn_of_lists(metrics | {"lists": {}})
     assert text is not None
     assert text.endswith("Train with more data, or show these customers what is popular.")
