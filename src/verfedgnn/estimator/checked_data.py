@@ -69,7 +69,9 @@ class DataCheck:
 
     def __repr__(self) -> str:
         text = StringIO()
-        console = SafeConsole(file=text, width=110, highlight=False, force_jupyter=False)
+        console = SafeConsole(
+            file=text, width=110, highlight=False, force_jupyter=False, force_terminal=False
+        )
         for each in self.sources:
             show_checked(console, each)
         if self.overlap is not None:
