@@ -136,9 +136,7 @@ def read_case(case: str, seed: int) -> list[PartyData]:
         return read_parties(files, duplicates="first")
     if case.startswith("ciao"):
         with tempfile.TemporaryDirectory() as made:
-            return read_parties(
-                cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:]
-            )
+            return read_parties(cut_ciao(folder / "ciao" / "ratings.csv.gz", Path(made)), users=case[5:])
     if case == "genre":
         return split_items(read_ratings(folder / "ml-1m"), 3, seed=seed, by="genre")
     return split_items(read_ratings(folder / case), 10, seed=seed)

@@ -108,6 +108,27 @@ def test_a_party_killed_in_the_second_training(
     assert_both_same(federated, local(small_parties, config))
 
 
+def test_newcomers_are_served_alike_by_processes_and_one_machine(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """In rounds 1 and 2 of 8, parties withhold users. A kill in round 4 loses nothing of what they learnt from it."""
+    config = best(epochs=8)
+    assert config.for_lists().training.withheld_rounds == 2
+    killed: list[bool] = []
+
+    def die() -> None:
+        killed.append(True)
+        raise Killed
+
+    federated = trial(tmp_path, small_parties, config)
+    federated.run({"party-1": in_lists(config, RoundReply, 4, die)})
+    assert killed
+    run = local(small_parties, config)
+    assert_both_same(federated, run)
+    gates = [row["list_gate"] for row in run.metrics["parties"]]
+    assert any(gate["newcomers"]["EASE"] == 0 and gate["known"]["EASE"] > 0 for gate in gates)
+
+
 def test_a_party_killed_before_it_reports_the_first_result(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:

@@ -78,12 +78,21 @@ class TrainingConfig(Section):
     """Share of the parties that take part in a round (Sec. 4.6)."""
     gate: bool = False
     """After training, let every party mix the federated model with what it has alone, by its own validation part."""
+    newcomer_rounds: int = Field(0, ge=0)
+    """First rounds of a training with a gate, at most a quarter of all, in which each party withholds all ratings of a tenth of its
+    users. It learns on them how to serve newcomers. 0: withhold nothing."""
     evaluate_every: int = Field(0, ge=0)
     """Rounds between two validations. 0: once per epoch."""
     patience: int = Field(0, ge=0)
     """Number of validations without improvement after which training stops. 0: train to the end. The best round is kept in both cases."""
     checkpoint_every: int = Field(500, ge=1)
     """Rounds between two checkpoints."""
+
+    @property
+    def withheld_rounds(self) -> int:
+        """Number of first rounds without the ratings of withheld users; a validation takes place in the last of them."""
+        rounds = min(self.newcomer_rounds, self.epochs // 4) if self.gate else 0
+        return rounds - rounds % max(1, self.evaluate_every)
 
     @property
     def ranks(self) -> bool:

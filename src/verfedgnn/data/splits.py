@@ -17,6 +17,13 @@ TRAIN = 0
 VALID = 1
 TEST = 2
 
+_WITHHELD = 0.1
+"""Share of a party's users that it withholds in the first rounds."""
+_MOST_WITHHELD = 0.3
+"""Largest such share, for parties with few users."""
+_ENOUGH_WITHHELD = 100
+"""Number of withheld users below which the share grows."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -93,20 +100,44 @@ def split_by_time(ratings: Ratings) -> NDArray[np.int8]:
     return part
 
 
-def split_newcomers(ratings: Ratings, party: str, *, share: float = 0.1, seed: int = 0) -> NDArray[np.int8]:
-    """Return the part of each rating so that some users are new to the party: all of their ratings there are held out.
+def split_newcomers(
+    ratings: Ratings,
+    party: str,
+    *,
+    share: float = 0.1,
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    seed: int = 0,
+) -> NDArray[np.int8]:
+    """Return the part of each rating so that some users are new to the party: all of their ratings there are `TEST`.
 
-    A share of the users is `TEST`, another one `VALID`, all others `TRAIN`. The draw is a hash of seed, party and user id, so a
-    party computes it alone and each party holds out other users.
+    The ratings of all other users are `TRAIN` or `VALID`, in the proportion of `fractions`.
+    """
+    kept = fractions[0] + fractions[1]
+    part = split_by_rating(ratings, fractions=(fractions[0] / kept, fractions[1] / kept, 0.0), seed=seed)
+    part[(_draw_users(ratings, party, seed) < share)[ratings.user]] = TEST
+    return part
+
+
+def draw_newcomers(ratings: Ratings, party: str, *, seed: int = 0) -> NDArray[np.bool_]:
+    """Return the users (N,) whose ratings a party withholds in the first rounds: a tenth of its users, a few more if it has few.
+
+    None of them is a test user of `split_newcomers` with the same seed.
+    """
+    users = len(np.unique(ratings.user))
+    share = min(_MOST_WITHHELD, max(_WITHHELD, _ENOUGH_WITHHELD / max(1, users)))
+    found: NDArray[np.bool_] = _draw_users(ratings, party, seed) >= 1 - share
+    return found
+
+
+def _draw_users(ratings: Ratings, party: str, seed: int) -> NDArray[np.float64]:
+    """Draw a number from [0, 1) for each user with ratings, and -1 for all others.
+
+    The draw is a hash of seed, party and user id. A party computes it without the others, and each party draws other users.
     """
     salt = int(hash64(np.array([party]), seed)[0])
     present = np.zeros(ratings.n_users, bool)
     present[ratings.user] = True
-    uniform = np.ones(ratings.n_users)
+    uniform = np.full(ratings.n_users, -1.0)
     drawn = mix(hash64(ratings.user_ids[present], salt) + _GOLDEN)
     uniform[present] = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    by_user = np.full(ratings.n_users, TRAIN, np.int8)
-    by_user[uniform < 2 * share] = VALID
-    by_user[uniform < share] = TEST
-    part: NDArray[np.int8] = by_user[ratings.user]
-    return part
+    return uniform

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from verfedgnn.federation.event_log import log_event
-from verfedgnn.federation.party_store import PartyStore, StageResult
+from verfedgnn.federation.party_store import FIRST_ROUNDS, PartyStore, StageResult
 from verfedgnn.federation.stages import Stage
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_model import PartyModel
@@ -49,6 +49,12 @@ def _make_run(
     arrays = {key: value.to(device) for key, value in result.arrays.items()}
     public = arrays.pop("public")
     share = arrays.pop("others_means", None)
+    first = {key: arrays.pop(key) for key in list(arrays) if key.startswith(f"{FIRST_ROUNDS}.")}
+    first_rounds = (
+        PartyModel.from_arrays({key.partition(".")[2]: value for key, value in first.items()})
+        if first
+        else None
+    )
     model = PartyModel.from_arrays(arrays)
     figures = result.figures
     history = read_history(stage.folder(store.folder))
@@ -57,7 +63,9 @@ def _make_run(
     federated = None
     if stage.config.training.gate:
         log_event("training alone to choose the gate", stage=stage.name)
-        (gated,) = gate_parties([prepared], [model], [share], stage.config, figures["ratings"])
+        (gated,) = gate_parties(
+            [prepared], [model], [share], stage.config, figures["ratings"], first_rounds=[first_rounds]
+        )
         log_event("gate chosen", stage=stage.name, weights=str(gated.served.known))
         federated = [model]
         model = gated.served.model

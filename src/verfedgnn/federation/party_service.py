@@ -17,7 +17,7 @@ from verfedgnn.core.files import writing
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.event_log import log_event
-from verfedgnn.federation.party_store import PartyStore, StageResult
+from verfedgnn.federation.party_store import FIRST_ROUNDS, PartyStore, StageResult
 from verfedgnn.federation.release_file import open_ledger
 from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
@@ -305,6 +305,8 @@ class PartyService:
         arrays = finished.model | {"public": finished.public}
         if finished.others_means is not None:
             arrays["others_means"] = finished.others_means
+        if finished.first_rounds is not None:
+            arrays |= {f"{FIRST_ROUNDS}.{key}": value for key, value in finished.first_rounds.items()}
         figures = {
             "best_round": message.best_round,
             "seconds": self.seconds,

@@ -27,6 +27,8 @@ from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, write_history
 from verfedgnn.runs.run_layout import LISTS
 
+FIRST_ROUNDS = "first_rounds"
+"""Prefix of the arrays of the model of the first rounds in a stored result."""
 _MARK = "federation.txt"
 """File that names the agreement and the alignment of the folder; written last."""
 
@@ -38,7 +40,8 @@ class StageResult:
     rounds: int
     """Number of rounds; 0 if the training was skipped, because a party had nothing to train it on."""
     arrays: dict[str, Tensor]
-    """The model (`PartyModel.arrays`), the public parameters `public`, and `others_means` where users' means were shared."""
+    """The model (`PartyModel.arrays`), the public parameters `public`, `others_means` where users' means were shared, and the model
+    of the first rounds where users were withheld."""
     ledger: Ledger
     figures: dict[str, Any]
     """best_round, seconds, privacy, digest, and ratings: the training ratings of all parties."""

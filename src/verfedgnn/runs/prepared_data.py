@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.config.sections import SplitConfig
@@ -21,6 +22,7 @@ from verfedgnn.data import (
     PartyData,
     Ratings,
     cap_ratings,
+    draw_newcomers,
     split_by_rating,
     split_by_time,
     split_newcomers,
@@ -39,6 +41,8 @@ class Prepared:
     train: Pairs
     valid: Pairs
     test: Pairs
+    withheld: Tensor | None = None
+    """Whether a training of lists withholds each user's ratings in its first rounds (N,); None if it withholds nothing."""
 
     @property
     def input(self) -> PartyInput:
@@ -52,6 +56,7 @@ class Prepared:
             self.train,
             self.valid,
             table.catalogue,
+            self.withheld,
         )
 
 
@@ -92,7 +97,7 @@ def split_ratings(party: PartyData, config: SplitConfig, seed: int) -> NDArray[n
     if config.kind == "time":
         return split_by_time(party.ratings)
     if config.kind == "newcomers":
-        return split_newcomers(party.ratings, party.name, seed=seed)
+        return split_newcomers(party.ratings, party.name, fractions=config.fractions, seed=seed)
     return split_by_rating(party.ratings, fractions=config.fractions, seed=seed)
 
 
@@ -108,7 +113,12 @@ def _prepare(party: PartyData, parts: NDArray[np.int8], config: Config, device: 
                 f"none of the {format_count(len(party.ratings), 'rating')} of party '{party.name}' is in its {name} part; "
                 "add data or change split.fractions"
             )
-    return Prepared(party, parts, train, valid, test)
+    withheld = None
+    if config.training.withheld_rounds or (
+        config.trains_lists and config.for_lists().training.withheld_rounds
+    ):
+        withheld = torch.from_numpy(draw_newcomers(party.ratings, party.name, seed=config.seed)).to(device)
+    return Prepared(party, parts, train, valid, test, withheld)
 
 
 def _pairs(ratings: Ratings, chosen: NDArray[np.bool_], device: torch.device) -> Pairs:

@@ -5,14 +5,15 @@ r"""The gate for lists: a weighted mixture of popularity, EASE, a party's own ra
 
 The party chooses w by NDCG@20 on its own validation part. It starts from its best single model, or from the mixture that it has
 without the federation. It accepts a change of one weight only if NDCG rises by more than a fraction of its standard error, so that
-the noise of a small validation part does not decide. Newcomers, users without a training rating at the party, have separate weights
-if the validation part has enough of them. Finally all scores are multiplied by one factor, the temperature, which maximises the
+the noise of a small validation part does not decide. Newcomers, users without a training rating at the party, have separate weights.
+They are chosen on the users that the party withheld in the first rounds, or on newcomers in the validation part, if there are
+enough of either. Finally all scores are multiplied by one factor, the temperature, which maximises the
 likelihood of the softmax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from verfedgnn.core.list_metrics import list_quality
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.runs.party_model import PartyModel
-from verfedgnn.training.rating_stack import Stacked, mix_models
+from verfedgnn.training.rating_stack import Stacked, Weights, mix_models
 from verfedgnn.training.simple_models import liked, training_counts
 
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)
@@ -30,8 +31,8 @@ PASSES = 2
 """Number of searches over all weights."""
 MARGIN = 0.2
 """Least rise of NDCG that is accepted, in standard errors."""
-FEWEST_NEWCOMERS = 50
-"""Fewest newcomers in the validation part for which separate weights are chosen."""
+FEWEST_NEWCOMERS = 30
+"""Fewest newcomers for which separate weights are chosen."""
 MOST_SCORES = 1 << 24
 """Most scores of one model in memory while weights are chosen; beyond that, users are sampled."""
 K = 20
@@ -62,10 +63,16 @@ class _Judged:
         return total.masked_fill_(self.hidden, -torch.inf)
 
 
-def stack_lists(models: Mapping[str, PartyModel], data: PartyInput, start: Stacked | None = None) -> Stacked:
+def stack_lists(
+    models: Mapping[str, PartyModel],
+    data: PartyInput,
+    start: Stacked | None = None,
+    unseen: Mapping[str, PartyModel] | None = None,
+) -> Stacked:
     """Return the best mixture of `models` for one party; the first model is the simplest, popularity.
 
-    The search begins with the mixture `start` of some of the models, by default with the best single model.
+    The search begins with the mixture `start` of some of the models, by default with the best single model. `unseen` are models
+    that have not seen the ratings of the withheld users.
     """
     names = list(models)
     counts = training_counts(data)
@@ -73,16 +80,30 @@ def stack_lists(models: Mapping[str, PartyModel], data: PartyInput, start: Stack
     new = counts[wanted.user.long()] == 0
     every = list(models.values())
     usual = _judge(every, data, wanted.take(~new))
-    known = _search(usual, None if start is None else [start.known.get(name, 0.0) for name in names])
+    known = _search(usual, _starting(None if start is None else start.known, names))
     newcomers = known
-    if len(torch.unique(wanted.user[new])) >= FEWEST_NEWCOMERS:
-        first = None if start is None else [start.newcomers.get(name, 0.0) for name in names]
-        newcomers = _search(_judge(every, data, wanted.take(new)), first)
+    first = None if start is None else start.newcomers
+    withheld = liked(data.take_withheld(), data.scale)
+    if unseen is not None and _count_users(withheld) >= FEWEST_NEWCOMERS:
+        judged = _judge(list(unseen.values()), data.without_withheld(), withheld)
+        found = dict(zip(unseen, _search(judged, _starting(first, unseen)), strict=True))
+        newcomers = [found.get(name, 0.0) for name in names]
+    elif _count_users(wanted.take(new)) >= FEWEST_NEWCOMERS:
+        newcomers = _search(_judge(every, data, wanted.take(new)), _starting(first, models))
     temperature = _temperature(usual, known)
     known = [weight * temperature for weight in known]
     newcomers = [weight * temperature for weight in newcomers]
     model = mix_models(every, known, newcomers, counts)
     return Stacked(model, dict(zip(names, known, strict=True)), dict(zip(names, newcomers, strict=True)))
+
+
+def _count_users(pairs: Pairs) -> int:
+    return len(torch.unique(pairs.user))
+
+
+def _starting(weights: Weights | None, names: Iterable[str]) -> list[float] | None:
+    """Return the weights by which a search begins, in the order of `names`."""
+    return None if weights is None else [weights.get(name, 0.0) for name in names]
 
 
 def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Judged:

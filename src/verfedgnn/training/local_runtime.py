@@ -24,6 +24,7 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.policy import LOCAL, Policy
 from verfedgnn.protocol.party.stacked_round import answer_trip
+from verfedgnn.protocol.party.training_ratings import TrainingRatings
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.user_blocks import UserBlock
@@ -65,7 +66,8 @@ class LocalRuntime:
         models = [candidate.setup.model for candidate in candidates]
         self.stack = stack and sum(model.user_size for model in models) <= STACK_VALUES
         self.large = any(model.size >= PARALLEL_SIZE for model in models)
-        self._stacked_names: tuple[str, ...] = ()
+        self._stacked_ratings: list[TrainingRatings] = []
+        """Ratings of the last stack of parties."""
         self._stacked_subsets: dict[int, UserSubset] = {}
         """Subsets of the last stack of parties, by index of the block."""
         self.parties = self._join()
@@ -140,8 +142,9 @@ class LocalRuntime:
         """Return a stack's subset of a block; it has all users, since few have no ratings at any of several parties."""
         if len(names) == 1:
             return self.parties[names[0]].subset(block, rated_only)
-        if self._stacked_names != names:
-            self._stacked_names = names
+        ratings = [self.parties[name].present_ratings for name in names]
+        if self._stacked_ratings != ratings:
+            self._stacked_ratings = ratings
             self._stacked_subsets = {}
         if block.index not in self._stacked_subsets:
             subsets = [self.parties[name].subset(block, False) for name in names]

@@ -51,6 +51,8 @@ class Trained:
     """Largest number of releases of any party, of each kind."""
     others_means: list[Tensor | None]
     """For each party, the sum of the other parties' user means (N, 2); None if they were not exchanged."""
+    first_rounds: list[PartyModel | None]
+    """For each party, the model of the first rounds, without the ratings of withheld users; None if it withheld nothing."""
 
 
 class TrainingLoop:
@@ -142,6 +144,10 @@ class TrainingLoop:
             ledger=self.runtime.ledger,
             releases=ReleaseCounts.most(self.releases.values()),
             others_means=[each.others_means for each in finished],
+            first_rounds=[
+                None if each.first_rounds is None else PartyModel.from_arrays(each.first_rounds)
+                for each in finished
+            ],
         )
 
     # -- checkpoints -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verfedgnn.config import Config
+from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
@@ -56,21 +57,28 @@ def gate_parties(
     config: Config,
     ratings: int,
     *,
+    first_rounds: Sequence[PartyModel | None] | None = None,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> list[Gated]:
     """Train each party alone and choose its mixture; `ratings` is the number of all parties' training ratings.
 
     `others_means` are the sums of the other parties' user means (`core.rating_means`), None if they were not exchanged.
+    `first_rounds` are the models of rounds without withheld users, on which the weights of newcomers are chosen.
     """
     gated = []
-    for party, model, means in zip(prepared, models, others_means, strict=True):
+    first_rounds = first_rounds or [None] * len(prepared)
+    for party, model, means, first in zip(prepared, models, others_means, first_rounds, strict=True):
         share = len(party.train) / max(1, ratings)
         device = party.train.user.device
         alone = train_alone(party.party, party.parts, config, share, device, watch=watch, stop=stop)
         if config.gradients.mechanism == "skellam":
             model = refit_items(model, party.input)
+<<<<<<< HEAD
         gated.append(gate_party(party, model, alone, means, config))
+=======
+        gated.append(gate_party(party, model, alone, means, first, ranks=config.training.ranks))
+>>>>>>> 57103ea (Withhold a tenth of the users in the first rounds of lists, and choose the weights of newcomers on them)
     return gated
 
 
@@ -79,7 +87,13 @@ def gate_party(
     federated: PartyModel,
     alone: PartyModel,
     others_means: Tensor | None,
+<<<<<<< HEAD
     config: Config,
+=======
+    first_rounds: PartyModel | None = None,
+    *,
+    ranks: bool,
+>>>>>>> 57103ea (Withhold a tenth of the users in the first rounds of lists, and choose the weights of newcomers on them)
 ) -> Gated:
     """Return one party's mixtures, with and without the federated models."""
     ranks = config.training.ranks
@@ -90,7 +104,7 @@ def gate_party(
     )
     home = {name: model for name, model in parts.items() if name not in FEDERATED}
     mixed = mix_parts(home, party, ranks=ranks)
-    return Gated(mix_parts(parts, party, mixed, ranks=ranks), mixed)
+    return Gated(mix_parts(parts, party, mixed, first_rounds, ranks=ranks), mixed)
 
 
 def gate_alone(party: Prepared, alone: PartyModel, config: Config) -> Stacked:
@@ -101,12 +115,40 @@ def gate_alone(party: Prepared, alone: PartyModel, config: Config) -> Stacked:
 
 
 def mix_parts(
-    parts: dict[str, PartyModel], party: Prepared, start: Stacked | None = None, *, ranks: bool
+    parts: dict[str, PartyModel],
+    party: Prepared,
+    start: Stacked | None = None,
+    first_rounds: PartyModel | None = None,
+    *,
+    ranks: bool,
 ) -> Stacked:
-    """Return the best mixture of `parts` on the validation part; a search for lists begins with the mixture `start`."""
+    """Return the best mixture of `parts` on the validation part; a search for lists begins with the mixture `start`.
+
+    `first_rounds` is the federated model without the ratings of withheld users.
+    """
     if ranks:
-        return stack_lists(parts, party.input, start)
+        unseen = None
+        if FEDERATED[1] not in parts or first_rounds is not None:
+            unseen = unseen_parts(parts, first_rounds, party.input)
+        return stack_lists(parts, party.input, start, unseen)
     return stack_ratings(parts, party.valid, training_counts(party.input))
+
+
+def unseen_parts(
+    parts: dict[str, PartyModel], first_rounds: PartyModel | None, data: PartyInput
+) -> dict[str, PartyModel]:
+    """Return the models for lists as if withheld users were newcomers.
+
+    The federated model is that of the first rounds, and the model alone gives everybody the average vector of its users. EASE has
+    nothing to say about newcomers.
+    """
+    found = {name: model for name, model in parts.items() if name != "EASE"}
+    alone = found["alone"]
+    average = alone.users[training_counts(data) > 0].mean(0, keepdim=True).expand_as(alone.users)
+    found["alone"] = PartyModel(average, alone.items, alone.embeddings)
+    if first_rounds is not None:
+        found[FEDERATED[1]] = first_rounds
+    return found
 
 
 def rating_parts(

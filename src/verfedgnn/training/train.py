@@ -188,7 +188,14 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
     gated = None
     if config.training.gate:
         gated = gate_parties(
-            loop.prepared, models, trained.others_means, config, trained.ratings, watch=watch, stop=stop
+            loop.prepared,
+            models,
+            trained.others_means,
+            config,
+            trained.ratings,
+            first_rounds=trained.first_rounds,
+            watch=watch,
+            stop=stop,
         )
         models = [each.served.model for each in gated]
     first = next(iter(loop.runtime.parties.values()))

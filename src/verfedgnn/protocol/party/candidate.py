@@ -19,6 +19,7 @@ from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL, Policy, check_welcome
 from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.party.release_ledger import ReleaseLedger
+from verfedgnn.protocol.party.training_ratings import TrainingRatings
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
@@ -140,12 +141,14 @@ class Candidate:
             )
         if self._masks is not None:
             self._masks.join(message.training, message.index, len(message.items))
+        first = None if self.start is not None else TrainingRatings.of_first_rounds(setup, sum(message.items))
         joined = self.party_class(
             setup,
             self.progress,
             index=message.index,
             replica=own,
-            graph=setup.make_graph(sum(message.items)),
+            ratings=TrainingRatings.of(setup, sum(message.items)),
+            first_ratings=first,  # a start from an earlier run has seen all users
             projection=projection or self._projection,
             masks=self._masks,
             ledger=self.ledger,

@@ -28,7 +28,6 @@ from verfedgnn.privacy import masking
 from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.privacy.rating_dp import add_item_noise, add_validation_noise, protects_users
 from verfedgnn.protocol.checkpoint_state import to_tensor
-from verfedgnn.protocol.party.batches import Batches
 from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods, UserGradient
 from verfedgnn.protocol.party.incoming import (
     others_of_block,
@@ -51,6 +50,7 @@ from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
+from verfedgnn.protocol.party.training_ratings import TrainingRatings
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.mask_context import mask_context
@@ -82,6 +82,8 @@ class FinishedTraining:
     """The party's model of the best validation: h_u, h_v and e_v^0."""
     others_means: Tensor | None
     """The sum of the other parties' users' means (N, 2); None if they are not shared."""
+    first_rounds: dict[str, Tensor] | None = None
+    """The party's model at the end of the first rounds, without the ratings of withheld users; None if it withheld nothing."""
 
 
 class Party:
@@ -94,7 +96,8 @@ class Party:
         *,
         index: int,
         replica: Replica,
-        graph: Graph,
+        ratings: TrainingRatings,
+        first_ratings: TrainingRatings | None,
         projection: Projection | IdentityProjection | None,
         masks: PartyMasks | None,
         ledger: ReleaseLedger | None = None,
@@ -104,17 +107,20 @@ class Party:
         self.index = index
         """The party's place in the order that fixes every sum."""
         self.replica = replica
-        self.graph = graph
+        self.ratings = ratings
+        """All training ratings."""
+        self.first_ratings = first_ratings
+        """Training ratings of the first rounds, without withheld users; None if nothing is withheld."""
+        self.present_ratings = ratings
+        """Those of the two that the present round uses."""
         self.projection = projection
         """Projection of the exchange; None if the configuration exchanges nothing."""
         self.masks = masks
         """Masks of this stay; None if the configuration has no masks."""
         self.ledger = ledger
         """Account of what the party has released; None on one machine."""
-        self.batches = Batches(setup)
         self._last_trip = (0, 0, 0)
         """Round, negated trip and attempt of the last trip. None is answered twice, so no mask is used twice."""
-        self._subsets: dict[tuple[int, bool], UserSubset] = {}
 
     @property
     def name(self) -> str:
@@ -125,6 +131,11 @@ class Party:
     def data(self) -> PartyInput:
         """The party's ratings."""
         return self.setup.data
+
+    @property
+    def graph(self) -> Graph:
+        """Graph of all training ratings."""
+        return self.ratings.graph
 
     @property
     def config(self) -> Config:
@@ -156,24 +167,29 @@ class Party:
 
     def subset(self, block: UserBlock, rated_only: bool) -> UserSubset:
         """Return the users to compute for a block: all of them, or only those with training ratings here."""
-        key = (block.index, rated_only)
-        if key not in self._subsets:
-            if rated_only:
-                every = self.subset(block, False)
-                self._subsets[key] = every.with_ratings(self.data.train.user, self.config)
-            else:
-                self._subsets[key] = UserSubset.of_block(block, self.graph, self.projection)
-        return self._subsets[key]
+        return self.present_ratings.subset(block, rated_only, self.projection)
 
     def batch(self, round: int) -> Batch:
         """Return the party's share of the round's batch."""
-        return self.batches.in_round(round, self.replica)
+        return self.present_ratings.batches.in_round(round, self.replica)
+
+    @property
+    def withholds(self) -> bool:
+        """Whether the present round leaves out the ratings of withheld users."""
+        return self.present_ratings is self.first_ratings
+
+    def _choose_ratings(self, round: int) -> None:
+        """Choose the ratings that the party trains on in a round."""
+        first = self.first_ratings
+        withhold = first is not None and round <= self.config.training.withheld_rounds
+        self.present_ratings = first if first is not None and withhold else self.ratings
 
     # -- one trip ----------------------------------------------------------------------------------------
 
     def begin(self, message: RoundStart) -> PassInputs:
         """Take in what the message brings, and return the inputs of the computation."""
         self._check(message)
+        self._choose_ratings(message.round)
         progress = self.progress
         replica = self.replica
         update_replica(replica, message)  # refuses updates that do not fit, before anything is kept
@@ -255,6 +271,8 @@ class Party:
         """Keep the evaluated model, and return its validation error and count, protected as configured."""
         model = self._served(validated)
         self.progress.evaluated = (message.round, model)
+        if self.withholds:
+            self.progress.first_rounds = self.progress.evaluated
         if self.setup.protects_ratings:
             squared = squared_errors(model["users"], model["items"], self.data.valid)
             if protects_users(self.config):  # each user counts once
@@ -357,6 +375,7 @@ class Party:
     def finish(self, message: Finish) -> FinishedTraining:
         """Return the model of the best validation. A party that missed that validation evaluates it now."""
         check_public(message.parameters, self.model)
+        self.present_ratings = self.ratings
         progress = self.progress
         progress.keep_best(message.best_round)
         public = to_tensor(message.parameters, self.setup.device)
@@ -364,7 +383,8 @@ class Party:
             (result,) = evaluate_all_users([self], public, self.subset)
             progress.best = (message.best_round, self._served(result))
         reply = Finished(digest=parameters_digest(public))
-        return FinishedTraining(reply, public, progress.best[1], self.others_means)
+        first = None if progress.first_rounds is None else progress.first_rounds[1]
+        return FinishedTraining(reply, public, progress.best[1], self.others_means, first)
 
     def _served(self, result: PassResult) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""

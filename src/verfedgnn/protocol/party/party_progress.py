@@ -50,6 +50,8 @@ class PartyProgress:
     """The model as last evaluated; None before the first validation."""
     best: EvaluatedModel | None = None
     """The model of the best validation that this party took part in; None before the first."""
+    first_rounds: EvaluatedModel | None = None
+    """The model as last evaluated in rounds that left out withheld users; None if there were none."""
     training: str | None = None
     """Name of the training; None before the party first joins one."""
     announced: tuple[int, str] | None = None
@@ -98,6 +100,7 @@ class PartyProgress:
         state = CheckpointState()
         state.put_model("evaluated", self.evaluated)
         state.put_model("best", self.best)
+        state.put_model("first_rounds", self.first_rounds)
         return state
 
     def checkpoint(self) -> CheckpointState:
@@ -120,6 +123,7 @@ class PartyProgress:
         self.private = self.private.get(state, "private")
         self.evaluated = models.get_model("evaluated", self.device)
         self.best = models.get_model("best", self.device)
+        self.first_rounds = models.get_model("first_rounds", self.device)
         self.exchange = ExchangeState.get(state, self.blocks, self.device)
         self.training = values["training"]
         verified = values["verified"]
