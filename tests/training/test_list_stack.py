@@ -104,11 +104,18 @@ def test_ease_on_own_data_is_used_where_it_helps() -> None:
     assert market.ndcg(stacked.model) > 1.05 * market.ndcg(popular)
 
 
-def test_few_newcomers_have_the_weights_of_the_others() -> None:
+def test_few_newcomers_have_popularity_and_twice_the_federated_model() -> None:
+    """Both relative to the spread of their scores; too few newcomers are no evidence."""
     market = make_market(2, taste=1.0, new=list_stack.FEWEST_NEWCOMERS - 1)
-    models = {"popularity": popularity_model(market.data), "federated": market.truth}
+    models = {"popularity": popularity_model(market.data), "EASE": noise(1), "federated": market.truth}
     stacked = stack_lists(models, market.data)
-    assert stacked.newcomers == stacked.known
+    rows = torch.arange(list_stack.FEWEST_NEWCOMERS - 1)
+    spread = {name: float(model.score(rows).std()) for name, model in models.items()}
+    weight = {name: value * spread[name] for name, value in stacked.newcomers.items()}
+    assert weight["federated"] == pytest.approx(2 * weight["popularity"])
+    assert weight["EASE"] == 0
+    alone = stack_lists({"popularity": models["popularity"], "alone": noise(2)}, market.data)
+    assert alone.newcomers["alone"] == 0
 
 
 def test_many_newcomers_have_weights_of_their_own() -> None:
@@ -147,12 +154,14 @@ def test_withheld_users_decide_for_newcomers() -> None:
 
 
 def test_models_that_saw_the_withheld_users_do_not_decide_for_newcomers() -> None:
-    """Without models of the first rounds, as after a warm start, newcomers have the weights of the others."""
+    """Without models of the first rounds, as after a warm start, newcomers keep the weights from which a search starts."""
     market = make_market(5, taste=1.0)
     data = replace(market.data, withheld=torch.arange(USERS) < JUDGED)
     models = {"popularity": popularity_model(data), "federated": market.truth}
     stacked = stack_lists(models, data)
-    assert stacked.newcomers == stacked.known
+    spread = [float(model.score(torch.arange(30)).std()) for model in models.values()]
+    weight = [value * each for value, each in zip(stacked.newcomers.values(), spread, strict=True)]
+    assert weight[1] == pytest.approx(2 * weight[0])
 
 
 def test_scores_become_likely_shares() -> None:

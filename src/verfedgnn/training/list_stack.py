@@ -5,16 +5,18 @@ r"""The gate for lists: a weighted mixture of popularity, EASE, a party's own ra
 
 The party chooses w by NDCG@20 on its own validation part. It starts from its best single model, or from the mixture that it has
 without the federation. It accepts a change of one weight only if NDCG rises by more than a fraction of its standard error, so that
-the noise of a small validation part does not decide. Newcomers, users without a training rating at the party, have separate weights.
-They are chosen on the users that the party withheld in the first rounds, or on newcomers in the validation part, if there are
-enough of either. Finally all scores are multiplied by one factor, the temperature, which maximises the
-likelihood of the softmax.
+the noise of a small validation part does not decide. Finally all scores are multiplied by one factor, the temperature, which
+maximises the likelihood of the softmax.
+
+Newcomers, users without a training rating at the party, have separate weights for popularity and the federated model. These start
+from a mixture that serves newcomers well on all data sets at hand (`NEWCOMER_START`). They change only for clear evidence: on users
+that the party withheld in the first rounds, or on newcomers in the validation part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,7 +34,11 @@ PASSES = 2
 MARGIN = 0.2
 """Least rise of NDCG that is accepted, in standard errors."""
 FEWEST_NEWCOMERS = 30
-"""Fewest newcomers for which separate weights are chosen."""
+"""Fewest newcomers that can change their weights."""
+NEWCOMER_START = 2.0
+"""Weight of the federated model in lists for newcomers before any evidence, if popularity has 1, both relative to their spread."""
+NEWCOMER_MARGIN = 2.0
+"""Least rise of newcomers' NDCG that changes their weights, in standard errors."""
 MOST_SCORES = 1 << 24
 """Most scores of one model in memory while weights are chosen; beyond that, users are sampled."""
 K = 20
@@ -49,6 +55,11 @@ class _Judged:
     """Whether a user wants an item (n, M_p)."""
     hidden: Tensor
     """Whether an item is in the user's training part and therefore not ranked (n, M_p)."""
+
+    @property
+    def spread(self) -> list[float]:
+        """Standard deviation of each model's scores."""
+        return [max(float(scores.std()), 1e-9) for scores in self.scores]
 
     def ndcg(self, weights: Sequence[float]) -> Tensor:
         """Return NDCG@20 of each user for the weighted sum."""
@@ -78,32 +89,44 @@ def stack_lists(
     counts = training_counts(data)
     wanted = liked(data.valid, data.scale)
     new = counts[wanted.user.long()] == 0
-    every = list(models.values())
-    usual = _judge(every, data, wanted.take(~new))
-    known = _search(usual, _starting(None if start is None else start.known, names))
-    newcomers = known
-    first = None if start is None else start.newcomers
-    withheld = liked(data.take_withheld(), data.scale)
-    if unseen is not None and _count_users(withheld) >= FEWEST_NEWCOMERS:
-        judged = _judge(list(unseen.values()), data.without_withheld(), withheld)
-        found = dict(zip(unseen, _search(judged, _starting(first, unseen)), strict=True))
-        newcomers = [found.get(name, 0.0) for name in names]
-    elif _count_users(wanted.take(new)) >= FEWEST_NEWCOMERS:
-        newcomers = _search(_judge(every, data, wanted.take(new)), _starting(first, models))
+    usual = _judge(list(models.values()), data, wanted.take(~new))
+    first = None if start is None else [start.known.get(name, 0.0) for name in names]
+    known = _search(usual, first, MARGIN)
+    for_newcomers = _newcomer_weights(models, data, wanted.take(new), unseen)
+    newcomers = [for_newcomers.get(name, 0.0) for name in names]
     temperature = _temperature(usual, known)
     known = [weight * temperature for weight in known]
     newcomers = [weight * temperature for weight in newcomers]
-    model = mix_models(every, known, newcomers, counts)
+    model = mix_models(list(models.values()), known, newcomers, counts)
     return Stacked(model, dict(zip(names, known, strict=True)), dict(zip(names, newcomers, strict=True)))
+
+
+def _newcomer_weights(
+    models: Mapping[str, PartyModel],
+    data: PartyInput,
+    wanted: Pairs,
+    unseen: Mapping[str, PartyModel] | None,
+) -> Weights:
+    """Return the weights for newcomers; `wanted` holds the liked validation ratings of newcomers."""
+    usable = [name for name in models if name != "EASE"]  # EASE needs a user's own items
+    names = usable[:1] if len(usable) == 1 else [usable[0], usable[-1]]
+    withheld = liked(data.take_withheld(), data.scale)
+    if unseen is not None and _count_users(withheld) >= FEWEST_NEWCOMERS:
+        judged = _judge([unseen[name] for name in names], data.without_withheld(), withheld)
+    else:
+        judged = _judge([models[name] for name in names], data, wanted)
+    if not len(judged.relevant):
+        anybody = torch.arange(data.users, device=data.train.user.device)[:FEWEST_NEWCOMERS]
+        judged = replace(judged, scores=[models[name].score(anybody) for name in names])
+    before = {"federated": NEWCOMER_START, usable[0]: 1.0}
+    start = [before.get(name, 0.0) / each for name, each in zip(names, judged.spread, strict=True)]
+    if len(judged.relevant) >= FEWEST_NEWCOMERS:
+        start = _search(judged, start, NEWCOMER_MARGIN)
+    return dict(zip(names, _normalise(start, judged.spread), strict=True))
 
 
 def _count_users(pairs: Pairs) -> int:
     return len(torch.unique(pairs.user))
-
-
-def _starting(weights: Weights | None, names: Iterable[str]) -> list[float] | None:
-    """Return the weights by which a search begins, in the order of `names`."""
-    return None if weights is None else [weights.get(name, 0.0) for name in names]
 
 
 def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Judged:
@@ -124,25 +147,25 @@ def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Ju
     return _Judged([model.score(users) for model in models], *marks)
 
 
-def _search(judged: _Judged, start: Sequence[float] | None) -> list[float]:
+def _search(judged: _Judged, start: Sequence[float] | None, margin: float) -> list[float]:
     """Search along one weight at a time and return the weights with the best NDCG."""
     if not len(judged.relevant):
         return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
-    spread = [max(float(scores.std()), 1e-9) for scores in judged.scores]
+    spread = judged.spread
     single = [
         [1 / spread[k] if k == chosen else 0.0 for k in range(len(spread))] for chosen in range(len(spread))
     ]
     weights = single[0] if start is None else _normalise(start, spread)
     best = judged.ndcg(weights)
     for candidate in single[1:]:
-        weights, best = _better(judged, candidate, weights, best)
+        weights, best = _better(judged, candidate, weights, best, margin)
     for _ in range(PASSES):
         for k in range(len(spread)):
             for step in STEPS:
                 candidate = [*weights]
                 candidate[k] = step / spread[k]
                 if any(candidate):
-                    weights, best = _better(judged, candidate, weights, best)
+                    weights, best = _better(judged, candidate, weights, best, margin)
     return weights
 
 
@@ -153,13 +176,13 @@ def _normalise(weights: Sequence[float], spread: Sequence[float]) -> list[float]
 
 
 def _better(
-    judged: _Judged, candidate: list[float], weights: list[float], best: Tensor
+    judged: _Judged, candidate: list[float], weights: list[float], best: Tensor, margin: float
 ) -> tuple[list[float], Tensor]:
     """Return `candidate` and its NDCG if it exceeds `best` by the margin, else `weights` and `best`."""
     found = judged.ndcg(candidate)
     change = found - best
     error = float(change.std()) / len(change) ** 0.5 if len(change) > 1 else float("inf")
-    return (candidate, found) if float(change.mean()) > max(MARGIN * error, 1e-6) else (weights, best)
+    return (candidate, found) if float(change.mean()) > max(margin * error, 1e-6) else (weights, best)
 
 
 def _temperature(judged: _Judged, weights: Sequence[float]) -> float:
