@@ -101,6 +101,13 @@ def test_the_split_never_changes():
     # Runs are resumed and compared over years: these values must never change.
     ratings = make_ratings([str(user) for user in range(30)], ["a"] * 30, np.ones(30))
     assert held_out(ratings, "books", seed=0) == {"13", "25", "26"}
-    assert set(ratings.user_ids[draw_newcomers(ratings, "books", seed=0)].tolist()) == set(
-        ["0", "9", "10", "19", "21", "23", "27", "28"]
-    )
+    assert set(ratings.user_ids[draw_newcomers(ratings, "books", seed=0)].tolist()) == {
+        "0",
+        "9",
+        "10",
+        "19",
+        "21",
+        "23",
+        "27",
+        "28",
+    }
