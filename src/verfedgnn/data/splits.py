@@ -114,7 +114,7 @@ def split_newcomers(
     """
     kept = fractions[0] + fractions[1]
     part = split_by_rating(ratings, fractions=(fractions[0] / kept, fractions[1] / kept, 0.0), seed=seed)
-    part[(_draw_users(ratings, party, seed) < share)[ratings.user]] = TEST
+    part[(draw_users(ratings, party, seed) < share)[ratings.user]] = TEST
     return part
 
 
@@ -125,11 +125,11 @@ def draw_newcomers(ratings: Ratings, party: str, *, seed: int = 0) -> NDArray[np
     """
     users = len(np.unique(ratings.user))
     share = min(_MOST_WITHHELD, max(_WITHHELD, _ENOUGH_WITHHELD / max(1, users)))
-    found: NDArray[np.bool_] = _draw_users(ratings, party, seed) >= 1 - share
+    found: NDArray[np.bool_] = draw_users(ratings, party, seed) >= 1 - share
     return found
 
 
-def _draw_users(ratings: Ratings, party: str, seed: int) -> NDArray[np.float64]:
+def draw_users(ratings: Ratings, party: str, seed: int) -> NDArray[np.float64]:
     """Draw a number from [0, 1) for each user with ratings, and -1 for all others.
 
     The draw is a hash of seed, party and user id. A party computes it without the others, and each party draws other users.

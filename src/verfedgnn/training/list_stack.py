@@ -89,9 +89,9 @@ def stack_lists(
     counts = training_counts(data)
     wanted = liked(data.valid, data.scale)
     new = counts[wanted.user.long()] == 0
-    usual = _judge(list(models.values()), data, wanted.take(~new))
+    usual = judge_users(list(models.values()), data, wanted.take(~new))
     first = None if start is None else [start.known.get(name, 0.0) for name in names]
-    known = _search(usual, first, MARGIN)
+    known = search_weights(usual, first, MARGIN)
     for_newcomers = _newcomer_weights(models, data, wanted.take(new), unseen)
     newcomers = [for_newcomers.get(name, 0.0) for name in names]
     temperature = _temperature(usual, known)
@@ -112,16 +112,16 @@ def _newcomer_weights(
     names = usable[:1] if len(usable) == 1 else [usable[0], usable[-1]]
     withheld = liked(data.take_withheld(), data.scale)
     if unseen is not None and _count_users(withheld) >= FEWEST_NEWCOMERS:
-        judged = _judge([unseen[name] for name in names], data.without_withheld(), withheld)
+        judged = judge_users([unseen[name] for name in names], data.without_withheld(), withheld)
     else:
-        judged = _judge([models[name] for name in names], data, wanted)
+        judged = judge_users([models[name] for name in names], data, wanted)
     if not len(judged.relevant):
         anybody = torch.arange(data.users, device=data.train.user.device)[:FEWEST_NEWCOMERS]
         judged = replace(judged, scores=[models[name].score(anybody) for name in names])
     before = {"federated": NEWCOMER_START, usable[0]: 1.0}
     start = [before.get(name, 0.0) / each for name, each in zip(names, judged.spread, strict=True)]
     if len(judged.relevant) >= FEWEST_NEWCOMERS:
-        start = _search(judged, start, NEWCOMER_MARGIN)
+        start = search_weights(judged, start, NEWCOMER_MARGIN)
     return dict(zip(names, _normalise(start, judged.spread), strict=True))
 
 
@@ -129,7 +129,7 @@ def _count_users(pairs: Pairs) -> int:
     return len(torch.unique(pairs.user))
 
 
-def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Judged:
+def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Judged:
     """Score the catalogue with each model for the users of `wanted`, or for a sample of them."""
     users = torch.unique(wanted.user).long()
     most = max(1, MOST_SCORES // data.items)
@@ -147,7 +147,7 @@ def _judge(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Ju
     return _Judged([model.score(users) for model in models], *marks)
 
 
-def _search(judged: _Judged, start: Sequence[float] | None, margin: float) -> list[float]:
+def search_weights(judged: _Judged, start: Sequence[float] | None, margin: float) -> list[float]:
     """Search along one weight at a time and return the weights with the best NDCG."""
     if not len(judged.relevant):
         return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
