@@ -112,7 +112,10 @@ def test_a_part_without_anybodys_ratings(sparse_parties: list[vf.PartyData]) -> 
     """Nobody to compute for: as if there were no choice."""
     runtime = rounds(federation(sparse_parties, messages(user_blocks=50), stack=False), 60)
     counts = [
-        len(s.rows) for p in runtime.parties.values() for s in p._subsets.values() if s.rows is not None
+        len(s.rows)
+        for p in runtime.parties.values()
+        for s in p.present_ratings.subsets.values()
+        if s.rows is not None
     ]
     assert min(counts) == 1
     assert len(counts) < 10 * 50

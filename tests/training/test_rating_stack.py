@@ -91,11 +91,26 @@ def test_a_small_validation_part_does_not_choose() -> None:
     assert known["alone"] == pytest.approx(6 / 11, abs=1e-6)
 
 
-def test_newcomers_have_the_weights_of_the_others_where_the_validation_part_has_none() -> None:
+def test_newcomers_have_the_federated_models_where_the_validation_part_has_none() -> None:
+    """The weight of the model alone goes to the federated models, in proportion to theirs."""
     models = random_models(4)
     valid = of_known(every_pair(models["federated"].predict(every_pair())))
     stacked = stack_ratings(models, valid, COUNTS)
-    assert stacked.newcomers == stacked.known
+    known = stacked.known
+    new = stacked.newcomers
+    assert new["alone"] == 0
+    assert sum(new.values()) == pytest.approx(1)
+    assert new["federated"] > known["federated"]
+    ratio = known["federated"] / known["federated means"]
+    assert new["federated"] / new["federated means"] == pytest.approx(ratio)
+    assert new["means"] == pytest.approx(max(known["means"], 0))
+
+
+def test_a_party_alone_has_item_means_for_newcomers() -> None:
+    models = random_models(4)
+    own = {name: models[name] for name in ("means", "alone")}
+    valid = of_known(every_pair(models["alone"].predict(every_pair())))
+    assert stack_ratings(own, valid, COUNTS).newcomers == {"means": 1.0, "alone": 0.0}
 
 
 def test_newcomers_have_weights_of_their_own_where_they_differ() -> None:

@@ -22,7 +22,7 @@ from verfedgnn.training.alone import train_alone
 from verfedgnn.training.item_refit import refit_items
 from verfedgnn.training.list_stack import stack_lists
 from verfedgnn.training.progress import Stop, Watcher, never
-from verfedgnn.training.rating_stack import Stacked, stack_ratings
+from verfedgnn.training.rating_stack import FEDERATED, Stacked, stack_ratings
 from verfedgnn.training.simple_models import (
     ease_model,
     fit_party_means,
@@ -31,9 +31,12 @@ from verfedgnn.training.simple_models import (
     training_counts,
 )
 
+<<<<<<< HEAD
 FEDERATED = ("federated means", "federated", "federated raters")
 """Names of the models in a mixture that come from the federation."""
 
+=======
+>>>>>>> 2392d9c (Give newcomers' ratings the federated models instead of the model alone)
 
 @dataclass(frozen=True)
 class Gated:

@@ -5,9 +5,11 @@ r"""The gate for ratings: a weighted mixture of a party's means, the federated m
     w = \arg\min_{w \ge 0} \sum_{\text{own validation}} (\hat r - r)^2 + \rho \sigma^2 |w - w_0|^2
 
 :math:`f_0` are the party's own means. The party chooses w on its own validation part and sends it to nobody. The prior w_0 gives
-all models the same weight, so that the noise of a small validation part does not decide. Newcomers, users without a training
-rating at the party, have separate weights; their prior is the weights of the other users. A party that gains nothing from the
+all models the same weight, so that the noise of a small validation part does not decide. A party that gains nothing from the
 others serves what it has alone.
+
+Newcomers, users without a training rating at the party, have separate weights. Their prior starts from the weights of the other
+users. A model trained alone knows nothing about newcomers, so its weight goes to the federated models.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from verfedgnn.runs.party_model import PartyModel
 
 Weights = dict[str, float]
 
+FEDERATED = ("federated means", "federated")
+"""Names of the models in a mixture that come from the federation."""
 PRIOR = 10.0
 """rho: the prior counts as much as ten ratings on which two models differ by the typical error."""
 
@@ -51,12 +55,20 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
     rating = valid.rating.cpu().numpy().astype(np.float64)
     equal = np.full(len(names) - 1, 1 / len(names))
     known = _solve(predicted[~new], rating[~new], equal)
-    newcomers = _solve(predicted[new], rating[new], known)
+    newcomers = _solve(predicted[new], rating[new], _newcomer_prior(names[1:], known))
     by_band = {False: _shares(known), True: _shares(newcomers)}
     model = mix_models(list(models.values()), by_band[False], by_band[True], counts)
     return Stacked(
         model, dict(zip(names, by_band[False], strict=True)), dict(zip(names, by_band[True], strict=True))
     )
+
+
+def _newcomer_prior(names: list[str], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights of newcomers before evidence: those of the federated models, which share the others' weight, up to 1."""
+    federated = np.where([name in FEDERATED for name in names], known, 0.0)
+    if not federated.sum():
+        return federated
+    return federated * min(known.sum(), 1.0) / federated.sum()
 
 
 def _solve(
