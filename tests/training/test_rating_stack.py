@@ -37,6 +37,11 @@ def every_pair(rating: torch.Tensor | None = None) -> Pairs:
     return Pairs(user, item, torch.zeros(USERS * ITEMS) if rating is None else rating.float())
 
 
+def many_times(pairs: Pairs) -> Pairs:
+    """Return the pairs twenty times, as evidence that outweighs the prior of newcomers."""
+    return pairs.take(torch.arange(len(pairs)).repeat(20))
+
+
 def of_known(pairs: Pairs) -> Pairs:
     return pairs.take(~NEW[pairs.user])
 
@@ -117,7 +122,7 @@ def test_newcomers_have_weights_of_their_own_where_they_differ() -> None:
     models = random_models(5)
     predicted = {name: model.predict(every_pair()) for name, model in models.items()}
     rating = torch.where(NEW.repeat_interleave(ITEMS), predicted["federated means"], predicted["alone"])
-    stacked = stack_ratings(models, every_pair(rating), COUNTS)
+    stacked = stack_ratings(models, many_times(every_pair(rating)), COUNTS)
     assert stacked.known["alone"] > 0.9
     assert stacked.newcomers["federated means"] > 0.7
     truth = every_pair(rating)
@@ -126,7 +131,7 @@ def test_newcomers_have_weights_of_their_own_where_they_differ() -> None:
 
 def test_without_known_users_in_the_validation_part_all_models_count_alike() -> None:
     models = random_models(6)
-    every = every_pair(models["alone"].predict(every_pair()))
+    every = many_times(every_pair(models["alone"].predict(every_pair())))
     stacked = stack_ratings(models, every.take(NEW[every.user]), COUNTS)
     assert stacked.known == dict.fromkeys(NAMES, 0.25)
     assert stacked.newcomers["alone"] > 0.7

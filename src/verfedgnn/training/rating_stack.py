@@ -32,6 +32,9 @@ FEDERATED = ("federated means", "federated")
 PRIOR = 10.0
 """rho: the prior counts as much as ten ratings on which two models differ by the typical error."""
 
+NEWCOMER_PRIOR = 200.0
+"""The same for newcomers. The validation part has few of them, mostly users with few ratings, so they seldom change the prior."""
+
 
 @dataclass(frozen=True)
 class Stacked:
@@ -54,8 +57,8 @@ def stack_ratings(models: Mapping[str, PartyModel], valid: Pairs, counts: Tensor
     predicted = np.stack([model.predict(valid).cpu().numpy() for model in models.values()], 1)
     rating = valid.rating.cpu().numpy().astype(np.float64)
     equal = np.full(len(names) - 1, 1 / len(names))
-    known = _solve(predicted[~new], rating[~new], equal)
-    newcomers = _solve(predicted[new], rating[new], _newcomer_prior(names[1:], known))
+    known = _solve(predicted[~new], rating[~new], equal, PRIOR)
+    newcomers = _solve(predicted[new], rating[new], _newcomer_prior(names[1:], known), NEWCOMER_PRIOR)
     by_band = {False: _shares(known), True: _shares(newcomers)}
     model = mix_models(list(models.values()), by_band[False], by_band[True], counts)
     return Stacked(
@@ -72,14 +75,14 @@ def _newcomer_prior(names: list[str], known: NDArray[np.float64]) -> NDArray[np.
 
 
 def _solve(
-    predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64]
+    predicted: NDArray[np.float64], rating: NDArray[np.float64], start: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
     """Return the weights w >= 0 of all models but the first, pulled towards `start`."""
     if not len(rating) or not len(start):
         return start
     left = rating - predicted[:, 0]
     change = predicted[:, 1:] - predicted[:, :1]
-    pull = np.sqrt(PRIOR * np.square(left).mean())
+    pull = np.sqrt(prior * np.square(left).mean())
     matrix = np.concatenate([change, pull * np.eye(len(start))])
     target = np.concatenate([left, pull * start])
     from scipy.optimize import nnls  # half a second, which commands that stack nothing do not spend
