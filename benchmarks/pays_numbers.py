@@ -1,6 +1,7 @@
-"""Measure whether joining pays on every data set at hand, with the default settings. Writes results/lift/CASE-SEED.json.
+"""Measure whether joining pays on every data set at hand, with the default settings. Writes results/lift/CASE-MODEL-SEED.json.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/pays_numbers.py [--only amazon ciao-any] [--seeds 0 1 2] [--device cuda]
+        [--parts ratings lists newcomers]
     .venv/bin/python benchmarks/pays_numbers.py --page      # writes the tables of results/lift.md from the records
 
 Every case is `verfedgnn train ... --preset best --lift` without any other setting. The four product categories of Ciao stand
@@ -24,13 +25,17 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.data import PartyData, read_parties, read_ratings, split_items
-from verfedgnn.evaluation.lift import lift
+from verfedgnn.evaluation.judged_party import lift_tables
+from verfedgnn.evaluation.lift import judge_models, select_newcomers
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.training.simple_models import liked
 from verfedgnn.training.train import train
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 CASES = ("amazon", "ciao-all", "ciao-any", "genre", "ml-1m", "ml-100k", "book-crossing")
+PARTS = ("ratings", "lists", "newcomers")
 CATEGORIES = ("1", "10", "3", "2")
 START, END = "<!-- measured -->", "<!-- end -->"
 
@@ -43,89 +48,89 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--model", default="gcn")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-lift", action="store_true")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--no-pooled", action="store_true", help="leave out the models on pooled data")
+    parser.add_argument("--out", type=Path, default=RESULTS / "lift")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     if options.page:
         return write_page()
     torch.set_num_threads(1)
+    options.out.mkdir(exist_ok=True)
     for case in options.only:
         for seed in options.seeds:
-            path = RESULTS / "lift" / f"{case}-{options.model}-{seed}.json"
-            if not path.exists():
-                record = measure(case, seed, options.model, options.device, with_lift=not options.no_lift)
-                path.parent.mkdir(exist_ok=True)
+            path = options.out / f"{case}-{options.model}-{seed}.json"
+            for part in options.parts:
+                found = measure(part, case, seed, options.model, options.device, pooled=not options.no_pooled)
+                record = json.loads(path.read_text("utf-8")) if path.exists() else {}
+                record |= {"case": case, "model": options.model, "seed": seed, part: found}
                 path.write_text(json.dumps(record) + "\n")
-                print(path.name, flush=True)
+                print(path.name, part, flush=True)
 
 
-def measure(case: str, seed: int, model: str, device: str, *, with_lift: bool) -> dict[str, Any]:
-    run = train(read_case(case, seed), Config.preset("best", model=model, seed=seed), device=device)
-    kept = (
-        "users",
-        "test",
-        "popularity",
-        "rounds",
-        "seconds",
-        "bytes",
-        "public",
-        "config",
-        "seed",
-        "environment",
-    )
-    record = {"case": case, "model": model} | {name: run.metrics[name] for name in kept}
-    record["parties"] = [
-        {
-            name: row.get(name)
-            for name in ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")
-        }
-        for row in run.metrics["parties"]
-    ]
-    record["lists"] = {name: run.metrics["lists"][name] for name in ("rounds", "seconds", "bytes", "public")}
+def measure(part: str, case: str, seed: int, model: str, device: str, *, pooled: bool) -> dict[str, Any]:
+    """Measure one part: the training of ratings, that of lists, or the training without newcomers of both.
+
+    A default training does the first two one after the other. They do not depend on each other, so they are measured apart.
+    """
+    parties = read_case(case, seed)
+    config = Config.preset("best", model=model, seed=seed).with_code().for_parties(len(parties))
+    if part == "lists":
+        config = config.for_lists()
+    elif part == "ratings":
+        config = config.with_values({"lists": False})
+    else:
+        config = config.with_values({"split.kind": "newcomers"})
+    run = train(parties, config, device=device)
+    kept = ("users", "test", "popularity", "rounds", "seconds", "bytes", "public", "config", "environment")
+    found = {name: run.metrics.get(name) for name in kept}
+    names = ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")
+    found["parties"] = [{name: row.get(name) for name in names} for row in run.metrics["parties"]]
+    judged = judge_models(run, pooled=pooled)
+    if part == "newcomers":
+        new = [lift_tables([select_newcomers(party) for party in each]) for each in judged]
+        return found | {"lift": new[0], "lists": new[1]}
     if case.startswith("ciao"):
-        record["shared"] = judge_shared_users(run)
-    if with_lift:
-        record["lift"] = lift(run)
-    return record
+        found["shared"] = judge_shared_users(run)
+    return found | {"lift": lift_tables(judged[0])}
 
 
 def judge_shared_users(run: Run) -> dict[str, dict[str, float]]:
-    """Return RMSE and NDCG@20 over the test ratings of users who are at every party, in the catalogue that these users rated.
+    """Return RMSE or NDCG@20 over the test ratings of users who are at every party, in the catalogue that these users rated.
 
     These test ratings are the same for `--users any` and `--users all`, since a rating's part depends on its ids and the seed.
     """
-    assert run.lists is not None
     prepared = run.prepared()
     at_every = torch.ones(prepared[0].party.ratings.n_users, dtype=torch.bool)
     for party in prepared:
         present = torch.zeros_like(at_every)
         present[torch.from_numpy(party.party.ratings.user).long()] = True
         at_every &= present
-    found = {}
-    for party, rating_model, list_model in zip(prepared, run.models, run.lists.models, strict=True):
-        table = party.party.ratings
-        test = party.test.take(at_every.to(party.test.user.device)[party.test.user.long()])
-        predicted = rating_model.predict(test).clamp(*table.scale)
-        rated = torch.from_numpy(table.item[at_every.numpy()[table.user]]).long().to(test.user.device)
-        outside = torch.ones(table.n_items, dtype=torch.bool, device=test.user.device)
-        outside[rated] = False
-        ranks = rank_each(
-            lambda users, model=list_model, outside=outside: model.score(users).masked_fill(
-                outside, -torch.inf
-            ),
-            table.n_users,
-            table.n_items,
-            [party.train, party.valid],
-            liked(test, table.scale),
-        )
-        found[party.party.name] = {
-            "ratings": len(test),
-            "squared_error": float((predicted - test.rating).square().sum()),
-            "rmse": float((predicted - test.rating).square().mean().sqrt()),
-            "users": len(ranks.users),
-            "ndcg@20": float(ranks.ndcg.mean()),
-        }
-    return found
+    return {
+        party.party.name: judge_shared(party, model, at_every, ranks=run.config.training.ranks)
+        for party, model in zip(prepared, run.models, strict=True)
+    }
+
+
+def judge_shared(
+    party: Prepared, model: PartyModel, at_every: torch.Tensor, *, ranks: bool
+) -> dict[str, float]:
+    table = party.party.ratings
+    test = party.test.take(at_every.to(party.test.user.device)[party.test.user.long()])
+    if not ranks:
+        squared = (model.predict(test).clamp(*table.scale) - test.rating).square()
+        return {"ratings": len(test), "rmse": float(squared.mean().sqrt())}
+    rated = torch.from_numpy(table.item[at_every.numpy()[table.user]]).long().to(test.user.device)
+    outside = torch.ones(table.n_items, dtype=torch.bool, device=test.user.device)
+    outside[rated] = False
+    ranked = rank_each(
+        lambda users: model.score(users).masked_fill(outside, -torch.inf),
+        table.n_users,
+        table.n_items,
+        [party.train, party.valid],
+        liked(test, table.scale),
+    )
+    return {"users": len(ranked.users), "ndcg@20": float(ranked.ndcg.mean())}
 
 
 def read_case(case: str, seed: int) -> list[PartyData]:
@@ -204,12 +209,12 @@ def table_by_other_parties(records: list[dict[str, Any]]) -> str:
         "| other parties | customers by seed | ratings: gain over item means | verdict by seed | lists: gain over popularity | verdict by seed |",
         "|---|---|---|---|---|---|",
     ]
-    found = [r["lift"] for r in select_records(records, "ciao-any")]
+    found = [r["newcomers"] for r in select_records(records, "ciao-any")]
     for number in range(1, len(CATEGORIES)):
         cells = []
-        for halves in (found, [each["lists"] for each in found]):
+        for halves in ([each["lift"] for each in found], [each["lists"] for each in found]):
             rows = [
-                next(row for row in half["newcomers"]["by_other_parties"] if row["other_parties"] == number)
+                next(row for row in half["by_other_parties"] if row["other_parties"] == number)
                 for half in halves
             ]
             cells.append(" ".join(str(row["users"]) for row in rows))
@@ -224,13 +229,11 @@ def table_of_users(records: list[dict[str, Any]]) -> str:
         "| party | RMSE, all | RMSE, any | NDCG@20, all | NDCG@20, any |",
         "|---|---|---|---|---|",
     ]
-    by_case = {
-        case: [r["shared"] for r in select_records(records, f"ciao-{case}")] for case in ("all", "any")
-    }
-    for name in by_case["all"][0]:
+    by_case = {case: select_records(records, f"ciao-{case}") for case in ("all", "any")}
+    for name in by_case["all"][0]["ratings"]["shared"]:
         cells = [
-            statistics.mean(shared[name][metric] for shared in by_case[case])
-            for metric in ("rmse", "ndcg@20")
+            statistics.mean(record[part]["shared"][name][metric] for record in by_case[case])
+            for part, metric in (("ratings", "rmse"), ("lists", "ndcg@20"))
             for case in ("all", "any")
         ]
         lines.append(f"| {name} | {' | '.join(f'{cell:.4f}' for cell in cells)} |")
@@ -244,11 +247,12 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
-        cases = [r for r in select_records(records, case) if "lift" in r]
+        part = "newcomers" if kind == "new" else "ratings" if metric == "rmse" else "lists"
+        cases = [r for r in select_records(records, case) if "lift" in r.get(part, {})]
         if not cases:
             continue
-        halves = [r["lift"] if metric == "rmse" else r["lift"]["lists"] for r in cases]
-        found = [half if kind == "known" else half["newcomers"] for half in halves]
+        key = "lists" if kind == "new" and metric != "rmse" else "lift"
+        found = [r[part][key] for r in cases]
         named = ["overall"] + (
             [row["name"] for row in found[0]["parties"]] if len(found[0]["parties"]) <= 5 else []
         )
@@ -257,15 +261,15 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
                 t["overall"] if name == "overall" else next(r for r in t["parties"] if r["name"] == name)
                 for t in found
             ]
-            cells = [
-                statistics.mean(row[way] for row in rows if row.get(way) is not None)
+            by_way = [
+                [row[way] for row in rows if row.get(way) is not None]
                 for way in ("simple", "alone", "federated", "pooled")
             ]
             gain = statistics.mean(row["gain"]["percent"] for row in rows if row["gain"])
             margin = statistics.mean(row["gain"]["margin_percent"] for row in rows if row["gain"])
             verdicts = ", ".join(row["pays"] for row in rows)
             seeds = ", ".join(str(r["seed"]) for r in cases)
-            values = " | ".join(f"{value:.4f}" for value in cells)
+            values = " | ".join(f"{statistics.mean(cells):.4f}" if cells else "–" for cells in by_way)
             lines.append(
                 f"| {case} | {name} | {seeds} | {values} | {gain:+.1f} % ±{margin:.1f} | {verdicts} |"
             )

@@ -66,7 +66,10 @@ def gains(case: str, seeds: list[int]) -> list[Source]:
 def read_lift(case: str, seed: int) -> dict[str, Any]:
     """Return the lift of a case in `results/lift`."""
     path = RESULTS / "lift" / f"{case}-gcn-{seed}.json"
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))["lift"]
+    record = json.loads(path.read_text("utf-8"))
+    new = record["newcomers"]
+    lists = record["lists"]["lift"] | {"newcomers": new["lists"]}
+    found: dict[str, Any] = record["ratings"]["lift"] | {"newcomers": new["lift"], "lists": lists}
     return found
 
 

@@ -29,23 +29,23 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     The gain in a row compares what the parties serve with the best that they have without joining, on the same test cases. That is
     the better of the row's figures `simple` (their means, or popularity for lists) and `alone` (the best mixture of these, EASE for
     lists, and models trained on their own ratings); `reference` names it. Newcomers need a second training that holds out all
-    ratings of a tenth of the users at each party, unless the run's own split already does. Pooled models are trained without
-    protection.
+    ratings of a tenth of the users at each party, unless the run's own split already does. Otherwise it is like the training of
+    the run. Pooled models are trained without protection.
     """
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     known = None
     second = run
     if run.config.split.kind != "newcomers":
-        known = _judge_both(run, **options)
+        known = judge_models(run, **options)
         held_out = run.config.with_values({"split.kind": "newcomers"})
         device = str(run.device)
         second = train(run.parties, held_out, device=device, stack=stack, watch=_named(watch), stop=stop)
-    new = _judge_both(second, label="newcomers, ", **options)
+    new = judge_models(second, label="newcomers, ", **options)
     tables: dict[str, Any] = {}
     for judged, model in zip(known or new, _models(run), strict=True):
         tables["lists" if tables else "lift"] = _add_weights(lift_tables(judged), model)
     for name, judged in zip(tables, new, strict=True):
-        tables[name]["newcomers"] = lift_tables([_newcomers(each) for each in judged])
+        tables[name]["newcomers"] = lift_tables([select_newcomers(each) for each in judged])
     found: dict[str, Any] = tables["lift"]
     found["newcomers"]["training"] = "own" if known is None else "second"
     if "lists" in tables:
@@ -68,10 +68,13 @@ def quick_lift(run: Run) -> dict[str, Any] | None:
     return found | {"summary": summarise(found)}
 
 
-def _judge_both(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
-    """Evaluate the run's models of ratings and, if there are any, those of lists."""
+def judge_models(
+    run: Run, *, label: str = "", pooled: bool = True, **options: Any
+) -> list[list[JudgedParty]]:
+    """Evaluate the run's models of ratings and, if there are any, those of lists, each beside a model on pooled data."""
     return [
-        _judge(each, _pooled_models(each, label, **options), label=label, **options) for each in _models(run)
+        _judge(each, _pooled_models(each, label, **options) if pooled else None, label=label, **options)
+        for each in _models(run)
     ]
 
 
@@ -154,7 +157,7 @@ def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
     return models
 
 
-def _newcomers(judged: JudgedParty) -> JudgedParty:
+def select_newcomers(judged: JudgedParty) -> JudgedParty:
     """Return only the cases of users who are new to the party and known to another."""
     which = judged.newcomers
     return replace(
