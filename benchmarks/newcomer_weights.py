@@ -81,7 +81,7 @@ def measure(case: str, seed: int, device: torch.device) -> list[dict[str, Any]]:
         models = dict(zip(MODELS, (popularity_model(party.input), alone, trained.models[index]), strict=True))
         snapshots = {rounds: found[index] for rounds, found in early.items()}
         known = torch.from_numpy(others).to(device) > 0
-        rows.append({"name": party.party.name, **compare(party, models, snapshots, known)})
+        rows.append({"name": party.party.name, **compare(party, models, snapshots, known, config)})
     return rows
 
 
@@ -111,7 +111,11 @@ def train_early(prepared: list[Prepared], config: Config) -> dict[int, list[Part
 
 
 def compare(
-    party: Prepared, models: dict[str, PartyModel], early: dict[int, PartyModel], elsewhere: torch.Tensor
+    party: Prepared,
+    models: dict[str, PartyModel],
+    early: dict[int, PartyModel],
+    elsewhere: torch.Tensor,
+    config: Config,
 ) -> dict[str, float]:
     """Return NDCG@20 over the newcomers to choose by, of single models and of ways to choose weights."""
     data = party.input
@@ -127,7 +131,7 @@ def compare(
 
     judged = judge_users(every, data, wanted)
     found = {name: judge([float(name == other) for other in models]) for name in models}
-    gated = gate_party(party, models["federated"], models["alone"], None, ranks=True)
+    gated = gate_party(party, models["federated"], models["alone"], None, config)
     known = [gated.served.known[name] for name in models]
     found["weights of known customers"] = judge(known)
     found["best on these users"] = judge(search_weights(judged, None, 0.2))

@@ -31,12 +31,6 @@ from verfedgnn.training.simple_models import (
     training_counts,
 )
 
-<<<<<<< HEAD
-FEDERATED = ("federated means", "federated", "federated raters")
-"""Names of the models in a mixture that come from the federation."""
-
-=======
->>>>>>> 2392d9c (Give newcomers' ratings the federated models instead of the model alone)
 
 @dataclass(frozen=True)
 class Gated:
@@ -77,11 +71,7 @@ def gate_parties(
         alone = train_alone(party.party, party.parts, config, share, device, watch=watch, stop=stop)
         if config.gradients.mechanism == "skellam":
             model = refit_items(model, party.input)
-<<<<<<< HEAD
-        gated.append(gate_party(party, model, alone, means, config))
-=======
-        gated.append(gate_party(party, model, alone, means, first, ranks=config.training.ranks))
->>>>>>> 57103ea (Withhold a tenth of the users in the first rounds of lists, and choose the weights of newcomers on them)
+        gated.append(gate_party(party, model, alone, means, config, first))
     return gated
 
 
@@ -90,13 +80,8 @@ def gate_party(
     federated: PartyModel,
     alone: PartyModel,
     others_means: Tensor | None,
-<<<<<<< HEAD
     config: Config,
-=======
     first_rounds: PartyModel | None = None,
-    *,
-    ranks: bool,
->>>>>>> 57103ea (Withhold a tenth of the users in the first rounds of lists, and choose the weights of newcomers on them)
 ) -> Gated:
     """Return one party's mixtures, with and without the federated models."""
     ranks = config.training.ranks

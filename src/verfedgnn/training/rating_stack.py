@@ -27,7 +27,7 @@ from verfedgnn.runs.party_model import PartyModel
 
 Weights = dict[str, float]
 
-FEDERATED = ("federated means", "federated")
+FEDERATED = ("federated means", "federated", "federated raters")
 """Names of the models in a mixture that come from the federation."""
 PRIOR = 10.0
 """rho: the prior counts as much as ten ratings on which two models differ by the typical error."""
