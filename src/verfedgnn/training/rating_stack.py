@@ -71,7 +71,7 @@ def _newcomer_prior(names: list[str], known: NDArray[np.float64]) -> NDArray[np.
     federated = np.where([name in FEDERATED for name in names], known, 0.0)
     if not federated.sum():
         return federated
-    return federated * min(known.sum(), 1.0) / federated.sum()
+    return np.asarray(federated * min(known.sum(), 1.0) / federated.sum())
 
 
 def _solve(
