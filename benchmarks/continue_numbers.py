@@ -1,15 +1,16 @@
 """Measure how many rounds a training saves that starts from an earlier run.
 
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py              # results/overlap/later.json
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py --slice 3    # results/life/slice-3.json
-    .venv/bin/python benchmarks/continue_numbers.py --table                         # the table of results/life.md
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py               # results/overlap/later.json
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py --full 3      # results/life/ml-1m-0-full-3.json
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py --nights 0.8  # results/life/ml-1m-0-nights-0.8.json
+    .venv/bin/python benchmarks/continue_numbers.py --table                          # the table and picture of results/life.md
 
 Without options: ML-100K, five parties. The earlier run has the first 80 % of the ratings by time, and their users and
 items. The later trainings have all ratings. Validations are every second round.
 
-With `--slice K`: ML-1M, five parties, seed 0. The first run has the first 70 % of the ratings by time. Each of K nights
-adds 5 % and continues from the night before. The last night is compared with a training of the same ratings from
-nothing. One thread; each slice is a process of its own, so that several can run at the same time.
+`--nights`: ML-1M, five parties. The first run has the first 70 % of the ratings by time. Each of six nights adds 5 % and
+continues from the night before, with embeddings shrunk by a factor. `--full K`: a training of the ratings of night K from
+nothing. One thread; each call is a process of its own, so that several can run at the same time.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ from verfedgnn.config import Config
 from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.data import PartyData, align_users, read_ratings, split_items
 from verfedgnn.protocol.checkpoint_state import CheckpointState
+from verfedgnn.protocol.party import private_start
+from verfedgnn.protocol.round import start_state
 from verfedgnn.research.bench.measure import machine
 from verfedgnn.research.experiments.training_cell import commit
-from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.runs.party_model import PartyModel
+from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.start_from import StartState, read_start
+from verfedgnn.training.alone import train_alone
 from verfedgnn.training.loop import TrainingLoop
+from verfedgnn.training.party_gate import gate_party
 from verfedgnn.training.train import train
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "overlap" / "later.json"
@@ -50,101 +56,185 @@ LIFE = Path(__file__).resolve().parent.parent / "results" / "life"
 FIRST = 0.7
 """Share of the ratings, by time, of the first run before the nights."""
 SLICES = 6
-NIGHT_ROUNDS = 80
+NIGHT_ROUNDS = 65
+EVERYTHING = ("users", "items", "messages", "own_users")
+WAYS: dict[str, list[tuple[Any, str, Any]] | None] = {
+    "shrunk": [
+        (start_state, "SHRUNK", dict.fromkeys(("users", "own_users"), 0.8)),
+        (private_start, "ITEM_SUMS", 0.1),
+    ],
+    "full": None,
+    "kept": [(start_state, "SHRUNK", {}), (private_start, "ITEM_SUMS", 1.0)],
+    "all shrunk": [
+        (start_state, "SHRUNK", dict.fromkeys(EVERYTHING, 0.8)),
+        (private_start, "ITEM_SUMS", 1.0),
+    ],
+}
+"""How a night starts: constants of the start to replace; None for a training from nothing."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--slice", type=int, choices=range(1, SLICES + 1), help="measure this night of ML-1M")
-    parser.add_argument("--data", default="ml-1m", help="data of --slice")
-    parser.add_argument("--table", action="store_true", help="print the table of all measured nights")
+    parser.add_argument("--night", type=int, choices=range(1, SLICES + 1), help="measure this night")
+    parser.add_argument("--rounds", type=int, default=NIGHT_ROUNDS, help="rounds of a night")
+    parser.add_argument("--data", default="ml-1m", help="data of --night and --table")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --night and --table")
+    parser.add_argument("--table", action="store_true", help="print the table and draw the picture")
+    parser.add_argument("--out", type=Path, default=LIFE, help="folder of the results")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
+    chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.table:
-        print(nights_table())
-    elif chosen.slice is not None:
-        measure_night(chosen.slice, chosen.data)
+        print(nights_table(chosen.out, f"{chosen.data}-{chosen.seed}"))
+    elif chosen.night is not None:
+        measure_night(chosen)
     else:
         measure_later()
 
 
-def measure_night(night: int, data: str) -> None:
-    """Measure one night and write its figures."""
+def measure_night(chosen: argparse.Namespace) -> None:
+    """Train the nights up to one from the run before each, and its ratings from nothing; write the figures step by step."""
+    path = chosen.out / f"{chosen.data}-{chosen.seed}-night-{chosen.night}.json"
+    config = Config.preset("best", seed=chosen.seed, gate=False, lists=False)
+    nightly = config.with_values({"epochs": chosen.rounds})
+    days = read_days(chosen.data)[: chosen.night + 1]
+    ratings = [sum(len(party.ratings) for party in parties) for parties in days]
+    found: dict[str, Any] = {"night": chosen.night, "ratings": ratings, "ways": {}}
+    alone: list[PartyModel] = []
+    prepared = prepare(days[-1], config, torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "first"
+        found["first"] = summarise(train(days[0], config, out=base))
+        for way, change in WAYS.items():
+            if change is None:
+                run = train(days[-1], config)
+            else:
+                for module, name, value in change:
+                    setattr(module, name, value)
+                before = base
+                for night, parties in enumerate(days[1:], 1):
+                    out = Path(folder) / f"{way}-{night}"
+                    run = train(parties, nightly, out=out, start_from=before)
+                    before = out
+            found["ways"][way] = summarise(run)
+            alone = alone or train_all_alone(prepared, config)
+            found["ways"][way]["served"] = measure_served(run, alone, prepared)
+            write(path, found)
+
+
+def train_all_alone(prepared: Sequence[Prepared], config: Config) -> list[PartyModel]:
+    """Return each party's model alone, with all rounds. It costs no message."""
+    total = sum(len(each.train) for each in prepared)
+    return [
+        train_alone(each.party, each.parts, config, len(each.train) / total, torch.device("cpu"))
+        for each in prepared
+    ]
+
+
+def measure_served(run: Run, alone: Sequence[PartyModel], prepared: Sequence[Prepared]) -> dict[str, float]:
+    """Return the RMSE of the mixtures that parties serve."""
+    gated = [
+        gate_party(party, federated, own, means, ranks=False).served.model
+        for party, federated, own, means in zip(prepared, run.models, alone, run.others_means, strict=True)
+    ]
+    found = {}
+    for part in ("valid", "test"):
+        pairs = [getattr(each, part) for each in prepared]
+        squares = [
+            (model.predict(these).clip(*each.input.scale) - these.rating).square()
+            for model, these, each in zip(gated, pairs, prepared, strict=True)
+        ]
+        found[part] = float(torch.cat(squares).mean().sqrt())
+    return found
+
+
+def read_days(data: str) -> list[list[PartyData]]:
+    """Return the parties of the first run and of each night after it."""
     ratings = read_ratings(data)
     assert ratings.time is not None
-    shares = np.linspace(FIRST, 1, SLICES + 1)[: night + 1]
-    cuts = np.quantile(ratings.time, shares)
-    days = [align_users([take_earlier(p, cut) for p in split_items(ratings, PARTIES)]) for cut in cuts]
-    config = Config.preset("best", gate=False, lists=False)
-    nightly = config.with_values({"epochs": NIGHT_ROUNDS, "evaluate_every": 2, "patience": 0})
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [Path(folder) / f"night-{number}" for number in range(night + 1)]
-        train(days[0], config, out=runs[0])
-        for before, run, parties in zip(runs[:-1], runs[1:], days[1:], strict=True):
-            continued = train(parties, nightly, out=run, start_from=before)
-    full = train(days[-1], config)
-    found = {
-        "slice": night,
-        "data": data,
-        "ratings": [sum(len(party.ratings) for party in parties) for parties in (days[-2], days[-1])],
-        "full": summarise(full, full.metrics["valid"]["rmse"] + WITHIN),
-        "continued": summarise(continued, full.metrics["valid"]["rmse"] + WITHIN),
-        "machine": machine(),
-        "commit": commit(),
-    }
-    LIFE.mkdir(parents=True, exist_ok=True)
-    (LIFE / f"slice-{night}.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    cuts = np.quantile(ratings.time, np.linspace(FIRST, 1, SLICES + 1))
+    parties = split_items(ratings, PARTIES)
+    return [align_users([take_earlier(party, cut) for party in parties]) for cut in cuts]
 
 
-def summarise(run: Run, aim: float) -> dict[str, Any]:
-    """Return the rounds, bytes and RMSE of a training, and the rounds and bytes until its validation RMSE is `aim`."""
-    reached = next((entry for entry in run.history if entry["valid_rmse"] <= aim), None)
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write a record with the machine and the commit."""
+    path.write_text(json.dumps({**found, "machine": machine(), "commit": commit()}, indent=1) + "\n")
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """Return the rounds, the bytes of all messages and the RMSE of a training, and its validations."""
     return {
         "rounds": run.metrics["rounds"],
-        "bytes": run.history[-1]["bytes"],
+        "bytes": run.ledger.total(),
         "best_round": run.metrics["best_round"],
-        "best": run.metrics["valid"]["rmse"],
-        "first": run.history[0]["valid_rmse"],
-        "reaches_after": None if reached is None else {name: reached[name] for name in ("round", "bytes")},
+        "valid": run.metrics["valid"]["rmse"],
+        "test": run.metrics["test"]["rmse"],
+        "curve": [[entry["round"], round(entry["valid_rmse"], 5)] for entry in run.history],
     }
 
 
-def nights_table() -> str:
-    """Return the nights that were measured as a table in Markdown."""
-    lines = [
-        "| night | ratings | RMSE of a full training | its rounds | MB | rounds to within 0.0005 | nightly: rounds to within 0.0005 | MB | "
-        "share of the rounds | share of the bytes | best RMSE |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for path in sorted(LIFE.glob("slice-*.json")):
-        found = json.loads(path.read_text())
-        full = found["full"]
-        night = found["continued"]
-        reached = night["reaches_after"]
-        cells = [f"not in {night['rounds']}", "–", "–", "–"]
-        if reached is not None:
-            cells = [
-                str(reached["round"]),
-                f"{reached['bytes'] / 1e6:,.0f}",
-                f"{reached['round'] / full['rounds']:.1%}",
-                f"{reached['bytes'] / full['bytes']:.1%}",
-            ]
-        values = [
-            str(found["slice"]),
-            f"{found['ratings'][1]:,}",
-            f"{full['best']:.4f}",
-            str(full["rounds"]),
-            f"{full['bytes'] / 1e6:,.0f}",
-            str(full["reaches_after"]["round"]),
-            *cells,
-            f"{night['best']:.4f}",
+def nights_table(folder: Path, name: str) -> str:
+    """Return the nights as a table in Markdown, and draw them."""
+    chains = {
+        float(path.stem.rpartition("-")[2]): json.loads(path.read_text())
+        for path in sorted(folder.glob(f"{name}-nights-*.json"), reverse=True)
+    }
+    full = {
+        night: json.loads(path.read_text())
+        for night in range(1, SLICES + 1)
+        if (path := folder / f"{name}-full-{night}.json").exists()
+    }
+    heads = ["night", "ratings", "full training: RMSE", "rounds", "MB"]
+    for factor in chains:
+        heads += [f"from the night before, embeddings × {factor:g}: RMSE", "difference", "rounds", "bytes"]
+    rows = [heads, ["---"] * len(heads)]
+    for night, whole in full.items():
+        cells = [
+            str(night),
+            f"{next(iter(chains.values()))['ratings'][night]:,}",
+            f"{whole['valid']:.4f}",
+            str(whole["rounds"]),
+            f"{whole['bytes'] / 1e6:,.0f}",
         ]
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
+        for chain in chains.values():
+            mine = chain["nights"][night - 1]
+            cells += [
+                f"{mine['valid']:.4f}",
+                f"{mine['valid'] - whole['valid']:+.4f}",
+                f"{mine['rounds'] / whole['rounds']:.1%}",
+                f"{mine['bytes'] / whole['bytes']:.1%}",
+            ]
+        rows.append(cells)
+    draw(full, chains, folder.parent / "life.png")
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def draw(full: dict[int, dict[str, Any]], chains: dict[float, dict[str, Any]], path: Path) -> None:
+    """Draw the validation RMSE of each night, of full trainings and of those that continue."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    left, right = axes
+    left.plot(list(full), [each["valid"] for each in full.values()], "k--o", label="full training", ms=3)
+    for factor, chain in chains.items():
+        errors = [night["valid"] for night in chain["nights"]]
+        label = f"from the night before, embeddings × {factor:g}"
+        left.plot(range(1, len(errors) + 1), errors, "-o", label=label, ms=3)
+        curve = chain["nights"][0]["curve"]
+        right.plot(*zip(*curve, strict=True), label=label)
+    left.set(xlabel="night", ylabel="validation RMSE (lower is better)")
+    left.legend(fontsize=8)
+    right.plot(*zip(*full[1]["curve"], strict=True), "k--", label="full training")
+    right.axhline(full[1]["valid"], color="grey", lw=0.6)
+    right.set(
+        xlabel="round of night 1", xscale="log", ylim=(full[1]["valid"] - 0.004, full[1]["valid"] + 0.03)
+    )
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
 
 
 def measure_later() -> None:

@@ -31,8 +31,8 @@ from verfedgnn.serving.user_prior import fit_user_prior
 from verfedgnn.upkeep.item_prior import fit_item_prior
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-DATA = {"ml-100k": ((0, 1, 2), True), "ml-1m": ((0,), False)}
-"""Seeds, and whether each party also trains alone and mixes (the gate of preset best)."""
+DATA = {"ml-100k": ((0, 1, 2), True, 800), "ml-1m": ((0,), False, 300)}
+"""Seeds, whether each party also trains alone and mixes (the gate of preset best), and rounds."""
 SHOWN = (3, 10, 30, None)
 FIRST = (0, 1, 2, 3, 5, 10, 20, None)
 """Numbers of a new item's ratings that are shown, the first ones by time."""
@@ -43,11 +43,11 @@ WAYS = ("average user", "item means", "user and item means", "folded in", "train
 Own = list[tuple[np.ndarray, np.ndarray]]
 
 
-def study(data: str, seed: int, gate: bool) -> dict[str, dict[str, dict[str, float]]]:
+def study(data: str, seed: int, gate: bool, epochs: int) -> dict[str, dict[str, dict[str, float]]]:
     """Return the figures of users and of items that were kept out, by number of ratings shown and by method."""
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / data)
     parties = vf.split_items(table, parties=3, by="genre")
-    config = vf.Config.preset("best", seed=seed, gate=gate)
+    config = vf.Config.preset("best", seed=seed, gate=gate, epochs=epochs)
     parts = [split_ratings(party, config.split, seed) for party in parties]
     everybody = vf.train(parties, config, parts=parts)
     found = {"users": study_users(parties, parts, config, everybody)}
@@ -235,12 +235,12 @@ def page() -> str:
         "their training ratings that were folded in. *Trained with everybody* and *trained with everything*",
         "know all of them. Means are shrunk by five ratings. `benchmarks/fold_in.py` wrote this page.",
     ]
-    for data, (_, gate) in DATA.items():
+    for data, (_, gate, epochs) in DATA.items():
         kept = [json.loads(path.read_text()) for path in sorted((RESULTS / "fold-in").glob(f"{data}-*.json"))]
         if not kept:
             continue
         seeds = f"means of seeds 0-{len(kept) - 1}" if len(kept) > 1 else "seed 0"
-        note = f"{seeds}{'' if gate else ', gate off'}"
+        note = f"{seeds}{'' if gate else f', gate off, {epochs} rounds'}"
         lines += [
             *["", f"## {data}: new users", f"Test RMSE, lower is better ({note}).", ""],
             *_table(kept, "users", "folded in"),
@@ -273,11 +273,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     (RESULTS / "fold-in").mkdir(exist_ok=True)
-    for data, (seeds, gate) in DATA.items():
+    for data, (seeds, gate, epochs) in DATA.items():
         for seed in seeds if given.only in (None, data) else ():
             path = RESULTS / "fold-in" / f"{data}-{seed}.json"
             if not path.exists():
-                path.write_text(json.dumps(study(data, seed, gate), indent=1) + "\n")
+                path.write_text(json.dumps(study(data, seed, gate, epochs), indent=1) + "\n")
             (RESULTS / "fold-in.md").write_text(page())
 
 

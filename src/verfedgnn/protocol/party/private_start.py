@@ -8,7 +8,13 @@ import torch
 
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.private_parameters import PrivateParameters
-from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, take_rows
+from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, shrinkage, take_rows
+
+ITEM_SUMS = 0.1
+"""Factor of Adagrad's sums of items and their biases.
+
+They are stepped at home, without noise, so they can follow the new ratings in larger steps.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,9 @@ class PrivateStart:
         for name, parameters in private.parameters.items():
             rows = self.users if name in private.model.private_per_user else self.items
             last = arrays.get(f"private.{name}.average", arrays[f"private.{name}"])
-            take_rows(parameters, torch.from_numpy(last), rows)
-            take_rows(
-                private.accumulators[name], torch.from_numpy(arrays[f"private.{name}.accumulator"]), rows
-            )
+            take_rows(parameters, torch.from_numpy(last), rows, shrinkage(private.model, name))
+            sums = torch.from_numpy(arrays[f"private.{name}.accumulator"])
+            factor = ITEM_SUMS if name in ("items", "item_bias") else 1.0
+            take_rows(private.accumulators[name], sums, rows, factor)
             if private.averaged:
                 private.averages[name].copy_(parameters)
