@@ -19,11 +19,14 @@ from test_party_alignment import need
 import verfedgnn as vf
 from hub import SERVER, Trial
 from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.identifiers import normalise_ids
+from verfedgnn.protocol.round.start_state import PublicStart, shrinkage
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import Welcome, decode
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.recommendation_table import write_table
+from verfedgnn.upkeep.forget import forget_users
 
 
 def spelled(parties: list[vf.PartyData], share: float = 0.6) -> list[vf.PartyData]:
@@ -205,6 +208,47 @@ def test_a_training_continued_with_more_users_equals_one_machine(
     assert [*records, served["from"], local] == [ancestor] * 5
 
 
+def test_a_forgotten_user_is_new_to_every_member(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+    """The request travels as a row number in the next start. Its old public row is not used, and all members record that."""
+    config = vf.Config.preset("best", **REPEATABLE, lists=False)
+    first, second = continued(tmp_path, small_parties, config)
+    folder = tmp_path / "first" / "run-party-1"
+    table = first.runs["party-1"].parties[0].ratings
+    row = int(table.known_users[0])
+    user = str(table.user_ids[row])
+    record = forget_users(folder, [user])
+    assert record["rows"] == [row]
+    mine = second.parties["party-1"].ratings
+    left = mine.select_users(np.flatnonzero(mine.user_ids != user))
+    second.parties["party-1"] = vf.PartyData("party-1", left)
+    second.run()
+    assert not second.errors
+    welcome = next(
+        message
+        for _, _, data in second.hub.seen
+        if kind_of(data) is Welcome and isinstance(message := decode(data), Welcome)
+    )
+    model = Model(config.model, second.runs["party-1"].metrics["users"])
+    started = model.views(torch.from_numpy(welcome.parameters.copy()))["users"]
+    before = Model(config.model, table.n_users).views(first.public("party-0"))["users"]
+    kept = torch.isclose(started[: table.n_users], shrinkage(model, "users") * before).all(1)
+    assert (~kept).nonzero().flatten().tolist() == [row], "only the forgotten row is drawn again"
+    assert not model.views(torch.from_numpy(welcome.accumulator.copy()))["users"][row].any()
+    assert [run.metrics["from"]["forgotten"] for run in second.runs.values()] == [[row]] * len(second.parties)
+
+
+def test_a_coordinator_that_keeps_a_forgotten_row_is_refused(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = vf.Config.preset("best", **REPEATABLE, lists=False)
+    first, second = continued(tmp_path, small_parties, config)
+    table = first.runs["party-1"].parties[0].ratings
+    forget_users(tmp_path / "first" / "run-party-1", [str(table.user_ids[table.known_users[0]])])
+    load = PublicStart.load_into
+    monkeypatch.setattr(PublicStart, "load_into", lambda start, replica, forgotten=(): load(start, replica))
+    assert "does not start from the run that this party starts from" in first_error(second)
+
+
 def test_members_that_do_not_start_from_the_same_training_are_refused(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
@@ -303,5 +347,8 @@ def test_one_party_leaves_and_another_joins(tmp_path: Path) -> None:
         for _, _, data in second.hub.seen
         if kind_of(data) is Welcome and isinstance(message := decode(data), Welcome)
     )
-    np.testing.assert_array_equal(welcome.parameters, first.public(stayed[0]).numpy())
+    old = first.public(stayed[0])
+    model = Model(config.model, 60)
+    for name, values in model.views(torch.from_numpy(welcome.parameters.copy())).items():
+        assert torch.equal(values, shrinkage(model, name) * model.views(old)[name])
     assert ["from" in run.metrics for run in second.runs.values()] == [name in stayed for name in second.runs]

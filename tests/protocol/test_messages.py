@@ -46,10 +46,11 @@ from verfedgnn.protocol.wire.messages import (
 FIELDS = {
     Hello: {
         "party", "users", "items", "ratings", "scale", "config", "stay", "agreement", "alignment", "training", "round", "digest",
-        "mask_key", "mask_signature",
+        "mask_key", "mask_signature", "forgotten",
     },
     Welcome: {
         "index", "items", "stay", "training", "config", "ratings", "round", "parameters", "accumulator", "average", "digest",
+        "forgotten",
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",

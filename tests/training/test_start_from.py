@@ -17,6 +17,8 @@ from helpers import same
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.start_state import shrinkage
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.start_from import read_start
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
@@ -64,7 +66,7 @@ def test_parameters_follow_ids(small_parties: list[vf.PartyData], before: Path) 
     drawn = model.views(fresh.coordinator.replica.parameters)
     known = users >= 0
     for name in model.per_user:
-        assert torch.equal(started[name][known], public[name][users[known]])
+        assert torch.equal(started[name][known], shrinkage(model, name) * public[name][users[known]])
         assert torch.equal(started[name][~known], drawn[name][~known])
     for name in set(model.shapes) - set(model.per_user):
         assert torch.equal(started[name], public[name])
@@ -81,6 +83,17 @@ def test_parameters_follow_ids(small_parties: list[vf.PartyData], before: Path) 
             assert torch.equal(values[items < 0], untouched[items < 0])
             assert not torch.equal(values[items >= 0], untouched[items >= 0])
             assert not private.accumulators[name][items < 0].any()
+
+
+def test_embeddings_that_carry_the_typical_rating_are_not_shrunk() -> None:
+    """A smaller user vector would then predict lower ratings; with biases it predicts the average taste."""
+    paper, best = (Model(vf.Config.preset(name).model, 3) for name in ("paper", "best"))
+    assert shrinkage(paper, "users") == 1
+    assert (shrinkage(best, "users") < 1, shrinkage(best, "user_bias"), shrinkage(best, "items")) == (
+        True,
+        1,
+        1,
+    )
 
 
 def vf_views(flat: torch.Tensor, model: object, users: int) -> dict[str, torch.Tensor]:

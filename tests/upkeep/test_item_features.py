@@ -71,7 +71,7 @@ def test_the_prior_finds_what_the_features_say_and_ignores_noise() -> None:
     features = rng.normal(size=(200, 6))
     vectors = features @ rng.normal(size=(6, 4)) + 0.3 * rng.normal(size=(200, 4))
     users = rng.normal(size=(100, 4))
-    items = fit_distribution(vectors[:150])
+    items = fit_distribution(vectors[:150], np.ones(150))
     counts = np.full(150, 50)
     prior = fit_feature_prior(items, vectors[:150], features[:150], counts, users)
     assert prior.explained > 0.9

@@ -90,7 +90,7 @@ def test_the_vector_is_the_ridge_regression_on_the_users() -> None:
 
 def test_columns_that_all_items_share_keep_their_value() -> None:
     vectors = np.column_stack([np.random.default_rng(1).normal(size=(40, 2)), np.ones(40)])
-    found = fit_distribution(vectors)
+    found = fit_distribution(vectors, np.ones(len(vectors)))
     assert found.factor.shape == (3, 2)
     assert np.abs(found.factor[2]).max() < 1e-9
 

@@ -50,7 +50,7 @@ from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.runs.start_from import read_party_start
+from verfedgnn.runs.start_from import read_party_start, record_forgotten
 from verfedgnn.training.simple_models import liked
 
 
@@ -218,6 +218,9 @@ class PartyService:
             return
         self.party = self.candidate.welcome(message)
         self._rounds = self.party.replica.rounds
+        if message.forgotten:
+            record_forgotten(self.store.folder, message.forgotten)
+            log_event("rows of forgotten users reset", stage=self.stage.name, rows=len(message.forgotten))
         log_event("taking part", stage=self.stage.name, round=message.round, public=message.digest)
 
     def _answer_round(self, message: RoundStart) -> None:

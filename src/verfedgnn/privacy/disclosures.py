@@ -34,6 +34,7 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "digest": PUBLIC,
         "mask_key": RANDOM,
         "mask_signature": RANDOM,
+        "forgotten": USERS,
     },
     "RoundReply": {
         "round": PUBLIC,

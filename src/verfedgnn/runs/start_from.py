@@ -25,7 +25,7 @@ from verfedgnn.runs.checkpoint import read_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.party_tables import read_party_tables, safe_names
 from verfedgnn.runs.run import read_public, read_run_config, write_json
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
 
 _RECORD = "from.json"
 """File in a run folder that names the run it starts from."""
@@ -114,7 +114,10 @@ def claim_ancestor(folder: Path, start_from: Path | None, config: Config) -> Non
     """Record the run that a member of a federation starts from; raise if its training was begun with another start."""
     given = None if start_from is None else read_ancestor(start_from, config)
     if (folder / "checkpoint").is_dir():
-        if given != recorded_ancestor(folder):
+        recorded = recorded_ancestor(folder)
+        if recorded is not None:
+            recorded.pop("forgotten", None)
+        if given != recorded:
             raise RunError(
                 f"{folder} was begun with another --from, or without; give the same command as before"
             )
@@ -155,12 +158,30 @@ def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> Pri
     (before,), _ = read_party_tables(run / "parties")
     users = before.ratings.n_users
     kept = torch.from_numpy(read_public(folder))
+    forgotten = read_forgotten(run)
+    rows = kept_rows(party.ratings.n_users, users)
+    rows[list(forgotten)] = -1
     return PrivateStart(
         found.state,
-        kept_rows(party.ratings.n_users, users),
+        rows,
         find_rows(party.ratings.item_ids, before.ratings.item_ids),
         PublicStart(kept, kept, users),
+        forgotten,
     )
+
+
+def read_forgotten(run: Path) -> tuple[int, ...]:
+    """Return the rows of the users who were forgotten in a run."""
+    file = run / FORGET_RECORD
+    entries = json.loads(file.read_text("utf-8")) if file.is_file() else []
+    return tuple(sorted({row for entry in entries for row in entry["rows"]}))
+
+
+def record_forgotten(folder: Path, rows: Sequence[int]) -> None:
+    """Record in a run that starts from another one which rows some party had forgotten and the start has reset."""
+    ancestor = recorded_ancestor(folder)
+    if ancestor is not None and rows:
+        write_ancestor(folder, ancestor | {"forgotten": list(rows)})
 
 
 def _public_start(state: CheckpointState, rows: EarlierRows | None = None) -> PublicStart:

@@ -280,13 +280,15 @@ def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
     ]
     if _is_federated(folder):
         remains = [
-            "the users' rows of the public parameters, at every member",
-            "sums and releases that the other members received before",
+            "the users' rows of the public parameters at every member, until the next training with --from resets them; "
+            "they stay in earlier run folders of the members",
+            "sums and releases that the other members received before, and the other members' own ratings",
             *remains,
         ]
     record = {
         "when": int(time.time()),
         "users": journal.who,
+        "rows": journal.users,
         "ratings": journal.ratings,
         "items_estimated_again": {file: len(rows) for file, rows in journal.items.items()},
         "remains": remains,

@@ -12,6 +12,9 @@ and a new item gets the most probable :math:`z` given its ratings, while all use
 .. math::
     z = \Big(I + \sum_u a_u a_u^\top / \sigma^2\Big)^{-1} \sum_u a_u (r_u - x_u \cdot m) / \sigma^2 .
 
+An item with n ratings counts with weight :math:`\sqrt n` for ratings: a new rating is more often one of a popular item, and those are
+rated higher. For lists all items count alike.
+
 Columns in which items do not differ (the 1 beside a user's bias) keep their value. Columns of several models are correlated, so
 one regression gives all parts of a mixture: the item's mean, and its vectors in the party's own model and in the federated one.
 
@@ -147,8 +150,10 @@ def fit_item_prior(model: PartyModel, table: Ratings, part: NDArray[np.int8], *,
     users = model.users.numpy()
     vectors = absorb_item_scores(model)
     train = part == TRAIN
-    rated = np.bincount(table.item[train], minlength=table.n_items)[: len(vectors)] > 0
-    items = fit_distribution(vectors[rated] if rated.any() else vectors)
+    counts = np.bincount(table.item[train], minlength=table.n_items)[: len(vectors)]
+    rated = counts > 0
+    weights = np.sqrt(counts) if not ranks else rated.astype(np.float64)
+    items = fit_distribution(vectors, weights if rated.any() else np.ones(len(vectors)))
     activity = _measure_activity(model, table, train) if ranks else None
     return ItemPrior(
         users,
@@ -159,11 +164,12 @@ def fit_item_prior(model: PartyModel, table: Ratings, part: NDArray[np.int8], *,
     )
 
 
-def fit_distribution(vectors: Floats) -> ItemDistribution:
-    """Return mean and covariance of vectors (M, C); columns without variance stay constant."""
-    mean = vectors.mean(0)
+def fit_distribution(vectors: Floats, weights: Floats) -> ItemDistribution:
+    """Return the weighted mean and covariance of vectors (M, C); columns without variance stay constant."""
+    share = weights / weights.sum()
+    mean = share @ vectors
     deviations = vectors - mean
-    values, basis = np.linalg.eigh(deviations.T @ deviations / len(vectors))
+    values, basis = np.linalg.eigh((deviations * share[:, None]).T @ deviations)
     kept = values > 1e-9 * max(values.max(initial=0.0), 1e-12)
     return ItemDistribution(mean, basis[:, kept] * np.sqrt(values[kept]))
 

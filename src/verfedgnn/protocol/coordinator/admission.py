@@ -44,6 +44,8 @@ def refusal(
         return "its key for masks is missing, or the configuration has no masks; use the coordinator's configuration"
     if not message.scale[0] <= message.scale[1]:
         return "its rating scale is upside down: the lowest rating is above the highest; check its ratings"
+    if any(row >= message.users for row in message.forgotten):
+        return "it asks to forget rows that no user has; start it with the run folder of this federation"
     before = joined.get(message.party)
     if before is not None and _facts(before) != _facts(message):
         return (
@@ -59,4 +61,4 @@ def refusal(
 
 
 def _facts(hello: Hello) -> tuple[object, ...]:
-    return hello.users, hello.items, hello.ratings, tuple(hello.scale)
+    return hello.users, hello.items, hello.ratings, tuple(hello.scale), tuple(hello.forgotten)

@@ -121,6 +121,8 @@ class Coordinator:
         """Replies to the open trip, or to the last one."""
         self.masks: MaskedTrip | None = None
         """The masks of the open trip; None without masks."""
+        self.forgotten: list[int] = []
+        """Rows of users whom some party has forgotten since the training that this one starts from."""
         self.commitment: list[int] | None = None
         """The survivor list that parties committed to in the open trip; no other sum can be completed."""
         self._shares_ahead: MaskedTrip | None = None
@@ -174,7 +176,8 @@ class Coordinator:
             self.config, self.model, self.items, self.ratings, typical, self.device
         )
         if self.start is not None:
-            self.start.load_into(self.replica)
+            self.forgotten = sorted({row for hello in hellos for row in hello.forgotten})
+            self.start.load_into(self.replica, self.forgotten)
         self.best.parameters = self.replica.parameters.clone()
         self.rounds = self.replica.rounds
 
@@ -192,6 +195,7 @@ class Coordinator:
             round=self.replica.round,
             **self.replica.arrays(),
             digest=self.replica.digest(),
+            forgotten=self.forgotten,
         )
 
     def lose(self, name: str, *, slow: bool = False) -> None:

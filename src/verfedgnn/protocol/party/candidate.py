@@ -107,6 +107,7 @@ class Candidate:
             released=self._last_released,
             mask_key=None if masks is None else masks.key,
             mask_signature=None if masks is None else masks.signature,
+            forgotten=[] if self.start is None else list(self.start.forgotten),
         )
 
     def welcome(
@@ -134,7 +135,11 @@ class Candidate:
         )
         own = replica or self._read_replica(message)
         expected = self.start.public if self.start is not None and not message.round else None
-        if expected is not None and not expected.matches(own):
+        if self.start is not None and not set(self.start.forgotten) <= set(message.forgotten):
+            raise ProtocolError(
+                f"{self.name}: the coordinator does not reset the users whom this party has forgotten"
+            )
+        if expected is not None and not expected.matches(own, message.forgotten):
             raise ProtocolError(
                 f"{self.name}: the coordinator does not start from the run that this party starts from; "
                 "give both --from with runs of the same training"

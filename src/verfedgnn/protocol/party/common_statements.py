@@ -50,7 +50,7 @@ def _state_rows(message: UserRows, _: UserBlocks | None) -> Statements:
 
 
 def _state_welcome(message: Welcome, _: UserBlocks | None) -> Statements:
-    sizes = {"items": message.items, "ratings": message.ratings}
+    sizes = {"items": message.items, "ratings": message.ratings, "forgotten": message.forgotten}
     return {
         "training": {"name": message.training, "configuration": message.config, **sizes},
         f"parameters {message.round}": _state_copy(message),

@@ -26,6 +26,8 @@ class PrivateStart:
     items: EarlierRows
     public: PublicStart | None = None
     """The public parameters that the party kept, with which the coordinator has to start; None on one machine."""
+    forgotten: tuple[int, ...] = ()
+    """Rows of users whom the party has forgotten since."""
 
     def load_into(self, private: PrivateParameters) -> None:
         """Overwrite the parameters of known items and users in parameters that have taken no step yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,21 +55,36 @@ class PublicStart:
     rows: EarlierRows | None = None
     """Row of each present user in it; None if users kept their rows and new ones follow."""
 
-    def load_into(self, replica: Replica) -> None:
-        """Overwrite the parameters of known users and the shared weights in a replica that has taken no step yet."""
-        self._map(replica.model, self.parameters, replica.parameters, shrink=True)
-        self._map(replica.model, self.accumulator, replica.accumulator, shrink=False)
+    def load_into(self, replica: Replica, forgotten: Sequence[int] = ()) -> None:
+        """Overwrite the parameters of known users and the shared weights in a replica that has taken no step yet.
+
+        Rows of `forgotten` users stay as drawn.
+        """
+        self._map(replica.model, self.parameters, replica.parameters, forgotten, shrink=True)
+        self._map(replica.model, self.accumulator, replica.accumulator, forgotten, shrink=False)
         if replica.average is not None:
             replica.average.copy_(replica.parameters)
 
-    def matches(self, replica: Replica) -> bool:
-        """Return whether a replica has the parameters of known users and the shared weights of this start."""
-        expected = replica.parameters.clone()
-        self._map(replica.model, self.parameters, expected, shrink=True)
-        return torch.equal(expected, replica.parameters)
+    def matches(self, replica: Replica, forgotten: Sequence[int] = ()) -> bool:
+        """Return whether a replica has the parameters of known users and the shared weights of this start.
 
-    def _map(self, model: Model, old: Tensor, new: Tensor, *, shrink: bool) -> None:
-        rows = kept_rows(model.users, self.users) if self.rows is None else self.rows
+        It must know nothing of the `forgotten` rows: other embeddings, and no state of the optimiser.
+        """
+        expected = replica.parameters.clone()
+        self._map(replica.model, self.parameters, expected, forgotten, shrink=True)
+        whole = expected.clone()
+        self._map(replica.model, self.parameters, whole, shrink=True)
+        gone = torch.tensor([row for row in forgotten if row < self.users], dtype=torch.int64)
+        reset = (replica.model.views(whole)["users"] != replica.model.views(expected)["users"])[gone].any(1)
+        sums = replica.model.views(replica.accumulator)
+        unknown = reset.all() and not any(sums[name][gone].any() for name in replica.model.per_user)
+        return torch.equal(expected, replica.parameters) and bool(unknown)
+
+    def _map(
+        self, model: Model, old: Tensor, new: Tensor, forgotten: Sequence[int] = (), *, shrink: bool
+    ) -> None:
+        rows = kept_rows(model.users, self.users) if self.rows is None else self.rows.copy()
+        rows[list(forgotten)] = -1
         places = model.views(new)
         for name, values in Model(model.config, self.users).views(old).items():
             if name in model.per_user:

@@ -70,6 +70,8 @@ class Hello(Message):
     """Public key for sealed messages between parties, if masking is on; new for every stay."""
     mask_signature: str | None = Field(None, pattern=_SIGNATURE)
     """Signature of that key by the party's certificate."""
+    forgotten: list[Annotated[int, Field(ge=0, le=_MOST)]] = Field(default_factory=list)
+    """Rows of users whom it has forgotten since the training that it starts from; they begin as new users."""
 
 
 class Welcome(Message):
@@ -96,6 +98,8 @@ class Welcome(Message):
     """Running average of the parameters, if the configuration keeps one."""
     digest: str = Field(max_length=64)
     """Hash of the coordinator's parameters."""
+    forgotten: list[Annotated[int, Field(ge=0, le=_MOST)]] = Field(default_factory=list)
+    """Rows that some party has forgotten. They were reset before the first round."""
 
 
 class RoundStart(Message):
