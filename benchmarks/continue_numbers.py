@@ -1,15 +1,14 @@
 """Measure how many rounds a training saves that starts from an earlier run.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py               # results/overlap/later.json
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py --full 3      # results/life/ml-1m-0-full-3.json
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py --nights 0.8  # results/life/ml-1m-0-nights-0.8.json
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/continue_numbers.py --night 3     # results/life/ml-1m-0-night-3.json
     .venv/bin/python benchmarks/continue_numbers.py --table                          # the table and picture of results/life.md
 
 Without options: ML-100K, five parties. The earlier run has the first 80 % of the ratings by time, and their users and
 items. The later trainings have all ratings. Validations are every second round.
 
-`--nights`: ML-1M, five parties. The first run has the first 70 % of the ratings by time. Each of six nights adds 5 % and
-continues from the night before, with embeddings shrunk by a factor. `--full K`: a training of the ratings of night K from
+`--night K`: ML-1M, five parties. The first run has the first 70 % of the ratings by time. Each of K nights adds 5 % and
+continues from the night before. The last one is compared with a training of the same ratings from
 nothing. One thread; each call is a process of its own, so that several can run at the same time.
 """
 
@@ -179,60 +178,59 @@ def summarise(run: Run) -> dict[str, Any]:
 
 def nights_table(folder: Path, name: str) -> str:
     """Return the nights as a table in Markdown, and draw them."""
-    chains = {
-        float(path.stem.rpartition("-")[2]): json.loads(path.read_text())
-        for path in sorted(folder.glob(f"{name}-nights-*.json"), reverse=True)
-    }
-    full = {
-        night: json.loads(path.read_text())
-        for night in range(1, SLICES + 1)
-        if (path := folder / f"{name}-full-{night}.json").exists()
-    }
-    heads = ["night", "ratings", "full training: RMSE", "rounds", "MB"]
-    for factor in chains:
-        heads += [f"from the night before, embeddings × {factor:g}: RMSE", "difference", "rounds", "bytes"]
+    nights = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-night-*.json"))]
+    heads = ["night", "ratings", "full training: RMSE", "rounds", "MB", "night: RMSE", "difference"]
+    heads += ["share of the rounds", "share of the bytes", "without shrinking", "all embeddings shrunk"]
     rows = [heads, ["---"] * len(heads)]
-    for night, whole in full.items():
-        cells = [
-            str(night),
-            f"{next(iter(chains.values()))['ratings'][night]:,}",
-            f"{whole['valid']:.4f}",
-            str(whole["rounds"]),
-            f"{whole['bytes'] / 1e6:,.0f}",
-        ]
-        for chain in chains.values():
-            mine = chain["nights"][night - 1]
-            cells += [
-                f"{mine['valid']:.4f}",
-                f"{mine['valid'] - whole['valid']:+.4f}",
-                f"{mine['rounds'] / whole['rounds']:.1%}",
-                f"{mine['bytes'] / whole['bytes']:.1%}",
+    for found in nights:
+        full, night, kept, every = (found["ways"][way] for way in ("full", "shrunk", "kept", "all shrunk"))
+        error = full["served"]["valid"]
+        rows.append(
+            [
+                str(found["night"]),
+                f"{found['ratings'][-1]:,}",
+                f"{error:.4f}",
+                str(full["rounds"]),
+                f"{full['bytes'] / 1e6:,.0f}",
+                f"{night['served']['valid']:.4f}",
+                f"{night['served']['valid'] - error:+.4f}",
+                f"{100 * night['rounds'] / full['rounds']:.1f} %",
+                f"{100 * night['bytes'] / full['bytes']:.1f} %",
+                f"{kept['served']['valid'] - error:+.4f}",
+                f"{every['served']['valid'] - error:+.4f}",
             ]
-        rows.append(cells)
-    draw(full, chains, folder.parent / "life.png")
+        )
+    draw(nights, folder.parent / "life.png")
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def draw(full: dict[int, dict[str, Any]], chains: dict[float, dict[str, Any]], path: Path) -> None:
-    """Draw the validation RMSE of each night, of full trainings and of those that continue."""
+def draw(nights: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the validation RMSE of each night, and the rounds of the last one."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    left, right = axes
-    left.plot(list(full), [each["valid"] for each in full.values()], "k--o", label="full training", ms=3)
-    for factor, chain in chains.items():
-        errors = [night["valid"] for night in chain["nights"]]
-        label = f"from the night before, embeddings × {factor:g}"
-        left.plot(range(1, len(errors) + 1), errors, "-o", label=label, ms=3)
-        curve = chain["nights"][0]["curve"]
-        right.plot(*zip(*curve, strict=True), label=label)
-    left.set(xlabel="night", ylabel="validation RMSE (lower is better)")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    names = {
+        "full": "full training",
+        "shrunk": "from the night before",
+        "kept": "the same, without shrinking",
+    }
+    styles = {"full": "k--o", "shrunk": "C0-o", "kept": "C1-o"}
+    numbers = [found["night"] for found in nights]
+    for way, label in names.items():
+        left.plot(
+            numbers,
+            [found["ways"][way]["served"]["valid"] for found in nights],
+            styles[way],
+            label=label,
+            ms=3,
+        )
+        curve = nights[-1]["ways"][way]["curve"]
+        right.plot(*zip(*curve, strict=True), styles[way].replace("o", ""), label=label)
+    left.set(xlabel="night", ylabel="validation RMSE, served (lower is better)")
     left.legend(fontsize=8)
-    right.plot(*zip(*full[1]["curve"], strict=True), "k--", label="full training")
-    right.axhline(full[1]["valid"], color="grey", lw=0.6)
-    right.set(
-        xlabel="round of night 1", xscale="log", ylim=(full[1]["valid"] - 0.004, full[1]["valid"] + 0.03)
-    )
+    best = nights[-1]["ways"]["full"]["valid"]
+    right.set(xlabel=f"round of night {numbers[-1]}", xscale="log", ylim=(best - 0.002, best + 0.03))
+    right.set(ylabel="validation RMSE, federated model")
     right.legend(fontsize=8)
     figure.savefig(path, dpi=130)
 

@@ -74,6 +74,8 @@ class TrainingConfig(Section):
     """Training ratings per round, over all parties. 0: all ratings."""
     epochs: int = Field(50, ge=1)
     """Passes over the training ratings. The number of rounds is epochs x ratings / batch."""
+    alone_epochs: int | None = Field(None, ge=1)
+    """Passes of each party's own model. By default as many as `epochs`; more if the federation continues a run with few rounds."""
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the parties that take part in a round (Sec. 4.6)."""
     gate: bool = False

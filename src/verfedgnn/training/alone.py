@@ -71,6 +71,7 @@ def home_config(config: Config) -> Config:
 def solo_config(config: Config, share: float) -> Config:
     """Return `config` without exchange, protection, gate and lists, and with batches scaled to `share`."""
     batch = config.training.batch
+    epochs = config.training.alone_epochs or config.training.epochs
     return config.with_values(
         {
             "masking": False,
@@ -81,6 +82,8 @@ def solo_config(config: Config, share: float) -> Config:
             **({"model.generator": False} if config.model.form == "propagation" else {}),
             **({"model.own_messages": True} if config.model.form == "messages" else {}),
             "lists": False,
+            "training.epochs": epochs,
+            "training.alone_epochs": None,
             "training.gate": False,
             "training.participation": 1.0,
             "training.batch": math.ceil(batch * share) if batch else 0,
