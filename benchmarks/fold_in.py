@@ -115,15 +115,17 @@ def study_users(
     return found
 
 
+def choose_new(party: vf.PartyData, seed: int, p: int) -> np.ndarray:
+    """Return which items of the party number `p` are new: a tenth of them."""
+    items = party.ratings.n_items
+    return np.random.default_rng([seed, p]).permutation(items) < items // 10
+
+
 def train_without_items(
     parties: list[vf.PartyData], parts: list[np.ndarray], config: vf.Config
 ) -> tuple[list[np.ndarray], vf.Run]:
     """Train without a tenth of each party's items; return which items are left out, by party, and the run."""
-    new = [
-        np.random.default_rng([config.seed, p]).permutation(party.ratings.n_items)
-        < party.ratings.n_items // 10
-        for p, party in enumerate(parties)
-    ]
+    new = [choose_new(party, config.seed, p) for p, party in enumerate(parties)]
     others = [
         vf.PartyData(party.name, party.ratings.select_items(~own))
         for party, own in zip(parties, new, strict=True)

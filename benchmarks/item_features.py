@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 import verfedgnn as vf
-from fold_in import judge_lists, train_without_items
+from fold_in import choose_new, judge_lists, train_without_items
 from verfedgnn.data import TEST, TRAIN
 from verfedgnn.data.ids import find_positions
 from verfedgnn.runs.party_model import PartyModel
@@ -76,6 +76,10 @@ def study(data: str, seed: int, epochs: int) -> dict[str, dict[str, float]]:
     """Return test RMSE, NDCG@20 of lists of new items, and the explained share, by method."""
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / data)
     parties = vf.split_items(table, parties=3, by=None if data == "book-crossing" else "genre", seed=seed)
+    known = np.zeros(table.n_users, bool)  # users with a rating of an item that is not new
+    for p, party in enumerate(parties):
+        known[party.ratings.user[~choose_new(party, seed, p)[party.ratings.item]]] = True
+    parties = [vf.PartyData(party.name, party.ratings.select_users(known)) for party in parties]
     config = vf.Config.preset("best", seed=seed, epochs=epochs)
     parts = [split_ratings(party, config.split, seed) for party in parties]
     new, run = train_without_items(parties, parts, config)
