@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -157,13 +158,37 @@ def test_a_party_may_join_or_leave(small_parties: list[vf.PartyData], before: Pa
     assert [party.name for party in run.parties] == ["party-1", "party-2", "new"]
 
 
+def test_a_rating_that_takes_part_twice_is_accounted_twice(
+    small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """Attack: spend a budget in many short trainings, each of which looks cheap. The epsilon is that of one long training."""
+    short = vf.Config.preset("private", epochs=4, evaluate_every=2, gate=False)
+    runs = [tmp_path / name for name in ("first", "second", "third")]
+    vf.train(small_parties, short, out=runs[0])
+    for before, run in itertools.pairwise(runs):
+        vf.train(small_parties, short, out=run, start_from=before)
+    long = vf.train(small_parties, short.with_values({"epochs": 12})).metrics["privacy"]
+    reports = [json.loads((run / "metrics.json").read_text())["privacy"] for run in runs]
+    spent = [report["gradients"]["composed"]["epsilon"] for report in reports]
+    assert spent[0] < spent[1] < spent[2]
+    assert spent[2] == long["gradients"]["composed"]["epsilon"]
+    assert reports[2]["persons"] == long["persons"]
+    assert reports[2]["events"] == long["events"]
+    with pytest.raises(vf.ConfigError, match="budgets do not compose"):
+        vf.train(small_parties, short.with_values({"gradients.noise_multiplier": 20.0}), start_from=runs[0])
+    with pytest.raises(
+        vf.ConfigError, match="budgets do not compose"
+    ):  # training ratings become validation ratings
+        vf.train(small_parties, short.with_values({"seed": 1}), start_from=runs[0])
+
+
 def test_runs_that_cannot_be_continued_are_refused(
     small_parties: list[vf.PartyData], before: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(vf.ConfigError, match="trained with other settings of the model"):
         vf.train(small_parties, SHORT.with_values({"dim": 8}), start_from=before)
     private = vf.Config.preset("private", **{"dim": SHORT.model.dim})
-    with pytest.raises(vf.ConfigError, match=r"preset private cannot start|other settings of the model"):
+    with pytest.raises(vf.ConfigError, match="other settings of the model"):
         vf.train(small_parties, private, start_from=before)
     with pytest.raises(vf.RunError, match="does not exist"):
         vf.train(small_parties, SHORT, start_from=tmp_path / "nothing")

@@ -50,7 +50,7 @@ from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.runs.start_from import read_party_start, record_forgotten
+from verfedgnn.runs.start_from import count_spent, read_party_start, record_forgotten, recorded_ancestor
 from verfedgnn.training.simple_models import liked
 
 
@@ -91,6 +91,7 @@ class PartyService:
         config = self.config if self.takes_part else store.stages[0].config
         policy = self._make_policy(alignment)
         self.ledger = open_ledger(self.folder, config)
+        self.ledger.before = count_spent(recorded_ancestor(store.folder))
         """What this party has released in this training."""
         start = (
             None
@@ -323,12 +324,12 @@ class PartyService:
         projection = party.projection
         report = privacy_report(
             self.config,
-            releases=self.ledger.count(GRADIENT),
+            releases=self.ledger.count(GRADIENT) + self.ledger.before[0],
             exchanges=self.ledger.count(NEIGHBOURHOODS),
             users=party.data.users,
             rows=projection.rows if projection is not None else 0,
             protected=projection.protected if projection is not None else True,
-            validations=self.ledger.count(VALIDATION),
+            validations=self.ledger.count(VALIDATION) + self.ledger.before[1],
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
             parties=[party.data],
         )

@@ -70,20 +70,43 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
         raise ConfigError(
             f"{folder} was trained with other settings of the model; use the same preset, GNN and settings of the model"
         )
-    if "skellam" in (before.gradients.mechanism, config.gradients.mechanism):
-        raise ConfigError(
-            "preset private cannot start from an earlier run: the budget that its ratings have spent there "
-            f"would not be counted; train without {option('start_from', flag='from')}"
-        )
     metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
     kept = before.seed == config.seed and before.split == config.split
     earlier = recorded_ancestor(folder)
-    return {
+    found = {
         "public": metrics["public"],
         "rounds": metrics["rounds"],
         # Whether no run of the line may have been trained on a rating that this one tests.
         "same_split": kept and (earlier is None or earlier["same_split"]),
     }
+    if "skellam" not in (before.gradients.mechanism, config.gradients.mechanism):
+        return found
+    _check_same_protection(folder, before, config, same_split=found["same_split"])
+    return found | {"spent": _read_spent(metrics)}
+
+
+def _check_same_protection(folder: Path, before: Config, config: Config, *, same_split: bool) -> None:
+    """Raise `ConfigError` unless the releases of two trainings under preset private compose to one epsilon."""
+    protection = [(each.gradients, each.training.error_clip) for each in (before, config)]
+    if protection[0] != protection[1] or not same_split:
+        raise ConfigError(
+            f"preset private cannot start from {folder}: its noise, protection, seed or split is another one, so the two budgets "
+            f"do not compose; use the same settings, or train without {option('start_from', flag='from')}"
+        )
+
+
+def _read_spent(metrics: dict[str, Any]) -> dict[str, int]:
+    """Return how often the ratings of a private run were used, by it and by the runs before it; nothing for a coordinator."""
+    report = metrics.get("privacy")
+    if report is None:
+        return {}
+    return {"gradients": report["gradients"]["releases"], "validations": report["validation"]["releases"]}
+
+
+def count_spent(ancestor: dict[str, Any] | None) -> tuple[int, int]:
+    """Return the gradients and validations that a line of private runs released before; a rating may be in all of them."""
+    spent = {} if ancestor is None else ancestor.get("spent", {})
+    return spent.get("gradients", 0), spent.get("validations", 0)
 
 
 def measure_run_drift(folder: Path, parties: Sequence[PartyData]) -> dict[str, Any]:

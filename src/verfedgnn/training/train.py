@@ -26,6 +26,7 @@ from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_hi
 from verfedgnn.runs.run_folder import holds_run
 from verfedgnn.runs.run_layout import LISTS
 from verfedgnn.runs.start_from import (
+    count_spent,
     measure_run_drift,
     read_ancestor,
     read_start,
@@ -166,7 +167,9 @@ def _run_to_end(
     folder = loops[0].folder
     trained = [loop.run(watch, stop) for loop in loops]
     try:
-        runs = [_gated_run(loop, each, watch, stop) for loop, each in zip(loops, trained, strict=True)]
+        runs = [
+            _gated_run(loop, each, watch, stop, ancestor) for loop, each in zip(loops, trained, strict=True)
+        ]
     except Interrupted:
         raise Interrupted(
             "the federation is trained, but the parties have not chosen their gates yet", resume_hint(folder)
@@ -181,7 +184,13 @@ def _run_to_end(
     return run
 
 
-def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop: Stop) -> Run:
+def _gated_run(
+    loop: TrainingLoop,
+    trained: Trained,
+    watch: Watcher | None,
+    stop: Stop,
+    ancestor: dict[str, Any] | None,
+) -> Run:
     """Return the run of one finished loop; with a gate, each party serves its mixture."""
     config = loop.config
     models = trained.models
@@ -198,6 +207,7 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
             stop=stop,
         )
         models = [each.served.model for each in gated]
+    before, validations_before = count_spent(ancestor)
     first = next(iter(loop.runtime.parties.values()))
     metrics = build_metrics(
         loop.prepared,
@@ -209,12 +219,12 @@ def _gated_run(loop: TrainingLoop, trained: Trained, watch: Watcher | None, stop
         seconds=trained.seconds,
         privacy=privacy_report(
             config,
-            releases=trained.releases.gradients,
+            releases=trained.releases.gradients + before,
             exchanges=trained.releases.neighbourhoods,
             users=first.data.users,
             rows=first.projection.rows if first.projection is not None else 0,
             protected=first.projection.protected if first.projection is not None else True,
-            validations=len(trained.history),
+            validations=len(trained.history) + validations_before,
             randomness=SIMULATED,
             parties=[each.data for each in loop.runtime.parties.values()],
         ),

@@ -64,6 +64,8 @@ class ReleaseLedger:
     """Callback that waits until everything written is on disk; call it before a release leaves the party."""
     training: str = ""
     rounds: int = 0
+    before: tuple[int, int] = (0, 0)
+    """Gradients and validations that were released in earlier trainings, which this one continues."""
 
     def check_training(self, training: str, rounds: int) -> None:
         """Raise `ProtocolError` if this ledger belongs to another training, or to one with another number of rounds."""
@@ -138,7 +140,10 @@ class ReleaseLedger:
     def _spent(self, entries: list[ReleaseEntry]) -> float | None:
         if self.config.gradients.mechanism != "skellam":
             return None
-        rounds, validations = (count_places(entries, kind) for kind in (GRADIENT, VALIDATION))
+        rounds, validations = (
+            count_places(entries, kind) + earlier
+            for kind, earlier in zip((GRADIENT, VALIDATION), self.before, strict=True)
+        )
         if not rounds + validations:
             return 0.0
         return rating_epsilon(
