@@ -46,7 +46,7 @@ from verfedgnn.protocol.wire.messages import (
 FIELDS = {
     Hello: {
         "party", "users", "items", "ratings", "scale", "config", "stay", "agreement", "alignment", "training", "round", "digest",
-        "mask_key", "mask_signature", "forgotten",
+        "released", "mask_key", "mask_signature", "forgotten",
     },
     Welcome: {
         "index", "items", "stay", "training", "config", "ratings", "round", "parameters", "accumulator", "average", "digest",

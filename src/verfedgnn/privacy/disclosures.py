@@ -32,6 +32,7 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "training": AGREED,
         "round": PUBLIC,
         "digest": PUBLIC,
+        "released": PUBLIC,
         "mask_key": RANDOM,
         "mask_signature": RANDOM,
         "forgotten": USERS,
