@@ -212,10 +212,11 @@ def table_by_other_parties(records: list[dict[str, Any]]) -> str:
     found = [r["newcomers"] for r in select_records(records, "ciao-any")]
     for number in range(1, len(CATEGORIES)):
         cells = []
-        for halves in ([each["lift"] for each in found], [each["lists"] for each in found]):
+        for halves in ([each.get("lift") for each in found], [each["lists"] for each in found]):
             rows = [
                 next(row for row in half["by_other_parties"] if row["other_parties"] == number)
                 for half in halves
+                if half is not None
             ]
             cells.append(" ".join(str(row["users"]) for row in rows))
             cells.append(f"{statistics.mean(row['gain']['percent'] for row in rows):+.1f} %")
@@ -248,10 +249,10 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
     ]
     for case in CASES:
         part = "newcomers" if kind == "new" else "ratings" if metric == "rmse" else "lists"
-        cases = [r for r in select_records(records, case) if "lift" in r.get(part, {})]
+        key = "lists" if kind == "new" and metric != "rmse" else "lift"
+        cases = [r for r in select_records(records, case) if key in r.get(part, {})]
         if not cases:
             continue
-        key = "lists" if kind == "new" and metric != "rmse" else "lift"
         found = [r[part][key] for r in cases]
         named = ["overall"] + (
             [row["name"] for row in found[0]["parties"]] if len(found[0]["parties"]) <= 5 else []

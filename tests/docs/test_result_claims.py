@@ -53,10 +53,12 @@ def gains(case: str, seeds: list[int]) -> list[Source]:
     def mean(*path: str) -> float:
         values = []
         for seed in seeds:
-            table = read_lift(case, seed)
+            table: dict[str, Any] | None = read_lift(case, seed)
             for key in path:
+                assert table is not None
                 table = table[key]
-            values.append(table["overall"]["gain"]["percent"])
+            if table is not None:  # a part that was not measured with this seed
+                values.append(table["overall"]["gain"]["percent"])
         return sum(values) / len(values)
 
     paths = [(), ("lists",), ("newcomers",), ("lists", "newcomers")]
@@ -69,7 +71,7 @@ def read_lift(case: str, seed: int) -> dict[str, Any]:
     record = json.loads(path.read_text("utf-8"))
     new = record["newcomers"]
     lists = record["lists"]["lift"] | {"newcomers": new["lists"]}
-    found: dict[str, Any] = record["ratings"]["lift"] | {"newcomers": new["lift"], "lists": lists}
+    found: dict[str, Any] = record["ratings"]["lift"] | {"newcomers": new.get("lift"), "lists": lists}
     return found
 
 
@@ -159,12 +161,12 @@ CLAIMS = [
     ),
     Claim(
         "README.md",
-        "| Amazon, two shops | +{} %, yes | +{} %, cannot tell | +{} %, yes | +{} %, yes |",
+        "| Amazon, two shops | +{} %, yes | +{} %, 2 of 3 | +{} %, yes | +{} %, yes |",
         gains("amazon", [0, 1, 2]),
     ),
     Claim(
         "README.md",
-        "| Ciao, four categories | +{} %, yes | +{} %, yes | +{} %, 2 of 3 | +{} %, 2 of 3 |",
+        "| Ciao, four categories | +{} %, yes | +{} %, 1 of 3 | +{} %, yes | +{} %, 2 of 3 |",
         gains("ciao-any", [0, 1, 2]),
     ),
     Claim("README.md", "| paper, Table 2 | {} | {} | {} |", PAPER_CELLS),

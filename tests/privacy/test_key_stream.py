@@ -35,7 +35,12 @@ def test_every_stream_of_a_party_is_listed_with_its_purpose() -> None:
         "ITEM_ROWS",
         "VALIDATION",
     }
-    assert {stream.name for stream in PartyStream} == {"ITEM_EMBEDDINGS", "SHUFFLE", "RANKING_CANDIDATES"}
+    assert {stream.name for stream in PartyStream} == {
+        "ITEM_EMBEDDINGS",
+        "SHUFFLE",
+        "RANKING_CANDIDATES",
+        "READ_RATINGS",
+    }
     assert not {int(stream) for stream in NoiseStream} & {int(stream) for stream in PartyStream}
 
 
