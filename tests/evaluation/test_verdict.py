@@ -188,7 +188,24 @@ def test_a_close_verdict_asks_for_other_seeds() -> None:
     text = summarise(found)
     check_sentences(text)
     assert "close: predicted ratings for known customers at shop0." in text
-    assert "`seed=1` and `seed=2`" in text
+    assert "repeat with two other seeds (`seed`)" in text
+
+
+def test_a_small_gain_is_called_small_in_the_headline() -> None:
+    found = tables("rmse", "yes", None, ("yes", "yes"))
+    small = {"percent": 0.06, "low_percent": 0.01, "high_percent": 0.1}
+    for part in (found, found["newcomers"]):
+        part["parties"] = [row("yes", name="shop0"), row("yes", name="shop1", gain=small)]
+    assert headline(found) == "Joining pays for shop0. It gains less than 0.5 % for shop1."
+
+
+def test_a_party_sees_the_figures_that_cannot_tell() -> None:
+    """They may be nearly a no, so they are never left out."""
+    found = tables("rmse", "yes", "cannot tell", ("yes", "yes"))
+    nearly = {"percent": -0.5, "low_percent": -1.1, "high_percent": 0.1}
+    found["newcomers"]["parties"] = [row("cannot tell", name=f"shop{n}", gain=nearly) for n in (0, 1)]
+    (line, _) = party_verdicts(found)
+    assert "Cannot tell: predicted ratings for 1,234 newcomers, -0.5 % (-1.1 to +0.1)" in line.text
 
 
 def test_no_difference_is_called_so() -> None:

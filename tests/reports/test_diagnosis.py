@@ -61,7 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, Step]] = {
     "means win": (
         {"test": {"rmse": 0.999, "ndcg@20": 0.3}},
         {},
-        "no better than the parties' user and item means (RMSE 0.9990, means 1.0000)",
+        "hardly better than the parties' user and item means (RMSE 0.9990, means 1.0000)",
         Step("lift"),
     ),
     "means win, and joining does not pay": (

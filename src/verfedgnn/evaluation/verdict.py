@@ -19,6 +19,8 @@ KNOWN = "known customers"
 NEW = "newcomers"
 CLOSE = 0.1
 """A verdict is close if an end of the interval is nearer to 0 than this share of the interval's length."""
+SMALL = 0.5
+"""A gain below this many per cent is called small in the headline."""
 _BETTER = {"rmse": "lower", "ndcg@20": "higher"}
 _SIMPLE = {
     ("rmse", KNOWN): "own means",
@@ -27,7 +29,9 @@ _SIMPLE = {
     ("ndcg@20", NEW): "popularity",
 }
 """The name of the simple model, by metric and customers."""
-_FEDERATED = ("federated means", "federated")
+
+
+_FEDERATED = ("federated means", "federated", "federated raters")
 """Names of the models in a gate's mixture that come from the federation."""
 
 
@@ -42,6 +46,8 @@ class PartyVerdict:
     """For which predictions and customers, and by how much, with intervals."""
     gainers: frozenset[str]
     """The customers who gain: `KNOWN`, `NEW` or both."""
+    largest: float = 0.0
+    """The largest clear gain in per cent."""
 
 
 def summarise(lift: Mapping[str, Any]) -> str:
@@ -99,8 +105,14 @@ def headline(lift: Mapping[str, Any]) -> str:
     if len(parties) < 2 or len(named[UNCLEAR]) == len(parties):
         return _headline_of_all(lift, together=len(parties) > 1)
     sentences = []
-    if named[YES]:
-        sentences.append(f"Joining pays for {_name_parties(named[YES], parties)}{_scope(named[YES])}.")
+    small = [party for party in named[YES] if party.largest < SMALL]
+    large = [party for party in named[YES] if party.largest >= SMALL]
+    if large:
+        sentences.append(f"Joining pays for {_name_parties(large, parties)}{_scope(large)}.")
+    if small:
+        subject = "It" if sentences else "Joining"
+        whose = _name_parties(small, parties)
+        sentences.append(f"{subject} gains less than {SMALL:g} % for {whose}{_scope(small)}.")
     if named[MIXED]:
         subject = "It" if sentences else "Joining"
         whose = _name_parties(named[MIXED], parties)
@@ -156,15 +168,14 @@ def _judge_party(name: str, lift: Mapping[str, Any]) -> PartyVerdict:
         if row["gain"] is None:
             continue
         what = f"{WHAT[table['metric']]} for {_count(row['users'], customers)}"
-        silent = row["pays"] == UNCLEAR and pays != UNCLEAR
-        parts[row["pays"]].append(what if silent else f"{what}, {_format(row)}")
+        parts[row["pays"]].append(f"{what}, {_format(row)}")
     texts = [
         ("" if word == pays else f"{word}: ") + "; ".join(found) for word, found in parts.items() if found
     ]
     gainers = frozenset(customers for customers, table in tables if table["overall"]["pays"] == YES)
-    return PartyVerdict(
-        name, pays, ". ".join(_capitalise(text) for text in texts) or "No test cases", gainers
-    )
+    clear = [table["overall"]["gain"]["percent"] for _, table in tables if table["overall"]["pays"] == YES]
+    text = ". ".join(_capitalise(text) for text in texts) or "No test cases"
+    return PartyVerdict(name, pays, text, gainers, max(clear, default=0.0))
 
 
 def _headline_of_all(lift: Mapping[str, Any], *, together: bool) -> str:
@@ -296,9 +307,9 @@ def _describe_close(lift: Mapping[str, Any]) -> str | None:
     if not close:
         return None
     is_are = "This verdict is" if len(close) == 1 else "These verdicts are"
-    seeds = f"`{option('seed', 1)}` and `{option('seed', 2)}`"
     return (
-        f"{is_are} close: {join_names(close)}. One seed is one draw of the test ratings; repeat with {seeds}."
+        f"{is_are} close: {join_names(close)}. An end of the interval is near 0, so another draw of the test ratings may change "
+        f"the word; repeat with two other seeds (`{option('seed')}`)."
     )
 
 

@@ -213,7 +213,8 @@ def _validation(config: Config, validations: int) -> dict[str, Any]:
             "guarantee": "covered by the epsilon of gradients"
             + ("" if protects_users(config) else ": a rating is in one of the two parts")
         }
-    guarantee = "none: each party's exact sum of squared errors and its count"
+    summed = "1 - NDCG@20 over its users" if config.training.ranks else "squared errors"
+    guarantee = f"none: each party's exact sum of {summed} and its count"
     return {"mechanism": "none", "releases": validations, "guarantee": guarantee}
 
 

@@ -148,7 +148,8 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     if not means:
         text = "The ratings of each party are all equal, so there is nothing to predict; preset ranking learns lists from them."
         return Finding("equal ratings", text, Step("train", ("--preset", "ranking")))
-    compared = "worse than" if found > means / MEANS_WIN else "no better than"
+    close = "hardly better than" if found < means else "no better than"
+    compared = "worse than" if found > means / MEANS_WIN else close
     text = f"Predicted ratings are {compared} the parties' user and item means (RMSE {found:.4f}, means {means:.4f})."
     if config.base == "paper":
         return Finding(
@@ -175,8 +176,8 @@ def _one_party_only(customers: Customers | None, parties: int) -> Finding | None
         return None
     alone = customers.users - customers.shared
     text = (
-        f"{alone:,} of {customers.users:,} customers are at one party only; for them nothing is known elsewhere, so only the "
-        f"{customers.shared:,} shared ones can gain."
+        f"{alone:,} of {customers.users:,} customers are at one party only. They gain at another party, as newcomers; at their own, "
+        f"only the {customers.shared:,} shared customers can gain."
     )
     return Finding("few shared", text)
 

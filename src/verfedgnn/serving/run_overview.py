@@ -60,7 +60,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "images": IMAGE in party.table.columns,
                 "figures": _collect_figures(figure, alone[number], predicts=catalogue.predicts),
                 "verdict": None if lift is None else _describe_verdict(narrow_lift(lift, party.name)),
-                "points": [] if lift is None else list_points(narrow_lift(lift, party.name)),
+                "points": [] if lift is None else _plain_points(narrow_lift(lift, party.name)),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "titles": party.table.titles is not None,
@@ -82,7 +82,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
             metrics | {"parties": [figures[name] for name in served if name in figures]}
         ),
         "verdict": None if whole is None else _describe_verdict(whole),
-        "points": [] if whole is None else list_points(whole),
+        "points": [] if whole is None else _plain_points(whole),
         "judged_by_lift": lift is not None,
         "test": {name: metrics["test"].get(name) for name in ("rmse", NDCG)} if whole_run else None,
         "newer": _count_newer(catalogue, allowed),
@@ -212,3 +212,8 @@ def _list_values(columns: Mapping[str, StrArray]) -> dict[str, list[str]]:
         if name != IMAGE
     }
     return {name: values for name, values in found.items() if 1 < len(values) <= MOST_VALUES}
+
+
+def _plain_points(lift: Mapping[str, Any]) -> list[str]:
+    """Return the points of a lift without the marks of code, which the page shows as they are."""
+    return [point.replace("`", "") for point in list_points(lift)]
