@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import verfedgnn as vf
+from verfedgnn.core.errors import Interrupted
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.loop import TrainingLoop
@@ -67,3 +69,20 @@ def test_the_model_alone_treats_withheld_users_as_newcomers(small_parties: list[
     found = unseen_parts({"popularity": model, "EASE": model, "alone": model}, None, party.input)
     assert "EASE" not in found
     assert torch.equal(found["alone"].users[0], found["alone"].users[1])
+
+
+def test_a_continued_training_withholds_nobody_also_when_it_is_resumed(
+    small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """The earlier run has seen all users. A stop in the first rounds does not change the result."""
+    config = ranking()
+    vf.train(small_parties, config, out=tmp_path / "before")
+    whole = vf.train(small_parties, config, start_from=tmp_path / "before", out=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        vf.train(
+            small_parties, config, start_from=tmp_path / "before", out=tmp_path / "run", stop=lambda: True
+        )
+    resumed = vf.resume(tmp_path / "run")
+    assert resumed.metrics["public"] == whole.metrics["public"]
+    gates = [run.metrics["parties"][0]["gate"] for run in (resumed, whole)]
+    assert gates[0] == gates[1]

@@ -26,6 +26,7 @@ from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, write_history
 from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.start_from import recorded_ancestor
 
 FIRST_ROUNDS = "first_rounds"
 """Prefix of the arrays of the model of the first rounds in a stored result."""
@@ -119,7 +120,10 @@ class PartyStore:
                 f"{self.folder} belongs to another agreement than the given federation.toml; choose another --out"
             )
         parties, parts = read_party_tables(self.folder / "parties")
-        (prepared,) = prepare(parties, self.identity.agreement.training_config, device, parts)
+        continues = recorded_ancestor(self.folder) is not None
+        (prepared,) = prepare(
+            parties, self.identity.agreement.training_config, device, parts, continues=continues
+        )
         return prepared, alignment
 
     def read_secret(self, stage: Stage) -> bytes:

@@ -71,7 +71,7 @@ class _PeerLink:
         """Number of messages that were taken and not yet handled."""
 
     def renew(self) -> None:
-        """Begin a new epoch."""
+        """Begin a new epoch, whose messages are numbered from the start."""
         self.epoch = max(self.epoch + 1, time.time_ns())
         self.numbered = 0
         self.written = 0

@@ -40,7 +40,7 @@ class SiteSettings(Section):
     reading: dict[str, str] = Field(default_factory=dict)
     """Options for reading the ratings, as in `verfedgnn party`: columns, events, scale and so on."""
     device: str = "cpu"
-    """Device that computes."""
+    """Name of the device on which the party computes, such as cpu or cuda."""
     threads: int = Field(1, ge=0)
     """CPU threads; 0 means all cores."""
     processes: int = Field(0, ge=0)
@@ -54,7 +54,7 @@ class SiteSettings(Section):
 
     @property
     def run_folder(self) -> Path:
-        """The run folder."""
+        """The folder that holds the run of this site."""
         return self.out or self.federation / "run"
 
 

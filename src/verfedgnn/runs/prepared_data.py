@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -65,15 +65,21 @@ def prepare(
     config: Config,
     device: torch.device,
     parts: Sequence[NDArray[np.int8]] | None = None,
+    *,
+    continues: bool = False,
 ) -> list[Prepared]:
-    """Split each party's ratings as configured, or as given by `parts`, and move them to `device`."""
+    """Split each party's ratings as configured, or as given by `parts`, and move them to `device`.
+
+    A training that continues an earlier run withholds nobody, because that run has seen all users.
+    """
     for party in parties:
         check_declared(party.ratings, config)
     if parts is None:
         parts = [split_ratings(party, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:
         raise DataError("parts must hold TRAIN, VALID or TEST for every rating of every party, in order")
-    return [_prepare(party, part, config, device) for party, part in zip(parties, parts, strict=True)]
+    found = [_prepare(party, part, config, device) for party, part in zip(parties, parts, strict=True)]
+    return [replace(each, withheld=None) for each in found] if continues else found
 
 
 def check_declared(ratings: Ratings, config: Config) -> None:

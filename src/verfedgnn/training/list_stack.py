@@ -46,7 +46,7 @@ K = 20
 
 
 @dataclass(frozen=True)
-class _Judged:
+class JudgedUsers:
     """Scores of the judged validation users by each model, and the items that these users want."""
 
     scores: list[Tensor]
@@ -109,7 +109,7 @@ def _newcomer_weights(
 ) -> Weights:
     """Return the weights for newcomers; `wanted` holds the liked validation ratings of newcomers."""
     usable = [name for name in models if name != "EASE"]  # EASE needs a user's own items
-    names = usable[:1] if len(usable) == 1 else [usable[0], usable[-1]]
+    names = list(dict.fromkeys([usable[0], usable[-1]]))
     withheld = liked(data.take_withheld(), data.scale)
     if unseen is not None and _count_users(withheld) >= FEWEST_NEWCOMERS:
         judged = judge_users([unseen[name] for name in names], data.without_withheld(), withheld)
@@ -129,7 +129,7 @@ def _count_users(pairs: Pairs) -> int:
     return len(torch.unique(pairs.user))
 
 
-def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> _Judged:
+def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -> JudgedUsers:
     """Score the catalogue with each model for the users of `wanted`, or for a sample of them."""
     users = torch.unique(wanted.user).long()
     most = max(1, MOST_SCORES // data.items)
@@ -144,10 +144,10 @@ def judge_users(models: Sequence[PartyModel], data: PartyInput, wanted: Pairs) -
         row = row_of[pairs.user.long()]
         mark[row[row >= 0], pairs.item.long()[row >= 0]] = True
         marks.append(mark)
-    return _Judged([model.score(users) for model in models], *marks)
+    return JudgedUsers([model.score(users) for model in models], *marks)
 
 
-def search_weights(judged: _Judged, start: Sequence[float] | None, margin: float) -> list[float]:
+def search_weights(judged: JudgedUsers, start: Sequence[float] | None, margin: float) -> list[float]:
     """Search along one weight at a time and return the weights with the best NDCG."""
     if not len(judged.relevant):
         return list(start or [1.0] + [0.0] * (len(judged.scores) - 1))
@@ -176,7 +176,7 @@ def _normalise(weights: Sequence[float], spread: Sequence[float]) -> list[float]
 
 
 def _better(
-    judged: _Judged, candidate: list[float], weights: list[float], best: Tensor, margin: float
+    judged: JudgedUsers, candidate: list[float], weights: list[float], best: Tensor, margin: float
 ) -> tuple[list[float], Tensor]:
     """Return `candidate` and its NDCG if it exceeds `best` by the margin, else `weights` and `best`."""
     found = judged.ndcg(candidate)
@@ -185,7 +185,7 @@ def _better(
     return (candidate, found) if float(change.mean()) > max(margin * error, 1e-6) else (weights, best)
 
 
-def _temperature(judged: _Judged, weights: Sequence[float]) -> float:
+def _temperature(judged: JudgedUsers, weights: Sequence[float]) -> float:
     """Return the factor on all scores that maximises the likelihood of the wanted items under a softmax."""
     if not len(judged.relevant):
         return 1.0

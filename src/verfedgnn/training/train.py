@@ -78,7 +78,7 @@ def train(
     ancestor = (
         None if earlier is None else read_ancestor(earlier, config) | measure_run_drift(earlier, parties)
     )
-    prepared = prepare(parties, config, usable_device(device), parts)
+    prepared = prepare(parties, config, usable_device(device), parts, continues=earlier is not None)
     loops = _make_loops(prepared, config, folder, stack=stack, party=party, earlier=earlier)
     if folder is not None:
         if replaced:
@@ -114,10 +114,10 @@ def resume(
             f"{folder} was begun with {other}; install the earlier version to resume, or train again with {option('overwrite', True)}"
         )
     parties, parts = read_party_tables(folder / "parties")
-    prepared = prepare(parties, config, usable_device(device), parts)
+    ancestor = recorded_ancestor(folder)
+    prepared = prepare(parties, config, usable_device(device), parts, continues=ancestor is not None)
     loops = _make_loops(prepared, config, folder, stack=stack)
     _begin_folders(loops)
-    ancestor = recorded_ancestor(folder)
     restored = [loop.restore() for loop in loops]
     if ancestor is not None and not all(restored):
         raise RunError(

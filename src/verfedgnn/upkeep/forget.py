@@ -62,7 +62,7 @@ class ForgetJournal:
     """What is in progress, without ids."""
 
     users: list[int]
-    """Rows of the users."""
+    """Rows of the users to forget, in every table of the run."""
     items: dict[str, list[int]]
     """Rows of the items that the users rated, by the file name of the party."""
     ratings: dict[str, int]

@@ -42,7 +42,7 @@ class FeaturePrior:
     factor: Floats
     """F times a factor of S (C, R)."""
     strength: float
-    """lambda."""
+    """Strength of the ridge regression, lambda."""
     explained: float
     """Share of the items' variance, as users see it, that the features explain for an item that was left out."""
 

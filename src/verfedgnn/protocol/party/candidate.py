@@ -146,14 +146,13 @@ class Candidate:
             )
         if self._masks is not None:
             self._masks.join(message.training, message.index, len(message.items))
-        first = None if self.start is not None else TrainingRatings.of_first_rounds(setup, sum(message.items))
         joined = self.party_class(
             setup,
             self.progress,
             index=message.index,
             replica=own,
             ratings=TrainingRatings.of(setup, sum(message.items)),
-            first_ratings=first,  # a start from an earlier run has seen all users
+            first_ratings=TrainingRatings.of_first_rounds(setup, sum(message.items)),
             projection=projection or self._projection,
             masks=self._masks,
             ledger=self.ledger,

@@ -108,7 +108,7 @@ class Party:
         """The party's place in the order that fixes every sum."""
         self.replica = replica
         self.ratings = ratings
-        """All training ratings."""
+        """All training ratings of the party, which every round after the first ones uses."""
         self.first_ratings = first_ratings
         """Training ratings of the first rounds, without withheld users; None if nothing is withheld."""
         self.present_ratings = ratings

@@ -33,7 +33,7 @@ class MlflowTracker:
         return self._run
 
     def parameters(self, values: Mapping[str, str]) -> None:
-        """Log the settings."""
+        """Log the settings of a run as parameters."""
         found = [Param(name, value[:_LONGEST]) for name, value in values.items()]
         for start in range(0, len(found), _MOST_PARAMETERS):
             self._client.log_batch(self._run, params=found[start : start + _MOST_PARAMETERS])
@@ -44,7 +44,7 @@ class MlflowTracker:
         self._client.log_batch(self._run, metrics=[Metric(n, v, now, step) for n, v in values.items()])
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """Upload files."""
+        """Upload the files of a run as artefacts."""
         for file in files:
             self._client.log_artifact(self._run, str(file))
 

@@ -27,7 +27,7 @@ class Tracker(Protocol):
         """Begin a run, or continue the one with `run_id`; return its id, None if the tool has none."""
 
     def parameters(self, values: Mapping[str, str]) -> None:
-        """Log the settings."""
+        """Log the settings of a run as parameters."""
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Log the figures of one round."""

@@ -22,7 +22,7 @@ class WandbTracker:
         return str(self._run.id)
 
     def parameters(self, values: Mapping[str, str]) -> None:
-        """Log the settings."""
+        """Log the settings of a run as parameters."""
         self._run.config.update(dict(values), allow_val_change=True)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
@@ -30,7 +30,7 @@ class WandbTracker:
         self._run.log({**values, "round": step})
 
     def artefacts(self, files: Sequence[Path]) -> None:
-        """Upload files."""
+        """Upload the files of a run as artefacts."""
         for file in files:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
 
