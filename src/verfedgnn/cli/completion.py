@@ -39,7 +39,7 @@ EXPERIMENTS = (
     "figure5",
 )
 QUESTIONS = ("yelp", "gpu", "growth", "bytes", "parties", "round", "peers", "curve")
-SHAPES = ("yelp",)
+SHAPES = ("yelp", "yelpzip")
 """Names of methods, experiments, benchmarks and data shapes. A test compares them with the packages that define them."""
 
 

@@ -71,10 +71,19 @@ LIKE = {
             "Health",
             "Hotels",
         ),
-    )
+    ),
+    "yelpzip": Shape(
+        users=260_277,
+        items=5_044,
+        ratings=608_598,
+        spread=1.5,
+        columns=("user_id", "business_id", "stars", "date", "category"),
+        categories=("Restaurants",),
+    ),
 }
 """Shapes by name. Yelp has the paper's counts. With this spread, as in the original, half of the users have one rating and
-some have thousands; half of the items have 15 and some have ten thousand."""
+some have thousands; half of the items have 15 and some have ten thousand. YelpZip (restaurants in several states) has the counts of
+Rayana and Akoglu (2015): more users for each item, and 2.3 ratings a user."""
 
 
 def write_ratings(shape: Shape, path: Path, *, seed: int = 0) -> None:
