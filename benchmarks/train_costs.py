@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +20,35 @@ import torch
 
 from pays_numbers import read_case
 from verfedgnn.config import Config, parse_settings
-from verfedgnn.data import PartyData, read_parties, read_ratings, split_items
+from verfedgnn.data import PartyData, read_parties
 from verfedgnn.data.synthetic_shapes import LIKE, write_ratings
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "scale" / "trainings"
+PARTIES = {"yelpzip": 5, "yelp": 10}
 
 
 def read_data(case: str, seed: int) -> list[PartyData]:
-    """Return the parties of a case; `yelpzip` and `yelp` are made up, and `NAME/P` has P parties instead of ten."""
-    name, _, parties = case.partition("/")
-    if name in LIKE:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "ratings.parquet"
-            write_ratings(LIKE[name], path, seed=seed)
-            return read_parties([str(path)], parties=int(parties or (5 if name == "yelpzip" else 10)), seed=seed)
-    if parties:
-        whole = [party for party in read_case(name, seed)]
-        raise SystemExit(f"{name} has {len(whole)} parties of its own")
-    return read_case(name, seed)
+    """Return the parties of a case. `yelpzip` and `yelp` are made up; `yelpzip/8` has an eighth of the users, items and ratings."""
+    name, _, part = case.partition("/")
+    if name not in LIKE:
+        return read_case(case, seed)
+    shape = LIKE[name]
+    counts = {key: round(getattr(shape, key) / float(part or 1)) for key in ("users", "items", "ratings")}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ratings.parquet"
+        write_ratings(replace(shape, **counts), path, seed=seed)
+        return read_parties([str(path)], parties=PARTIES[name], seed=seed)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train once and return the record."""
     torch.set_num_threads(1)
     values: dict[str, Any] = {"seed": options.seed, "gate": False, "lists": False}
-    config = Config.preset(options.preset, model=options.model).with_values(values | parse_settings(options.set))
+    config = Config.preset(options.preset, model=options.model).with_values(
+        values | parse_settings(options.set)
+    )
     parties = read_data(options.case, options.seed)
     began = [time.process_time(), time.perf_counter()]
     points: list[list[float]] = []
@@ -101,8 +104,12 @@ def main() -> None:
     name = f"{options.case.replace('/', '-')}-{options.name}-{options.seed}.json"
     (options.out / name).write_text(json.dumps(record) + "\n")
     best = min(record["points"], key=lambda point: point[-1])
-    print(f"{name}: best {best[-1]:.4f} in round {best[0]:.0f}, {best[1] / 1e6:.1f} MB, {best[2]:.0f} s CPU; ",
-          record.get("test"), f"{record['wall']:.0f} s in all", flush=True)
+    print(
+        f"{name}: best {best[-1]:.4f} in round {best[0]:.0f}, {best[1] / 1e6:.1f} MB, {best[2]:.0f} s CPU; ",
+        record.get("test"),
+        f"{record['wall']:.0f} s in all",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

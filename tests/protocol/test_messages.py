@@ -54,7 +54,7 @@ FIELDS = {
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
-        "updates", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods",
+        "updates", "starts", "start_rounds", "neighbourhood_parties", "neighbourhood_trip", "neighbourhoods",
         "parameters", "accumulator", "average",
     },
     RoundReply: {"round", "trip", "attempt", "gradient", "neighbourhoods", "error", "count", "digest"},

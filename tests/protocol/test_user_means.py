@@ -1,4 +1,4 @@
-"""Users' means beside the neighbourhoods: what arrives is the sum over the other parties, and nothing else changes."""
+"""Users' means beside the neighbourhoods: what arrives is the sum over the other parties, and biases can start from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.core.rating_scale import scale_unit
-from verfedgnn.protocol.party.outgoing import mean_scale
+from verfedgnn.protocol.party.incoming import update_replica
+from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.user_starts import PRIOR_WEIGHT, mean_scale
+from verfedgnn.runs.prepared_data import prepare
+from verfedgnn.runs.start_from import read_start
+from verfedgnn.training.local_runtime import local_federation
 from verfedgnn.training.simple_models import fit_party_means
 from verfedgnn.training.train import resume
 
@@ -75,7 +80,9 @@ def test_one_by_one_is_stacked_to_the_bit(small_parties: list[vf.PartyData], val
 
 def test_means_do_not_change_the_training(small_parties: list[vf.PartyData]) -> None:
     """The gate adds two columns to the exchange; public parameters stay bit-identical."""
-    with_means, without = (vf.train(small_parties, best(gate=gate)) for gate in (True, False))
+    with_means, without = (
+        vf.train(small_parties, best(gate=gate, from_means=False)) for gate in (True, False)
+    )
     assert torch.equal(with_means.public, without.public)
     assert with_means.metrics["public"] == without.metrics["public"]
     assert without.others_means in (None, [None] * 3)
@@ -85,7 +92,7 @@ def test_means_do_not_change_the_training(small_parties: list[vf.PartyData]) -> 
 def test_two_columns_travel_for_every_user(small_parties: list[vf.PartyData]) -> None:
     sizes = []
     for gate in (True, False):
-        runtime = federation(small_parties, best(gate=gate))
+        runtime = federation(small_parties, best(gate=gate, from_means=False))
         runtime.round()
         replies = runtime.coordinator.replies.values()
         sizes.append([reply.neighbourhoods.shape for reply in replies if reply.neighbourhoods is not None])
@@ -141,3 +148,118 @@ def test_two_parties_receive_the_noised_means_of_the_other(small_parties: list[v
         noise = (share.numpy() - expected) / scale
         assert abs(noise.mean()) < 5 * 0.05 / np.sqrt(noise.size)
         assert 0.75 * 0.05 < noise.std() < 1.25 * 0.05
+
+
+# -- biases that start at means --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_biases_start_at_federated_means_in_a_users_first_round(
+    small_parties: list[vf.PartyData], blocks: int
+) -> None:
+    config = best(from_means=True, gate=False, user_blocks=blocks)
+    runtime = federation(small_parties, config)
+    shares = []
+    for party in runtime.parties.values():
+        means = fit_party_means(party.data)
+        unit = scale_unit(party.data.scale)
+        shares.append(means.share(unit))
+        start = party.progress.private.parameters["item_bias"].squeeze(1)
+        np.testing.assert_allclose(start.numpy(), means.item_offset / unit, rtol=1e-5)
+    total = sum(shares, np.zeros_like(shares[0]))
+    replica = runtime.coordinator.replica
+    for round in range(1, blocks + 1):
+        runtime.round()
+        rows = replica.blocks.in_round(round).users
+        expected = total[rows, 0] / (total[rows, 1] + PRIOR_WEIGHT)
+        for copy in (replica.parameters, replica.average):
+            assert copy is not None
+            biases = replica.model.views(copy)["user_bias"][rows, 0]
+            np.testing.assert_allclose(biases.numpy(), expected, atol=4 * mean_scale(config, 3) / 2**10)
+
+
+def test_a_party_that_missed_the_first_rounds_reaches_the_same_start(
+    small_parties: list[vf.PartyData],
+) -> None:
+    runtime = federation(small_parties, best(from_means=True, gate=False, user_blocks=2))
+    coordinator = runtime.coordinator
+    known = coordinator.replica
+    late = Replica(
+        known.config,
+        known.model,
+        known.items,
+        known.ratings,
+        known.parameters.clone(),
+        known.accumulator.clone(),
+        0,
+    )
+    for _ in range(3):
+        runtime.round()
+    coordinator.deliveries.parameters_round["party-0"] = 0
+    message = coordinator.open()["party-0"]
+    assert message.start_rounds == [1, 2]
+    update_replica(late, message)
+    assert late.digest() == coordinator.replica.digest()
+
+
+def test_a_start_survives_an_interruption(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    config = best(from_means=True, user_blocks=3, gate=False, epochs=2)
+    whole = vf.train(small_parties, config)
+    rounds = 0
+
+    def stop() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds == 2
+
+    with pytest.raises(Interrupted):
+        vf.train(small_parties, config, out=tmp_path / "run", stop=stop)
+    again = resume(tmp_path / "run")
+    assert torch.equal(whole.public, again.public)
+
+
+def test_a_continued_training_keeps_the_biases_of_the_earlier_one(
+    small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    config = best(from_means=True, gate=False)
+    vf.train(small_parties, config, out=tmp_path / "run")
+    start = read_start(tmp_path / "run", small_parties)
+    assert start is not None
+    runtime = local_federation(
+        [each.input for each in prepare(small_parties, config, torch.device("cpu"))], config, start=start
+    )
+    runtime.round()
+    assert runtime.coordinator.open()["party-0"].starts is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start_rounds": [1, 1]},
+        {"start_rounds": [2]},
+        {"start_rounds": []},
+        {"starts": np.zeros(7, np.int16)},
+        {"starts": None},
+    ],
+)
+def test_a_party_refuses_biases_that_were_not_agreed_on(
+    small_parties: list[vf.PartyData], changes: dict[str, Any]
+) -> None:
+    runtime = federation(small_parties, best(from_means=True, gate=False))
+    runtime.round()
+    (start, *_) = runtime.coordinator.open().values()
+    party = next(iter(runtime.parties.values()))
+    with pytest.raises(vf.ProtocolError, match="biases to start with"):
+        party.handle(start.model_copy(update=changes))
+
+
+def test_a_party_refuses_a_second_start(small_parties: list[vf.PartyData]) -> None:
+    """A coordinator could otherwise overwrite trained biases in any round."""
+    runtime = federation(small_parties, best(from_means=True, gate=False))
+    runtime.round()
+    runtime.round()
+    (start, *_) = runtime.coordinator.open().values()
+    party = next(iter(runtime.parties.values()))
+    starts = np.zeros(party.data.users, np.int16)
+    with pytest.raises(vf.ProtocolError, match="biases to start with"):
+        party.handle(start.model_copy(update={"starts": starts, "start_rounds": [2]}))

@@ -72,6 +72,8 @@ def _mismatch(config: Config) -> str | None:
             "model.raters needs every rating in every round: model.biases = true, model.threshold = all, training.batch = 0, "
             "user_blocks = 1 and objective = rating; start from preset best"
         )
+    if training.from_means and not model.biases:
+        return "training.from_means starts the biases; set model.biases = true"
     if exchange.bits < 32 and not model.estimators:
         return f"exchange.bits = {exchange.bits} is too small for exact degrees; use 32 or 64"
     if config.masking and config.gradients.mechanism not in ("ternary", "skellam"):

@@ -44,6 +44,8 @@ class TrainingConfig(Section):
     """Factor on the learning rate for message embeddings."""
     average: float = Field(0.0, ge=0, lt=1)
     """Decay of a running average of all parameters, which is validated and kept instead of the parameters. 0: no average."""
+    from_means: bool = False
+    """Start the biases of items at their means, and those of users at the means that the parties share with the neighbourhoods."""
     error_clip: float | None = Field(None, gt=0)
     """Error from which on the loss grows linearly (Huber), which bounds the effect of one rating. unset: squared error only."""
     objective: Literal["rating", "ranking"] = "rating"

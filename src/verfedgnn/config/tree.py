@@ -118,9 +118,15 @@ class Config(Section):
 
     @property
     def shares_user_means(self) -> bool:
-        """Return whether parties exchange users' means beside the neighbourhoods; the gate uses them."""
-        exchanged = self.exchange.mode in ("masked", "noised", "exact")
-        return exchanged and self.model.form == "messages" and self.training.gate and not self.training.ranks
+        """Return whether parties exchange users' means beside the neighbourhoods; the gate and the start of training use them."""
+        training = self.training
+        used = (training.gate or training.from_means) and not training.ranks
+        return used and self.exchange.mode in ("masked", "noised", "exact") and self.model.form == "messages"
+
+    @property
+    def starts_from_means(self) -> bool:
+        """Return whether the biases of users and items start at their means."""
+        return self.training.from_means and self.shares_user_means
 
     @property
     def trains_lists(self) -> bool:

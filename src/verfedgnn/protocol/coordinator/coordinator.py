@@ -50,7 +50,8 @@ from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
 from verfedgnn.protocol.round.message_checks import reply_problem
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.start_state import PublicStart
-from verfedgnn.protocol.round.user_blocks import UserBlock
+from verfedgnn.protocol.round.user_blocks import UserBlock, completed_passes
+from verfedgnn.protocol.round.user_starts import user_starts
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -102,6 +103,8 @@ class Coordinator:
         self.agreement = agreement
         self.training = training
         self.start = start
+        self.continues = start is not None
+        """Whether the training continues an earlier one; checkpoints keep this."""
         self.masked = masked and config.masking
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
@@ -478,8 +481,17 @@ class Coordinator:
         return self.masks.mask_total(context, use, like)
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
-        self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round)
-        self.deliveries.log.add(Update(self.round, parties, summed))
+        start = self._first_biases()
+        self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round, start)
+        self.deliveries.log.add(Update(self.round, parties, summed, start))
+
+    def _first_biases(self) -> NDArray[np.int16] | None:
+        """Return the biases that the users of the round start with; None if it is not their first round, or the run continues one."""
+        shared = self.deliveries.sums.get(self.block.index)
+        first = self.config.starts_from_means and not completed_passes(self.config, self.round)
+        if not first or self.continues or shared is None:
+            return None
+        return user_starts(shared.total, self.config, len(self.names))
 
     @property
     def block(self) -> UserBlock:
@@ -532,6 +544,7 @@ class Coordinator:
             "training": self.training,
             "round": self.round,
             "replied": self.replied,
+            "continues": self.continues,
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
         }
         self.best.put(state)
@@ -549,5 +562,6 @@ class Coordinator:
         self.round = values["round"]
         self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
         self.replied = dict(values["replied"])
+        self.continues = values["continues"]
         self.best.restore(state, self.device)
         self.deliveries.restore(state)

@@ -58,6 +58,7 @@ class Deliveries:
         full_copy = missed is None
         updates = (self.log.last if backward else []) if missed is None else missed
         totals = [update.total for update in updates if update.parties]
+        starts = {update.round: update.start for update in updates if update.start is not None}
         shared = self.sums.get(block)
         if shared is not None and self._received[name].get(block) == shared.trip:
             shared = None
@@ -65,6 +66,8 @@ class Deliveries:
             "updates_from": updates[0].round if updates else known + 1,
             "update_parties": [update.parties for update in updates],
             "updates": np.concatenate(totals) if totals else None,
+            "starts": np.concatenate(list(starts.values())) if starts else None,
+            "start_rounds": list(starts),
             "neighbourhood_parties": [] if shared is None else shared.parties,
             "neighbourhood_trip": (0, 0) if shared is None else shared.trip,
             "neighbourhoods": None if shared is None else shared.total,

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from verfedgnn.protocol.checkpoint_state import CheckpointState
@@ -23,6 +24,8 @@ class Update:
     parties: list[int]
     """Indices of the parties in the sum."""
     total: NDArray[Any]
+    start: NDArray[np.int16] | None = None
+    """In the first round of a block of users, the biases that they start with (`user_starts`)."""
 
 
 class UpdateLog:
@@ -50,10 +53,14 @@ class UpdateLog:
     def put(self, state: CheckpointState) -> None:
         """Store the log in a checkpoint."""
         state.values["updates"] = [[update.round, update.parties] for update in self._log]
-        state.arrays |= {f"update.{i}": update.total for i, update in enumerate(self._log)}
+        for i, update in enumerate(self._log):
+            state.arrays[f"update.{i}"] = update.total
+            if update.start is not None:
+                state.arrays[f"update.{i}.start"] = update.start
 
     def restore(self, state: CheckpointState) -> None:
         """Read what `put` stored."""
         self._log.extend(
-            Update(r, p, state.arrays[f"update.{i}"]) for i, (r, p) in enumerate(state.values["updates"])
+            Update(r, p, state.arrays[f"update.{i}"], state.arrays.get(f"update.{i}.start"))
+            for i, (r, p) in enumerate(state.values["updates"])
         )

@@ -78,6 +78,8 @@ def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
     if blocks is not None:
         for update in split_updates(message, blocks):
             found[f"update {update.round}"] = {"parties": update.parties, "sum": _hash_array(update.total)}
+            if update.start is not None:
+                found[f"start {update.round}"] = {"biases": _hash_array(update.start)}
     if message.neighbourhoods is not None:
         round, trip = message.neighbourhood_trip
         found[f"neighbourhoods {round}.{trip}"] = {

@@ -48,6 +48,8 @@ class ReceivedUpdate:
     parties: list[int]
     """Indices of the parties whose gradients the sum includes; empty if the round was abandoned."""
     total: NDArray[Any]
+    start: NDArray[Any] | None = None
+    """Biases that the users of the round start with, in fixed point; None if the round is not their first."""
 
 
 def split_updates(message: RoundStart, blocks: UserBlocks) -> list[ReceivedUpdate]:
@@ -56,7 +58,22 @@ def split_updates(message: RoundStart, blocks: UserBlocks) -> list[ReceivedUpdat
     rounds = range(message.updates_from, message.updates_from + len(groups))
     sizes = [blocks.in_round(n).model.size if group else 0 for n, group in zip(rounds, groups, strict=True)]
     updates = np.zeros(0, np.int8) if message.updates is None else message.updates
-    return list(map(ReceivedUpdate, rounds, groups, np.split(updates, np.cumsum(sizes)[:-1])))
+    totals = np.split(updates, np.cumsum(sizes)[:-1])
+    starts = split_starts(message, blocks)
+    return [
+        ReceivedUpdate(n, group, total, starts.get(n))
+        for n, group, total in zip(
+            rounds, groups, totals, strict=False
+        )  # without updates, there is one empty total
+    ]
+
+
+def split_starts(message: RoundStart, blocks: UserBlocks) -> dict[int, NDArray[Any]]:
+    """Split the users' first biases of a message by round."""
+    if message.starts is None:
+        return {}
+    sizes = [blocks.in_round(n).model.users for n in message.start_rounds]
+    return dict(zip(message.start_rounds, np.split(message.starts, np.cumsum(sizes)[:-1]), strict=True))
 
 
 def update_replica(replica: Replica, message: RoundStart) -> None:
@@ -72,7 +89,7 @@ def update_replica(replica: Replica, message: RoundStart) -> None:
                 replica.skip(update.round)
                 continue
             total = torch.from_numpy(update.total).to(replica.parameters.device)
-            replica.apply(total, update.parties, update.round)
+            replica.apply(total, update.parties, update.round, update.start)
     if replica.round != message.round - 1:
         raise ProtocolError(
             f"the coordinator starts round {message.round}, but the public parameters here are of round "

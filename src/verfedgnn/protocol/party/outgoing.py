@@ -15,7 +15,7 @@ from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.key_stream import NoiseKey
 from verfedgnn.core.random_streams import NoiseStream
-from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
+from verfedgnn.core.rating_means import USER_MEAN_COLUMNS
 from verfedgnn.core.vectors import clip_rows
 from verfedgnn.privacy.gradient_protection import Rescale, protect
 from verfedgnn.privacy.rating_dp import release_gradient, sensitivity
@@ -77,13 +77,6 @@ def protect_neighbourhoods(
     noise = SkellamNoise(variance, key()).draw(values.shape).astype(values.dtype)
     released: NDArray[np.integer[Any]] = (rounded + noise) << dropped
     return released
-
-
-def mean_scale(config: Config, parties: int) -> float:
-    """Return the divisor of users' means on the wire, so that the sum over all parties fits into its bits."""
-    bits = config.exchange.bits
-    largest = 2.0 ** (bits - 1 - FRACTION_BITS[bits])
-    return max(1.0, 2 * LARGEST_MEAN * parties / largest)
 
 
 def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:

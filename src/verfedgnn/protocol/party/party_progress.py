@@ -18,6 +18,10 @@ from verfedgnn.protocol.party.exchange_state import (
 )
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.private_parameters import PrivateParameters
+from verfedgnn.protocol.round.user_starts import START_SUM
+
+BIASES = {"item_bias", "rater_item_bias"}
+"""Names of the private biases of items."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,13 @@ class PartyProgress:
         """Draw the private parameters before the first round."""
         rng = setup.randomness.generator(PartyStream.ITEM_EMBEDDINGS)
         start = setup.model.initial_private(rng, setup.data.items, typical_rating(setup.data.scale))
+        starts = BIASES & set(start) if setup.config.starts_from_means else set()
+        for name in starts:
+            start[name].copy_(setup.item_starts)
         averaged = setup.config.training.average > 0
         private = PrivateParameters.initial(setup.model, start, setup.device, averaged)
+        for name in starts:
+            private.accumulators[name].fill_(START_SUM)
         return cls(private, setup.device, setup.config.training.user_blocks)
 
     def keep_best(self, best_round: int) -> None:

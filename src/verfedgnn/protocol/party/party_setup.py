@@ -16,7 +16,7 @@ from verfedgnn.core.graph import Graph, build_graph, move_graph
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import PartyRandomness
-from verfedgnn.core.rating_means import arrays, fit_means
+from verfedgnn.core.rating_means import Means, arrays, fit_means
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.policy import Policy
@@ -96,11 +96,20 @@ class PartySetup:
         return neighbour_from(self.config.model, self.data.scale)
 
     @cached_property
+    def means(self) -> Means:
+        """The party's own user and item means."""
+        data = self.data
+        return fit_means(data.train, data.valid, data.users, data.items, data.scale)
+
+    @cached_property
     def user_means(self) -> Tensor:
         """What the party tells the others about each user's mean rating (N, 2) (`core.rating_means`)."""
-        data = self.data
-        means = fit_means(data.train, data.valid, data.users, data.items, data.scale)
-        return torch.from_numpy(means.share(scale_unit(data.scale))).float().to(self.device)
+        return torch.from_numpy(self.means.share(scale_unit(self.data.scale))).float().to(self.device)
+
+    @property
+    def item_starts(self) -> Tensor:
+        """Biases that items start with (M_p, 1): their means, in units of the party's scale."""
+        return torch.from_numpy(self.means.item_offset / scale_unit(self.data.scale)).float().unsqueeze(1)
 
     def make_graph(self, all_items: int) -> Graph:
         """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""

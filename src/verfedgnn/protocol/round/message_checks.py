@@ -20,7 +20,7 @@ from verfedgnn.protocol.round.aggregation import (
 )
 from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
+from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, Welcome
 
 LARGEST_PARAMETER = 1e6
@@ -82,6 +82,7 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
         expected = neighbourhood_shape(config, blocks.in_round(number))
         if shared.shape != expected or shared.dtype.kind != "i":
             raise ProtocolError(f"received neighbourhoods of shape {shared.shape} instead of {expected}")
+    _check_starts(message, config, blocks)
     if message.updates is None and not any(message.update_parties):
         return
     if message.updates is None or not any(message.update_parties) or message.updates_from < 1:
@@ -99,6 +100,20 @@ def _check_sums(message: RoundStart, config: Config, blocks: UserBlocks, parties
                 raise ProtocolError(
                     f"round {number} brings a sum of signs with values of more than its {len(group)} parties"
                 )
+
+
+def _check_starts(message: RoundStart, config: Config, blocks: UserBlocks) -> None:
+    """Raise `ProtocolError` unless the first biases in a RoundStart belong to updates that have some."""
+    rounds = message.start_rounds
+    if message.starts is None and not rounds:
+        return
+    updated = range(message.updates_from, message.updates_from + len(message.update_parties))
+    known = config.starts_from_means and rounds == sorted(set(rounds)) and set(rounds) <= set(updated)
+    if not known or any(completed_passes(config, n) for n in rounds):
+        raise ProtocolError(f"round {message.round} brings biases to start with that were not agreed on")
+    users = sum(blocks.in_round(n).model.users for n in rounds)
+    if message.starts is None or message.starts.shape != (users,) or message.starts.dtype != np.int16:
+        raise ProtocolError(f"round {message.round} brings biases to start with of another number of users")
 
 
 def check_full_copy(message: Welcome | RoundStart, config: Config, model: Model) -> None:

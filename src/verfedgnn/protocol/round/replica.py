@@ -20,7 +20,11 @@ from verfedgnn.privacy.gradient_protection import Rescale, invert_rescale
 from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.round.optimizer import average, pieces, step
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
+from verfedgnn.protocol.round.user_starts import START_BITS, START_SUM
+from verfedgnn.protocol.wire.fixed_point import from_fixed
 
+BIASES = {"user_bias", "rater_bias"}
+"""Names of the public biases."""
 FULL_COPY = 8
 """Bytes per parameter of a full copy: the parameter and its accumulator."""
 
@@ -111,10 +115,13 @@ class Replica:
         self._digest = None
         self._block_hashes.clear()
 
-    def apply(self, total: Tensor, parties: Sequence[int], round: int) -> None:
+    def apply(
+        self, total: Tensor, parties: Sequence[int], round: int, start: NDArray[np.int16] | None = None
+    ) -> None:
         """Take the public step of a round: the summed protected gradients of `parties`, scaled to all (Sec. 4.6).
 
-        The regulariser of user parameters is added here. An update that was applied before changes nothing.
+        The regulariser of user parameters is added here. An update that was applied before changes nothing. `start` holds the
+        biases that the users of the round start with (`user_starts`); it comes with their first round.
         """
         if round <= self.round:
             return
@@ -146,8 +153,21 @@ class Replica:
             now["users"].copy_(clip_rows(now["users"], self.model.config.bound))
         if self.average is not None:
             self._update_average(self.average, block, now, round)
+        if start is not None:
+            self._start_biases(block, start)
         self._block_hashes.pop(block.index, None)
         self.round = round
+
+    def _start_biases(self, block: UserBlock, start: NDArray[np.int16]) -> None:
+        """Set the biases of a block's users, in the parameters and in their average, and the optimiser's state of them."""
+        values = from_fixed(torch.from_numpy(start), START_BITS).unsqueeze(1).to(self.parameters.device)
+        for copy in (self.parameters,) if self.average is None else (self.parameters, self.average):
+            views = block.select(self.model, copy)
+            for name in BIASES & set(self.model.per_user):
+                views[name].copy_(values)
+        sums = block.select(self.model, self.accumulator)
+        for name in BIASES & set(self.model.per_user):
+            sums[name].fill_(START_SUM)
 
     def skip(self, round: int) -> None:
         """Go on to an abandoned round, which changes no parameter."""

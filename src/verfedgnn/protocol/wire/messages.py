@@ -108,6 +108,7 @@ class RoundStart(Message):
     kind = 3
     arrays: ClassVar = {
         "updates": "any",
+        "starts": "fixed",
         "neighbourhoods": "fixed",
         "parameters": "float32",
         "accumulator": "float32",
@@ -134,6 +135,10 @@ class RoundStart(Message):
     """For each update, the parties whose gradients it sums; empty for an abandoned round, which has no update."""
     updates: Bytes | Floats | None = None
     """Summed protected gradients, one round after the other, each of its round's block of users."""
+    starts: Fixed | None = None
+    """Biases that users start with in fixed point, for each update of a block's first round that has them."""
+    start_rounds: list[int] = Field(default_factory=list)
+    """Rounds of these updates."""
     neighbourhood_parties: list[int]
     """Parties whose neighbourhoods `neighbourhoods` sums; empty without a sum."""
     neighbourhood_trip: tuple[int, int] = (0, 0)
