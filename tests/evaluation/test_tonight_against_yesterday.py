@@ -240,6 +240,20 @@ def test_a_run_without_many_of_the_ratings_is_refused(runs: tuple[vf.Run, vf.Run
     assert judge_challenger(runs[1], runs[0], tolerance=100, max_lost=50)["promoted"]
 
 
+def test_a_load_with_turned_stars_cannot_judge_itself(runs: tuple[vf.Run, vf.Run]) -> None:
+    """Its own test ratings are as wrong as its training ratings, so shared ratings have the champion's values."""
+    champion, tonight = runs
+    turned = []
+    for party in tonight.parties:
+        table = party.ratings
+        rating = (sum(table.scale) - table.rating).astype(table.rating.dtype)
+        turned.append(vf.PartyData(party.name, replace(table, rating=rating)))
+    bad = judge_challenger(champion, replace(tonight, parties=turned), tolerance=100)
+    good = judge_challenger(champion, tonight, tolerance=100)
+    assert bad["figures"]["shared"] == good["figures"]["shared"]
+    assert bad["figures"]["new"] != good["figures"]["new"]
+
+
 def test_a_leak_is_refused(
     runs: tuple[vf.Run, vf.Run], nights: Path, tmp_path: Path, command: Command
 ) -> None:

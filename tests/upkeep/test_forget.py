@@ -125,7 +125,7 @@ def test_a_training_that_continues_the_run_does_not_know_the_user(
 def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text(f"{USER}\nnobody\n")
-    code, _, err = command("forget", folder, "--file", ids)
+    code, _, err = command("forget", folder, "--user-file", ids)
     assert (code, "1 user not in" in err) == (2, True)
     assert traces(folder), "nothing was changed"
     assert "nothing to forget" in command("forget", folder)[2]

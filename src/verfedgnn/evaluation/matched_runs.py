@@ -47,6 +47,8 @@ class MatchedParty:
     """Part of each rating in the later run."""
     known: NDArray[np.bool_]
     """Whether both runs have the user and the item of each rating, so that both can predict it."""
+    rating: NDArray[np.float32]
+    """Value of each rating: that of the earlier run where it has one, so that a bad load cannot judge itself."""
 
 
 def match_parties(before: Run, after: Run) -> list[MatchedParty]:
@@ -64,9 +66,20 @@ def match_parties(before: Run, after: Run) -> list[MatchedParty]:
         rows = _find_ratings(table, old, users, items)
         part = np.where(rows >= 0, before.parts[other][rows], ABSENT).astype(np.int8)
         known = (users[table.user] >= 0) & (items[table.item] >= 0)
+        rating = table.rating.copy()
+        rating[rows >= 0] = old.rating[rows[rows >= 0]]
         found.append(
             MatchedParty(
-                party.name, other, number, users, items, rows, part, after.parts[number], np.asarray(known)
+                party.name,
+                other,
+                number,
+                users,
+                items,
+                rows,
+                part,
+                after.parts[number],
+                np.asarray(known),
+                rating,
             )
         )
     return found
@@ -103,7 +116,8 @@ def compare_runs(
     """Return RMSE and NDCG@20 of two runs on the same test ratings, by metric: overall, by party, gain and verdict.
 
     Ratings whose user or item only one of the runs knows are left out. Lists rank the items that both runs have, without those
-    that the user rated in the later run's training or validation part. A positive gain means that the later run is better.
+    that the user rated in the later run's training or validation part. A rating that changed since is judged with its earlier value.
+    A positive gain means that the later run is better.
     """
     found = {}
     if not before.config.training.ranks and not after.config.training.ranks:
@@ -145,7 +159,7 @@ def _rate(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
     rows = np.flatnonzero(chosen(party) & party.known)
     user = table.user[rows].astype(np.int64)
     item = table.item[rows].astype(np.int64)
-    rating = table.rating[rows].astype(np.float64)
+    rating = party.rating[rows].astype(np.float64)
 
     def error(run: Run, number: int, users: Ints, items: Ints) -> Floats:
         predicted = run.models[number].predict_rows(torch.from_numpy(users), torch.from_numpy(items))
@@ -163,11 +177,11 @@ def _rank(before: Run, after: Run, party: MatchedParty, chosen: Chosen) -> Cases
     column[common] = np.arange(len(common))
 
     def pairs(rows: Ints) -> Pairs:
-        columns = (table.user[rows].astype(np.int64), column[table.item[rows]], table.rating[rows])
+        columns = (table.user[rows].astype(np.int64), column[table.item[rows]], party.rating[rows])
         user, item, rating = (torch.from_numpy(values) for values in columns)
         return Pairs(user, item, rating)
 
-    liked = table.rating >= upper_quarter(table.scale)
+    liked = party.rating >= upper_quarter(table.scale)
     wanted = pairs(np.flatnonzero(chosen(party) & party.known & liked))
     seen = pairs(np.flatnonzero((party.part != TEST) & party.known))
     users = torch.from_numpy(party.earlier_users)

@@ -1,4 +1,4 @@
-"""Forgetting users: their ratings leave a run folder, and the model is repaired without them.
+"""Forgetting users and items: their ratings leave a run folder, and the model is repaired without them.
 
 The steps of `forget_users` are, in this order:
 
@@ -11,15 +11,12 @@ The steps of `forget_users` are, in this order:
 6. The record says what was done and what remains, and the journal is removed.
 
 Each step can be repeated. If the process is killed, the next call finishes the journal first. Files are replaced, and no copy is kept.
+`forget_items` does the same for items (`forget_items.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +29,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import lock_folder, write_bytes, write_through, writing
+from verfedgnn.core.files import lock_folder, write_bytes, writing
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import find_positions
@@ -43,16 +40,14 @@ from verfedgnn.runs.checkpoint_slots import repack
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
+from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.upkeep.forget_items import ItemJournal, names_item_rows, plan_items, remove_items
+from verfedgnn.upkeep.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 
 JOURNAL = "forget.journal.json"
-"""File in a run folder while users are being forgotten."""
-_KEY = "forget.key"
-"""Key of the hashes in the record."""
-_FEDERATED = "federation.txt"
-"""File in the run folder of one party of a federation."""
+"""File in a run folder while users or items are being forgotten."""
 
 Rows = NDArray[np.int64]
 
@@ -92,11 +87,33 @@ def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
     return record
 
 
+def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -> dict[str, Any]:
+    """Remove items of one party from the finished run in `folder` and return the record; finish an interrupted request first.
+
+    `party` is needed if several parties have items with these ids.
+    """
+    read_run_config(folder)
+    with lock_folder(folder):
+        finish_forgetting(folder)
+        journal = plan_items(folder, items, party)
+        with writing(folder):
+            write_json(folder / JOURNAL, asdict(journal))
+        record = finish_forgetting(folder)
+    assert record is not None
+    return record
+
+
 def finish_forgetting(folder: Path) -> dict[str, Any] | None:
     """Carry out the journal in `folder` and return the record; None if there is no journal."""
     if not (folder / JOURNAL).is_file():
         return None
-    journal = ForgetJournal(**json.loads((folder / JOURNAL).read_text("utf-8")))
+    values = json.loads((folder / JOURNAL).read_text("utf-8"))
+    if "party" in values:
+        with writing(folder):
+            record = remove_items(folder, ItemJournal(**values))
+            (folder / JOURNAL).unlink()
+        return record
+    journal = ForgetJournal(**values)
     rows = np.array(journal.users, np.int64)
     with writing(folder):
         parties, parts = _without_ratings(folder, rows)
@@ -122,16 +139,7 @@ def _plan(folder: Path, run: Run, rows: Rows, users: Sequence[str]) -> ForgetJou
         mine = np.isin(party.ratings.user, rows)
         items[file] = np.unique(party.ratings.item[mine]).tolist()
         ratings[party.name] = int(mine.sum())
-    key = _read_key(folder)
-    who = [hmac.new(key, user.encode(), hashlib.sha256).hexdigest() for user in users]
-    return ForgetJournal(rows.tolist(), items, ratings, who)
-
-
-def _read_key(folder: Path) -> bytes:
-    file = folder / _KEY
-    if not file.is_file():
-        write_through(file, secrets.token_bytes(32))
-    return file.read_bytes()
+    return ForgetJournal(rows.tolist(), items, ratings, hash_ids(folder, users))
 
 
 def _without_ratings(folder: Path, rows: Rows) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
@@ -185,7 +193,7 @@ def _repair_models(
             value[rows] = 0
         write_bytes(means, safetensors.numpy.save(found))
     public = place / "model" / "_public.safetensors"
-    if not _is_federated(place):
+    if not is_federated(place):
         (flat,) = safetensors.numpy.load(public.read_bytes()).values()
         changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
         write_bytes(public, safetensors.numpy.save({"public": changed}))
@@ -225,11 +233,13 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
 
 def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
     """Clear the users' rows in all checkpoints: parameters become average, and what was sent or received becomes 0."""
+    model = Model(load_config(place / "config.toml").model, users)
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
         data = path.read_bytes()
         arrays = {key: value.copy() for key, value in safetensors.numpy.load(data).items()}
         for name, value in arrays.items():
-            arrays[name] = _clear(place, name, value, rows, users)
+            if not names_item_rows(name, model):
+                arrays[name] = _clear(place, name, value, rows, users)
         write_bytes(path, repack(data, arrays))
 
 
@@ -237,10 +247,10 @@ def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) 
     if value.ndim == 1:
         averaged = name in ("parameters", "average", "best", "public")
         return (
-            value if _is_federated(place) and averaged else _reset_public(place, value, rows, users, averaged)
+            value if is_federated(place) and averaged else _reset_public(place, value, rows, users, averaged)
         )
     axis = value.ndim - 2
-    if value.shape[axis] != users or "items" in name.split("."):
+    if value.shape[axis] != users:
         return value
     cleared = value.copy()
     place_of = (slice(None),) * axis + (rows,)
@@ -268,33 +278,24 @@ def _reset_public(
     return changed
 
 
-def _is_federated(place: Path) -> bool:
-    return (place / _FEDERATED).is_file() or (place.parent / _FEDERATED).is_file()
-
-
 def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
     remains = [
         "the other users' vectors were trained together with these users, until the next training",
         "weights between items (EASE) and the mixture of the gate are sums over all users, until the next training",
         "the items' parameters in the checkpoint, from which --from starts, were trained with these users",
     ]
-    if _is_federated(folder):
+    if is_federated(folder):
         remains = [
             "the users' rows of the public parameters at every member, until the next training with --from resets them; "
             "they stay in earlier run folders of the members",
             "sums and releases that the other members received before, and the other members' own ratings",
             *remains,
         ]
-    record = {
-        "when": int(time.time()),
+    entry = {
         "users": journal.who,
         "rows": journal.users,
         "ratings": journal.ratings,
         "items_estimated_again": {file: len(rows) for file, rows in journal.items.items()},
         "remains": remains,
     }
-    file = folder / FORGET_RECORD
-    earlier = json.loads(file.read_text("utf-8")) if file.is_file() else []
-    if not any(each["users"] == record["users"] for each in earlier):
-        write_json(file, [*earlier, record])
-    return record
+    return append_record(folder, entry)
