@@ -61,6 +61,56 @@ class CellProgress:
         self.last = report.last
 
 
+class StepProgress:
+    """A progress bar of consecutive steps: the step, its finished share, and the time left in it.
+
+    Steps differ in speed, so nothing is said about the time of later ones. In a file it prints a line for each
+    new step, and one a minute during a long one.
+    """
+
+    def __init__(self, steps: dict[str, str], *, hidden: bool) -> None:
+        self.steps = steps
+        """What is done in each step, by its name, in order."""
+        self.console = error_console()
+        seen = not hidden and drawable(self.console)
+        self.bar = Progress(
+            BarColumn(bar_width=24), TextColumn("{task.description}"), console=self.console, disable=not seen
+        )
+        self.plain = not hidden and not seen
+        self.task = self.bar.add_task("")
+        self.step = ""
+        self.began = (0.0, 0)
+        self.printed = 0.0
+
+    def __enter__(self) -> StepProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def report(self, step: str, done: int, total: int | None) -> None:
+        """Show how much of a step is done."""
+        now = time.monotonic()
+        fresh = step != self.step
+        if fresh:
+            self.step = step
+            self.began = (now, done)
+        since, before = self.began
+        text = f"step {list(self.steps).index(step) + 1} of {len(self.steps)}: {self.steps[step]}"
+        if total is None:
+            text += f", {done:,} rows"
+        else:
+            text += f", {100 * done // max(1, total)} %"
+            if done > before and now > since + 1:
+                left = (now - since) / (done - before) * (total - done)
+                text += f", about {format_duration(left)} left in this step"
+        self.bar.update(self.task, total=total, completed=done, description=text)
+        if self.plain and (fresh or now - self.printed > LINE_SECONDS):
+            self.console.print(text, markup=False, soft_wrap=True)
+            self.printed = now
+
+
 class AuditProgress:
     """A progress bar of an audit: its finished share, the current attack and the estimated time left.
 

@@ -19,6 +19,7 @@ from verfedgnn.data.checked_rows import CheckedRows, read_rows
 from verfedgnn.data.data_frames import as_ratings, read_columns
 from verfedgnn.data.event_ratings import required_columns
 from verfedgnn.data.ids import TEXT
+from verfedgnn.data.prepared_folder import is_prepared
 from verfedgnn.data.rating_distribution import Distribution, describe_ratings
 from verfedgnn.data.rating_reader import find_layout, list_tables, locate, read_ratings
 from verfedgnn.data.ratings import Ratings
@@ -179,7 +180,7 @@ def _plain_table(source: str | Path, options: Mapping[str, Any]) -> str | Path |
     if is_address(source):
         return source
     path = locate(source)
-    if not options.get("columns") and find_layout(path) is not None:
+    if is_prepared(path) or (not options.get("columns") and find_layout(path) is not None):
         return None
     if path.is_dir():
         files = list_tables(path)

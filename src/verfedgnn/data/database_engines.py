@@ -60,7 +60,7 @@ def connect(source: str | Path, head: bytes | None) -> Iterator[Engine]:
             with closing(file):
                 yield Sqlite(file)
     else:
-        duckdb = _driver("duckdb", "DuckDB")
+        duckdb = load_driver("duckdb", "reading from DuckDB")
         with (
             _failing(source, [], duckdb.Error),
             duckdb.connect(str(source), read_only=True, config=_OWN_FILE_ONLY) as database,
@@ -163,7 +163,7 @@ class Postgres:
 @contextmanager
 def _postgres(address: str) -> Iterator[Postgres]:
     secrets = check_address(address)
-    _driver("adbc_driver_postgresql", "PostgreSQL")
+    load_driver("adbc_driver_postgresql", "reading from PostgreSQL")
     from adbc_driver_postgresql import dbapi
 
     with _failing(address, secrets, dbapi.Error), dbapi.connect(address) as server, server.cursor() as cursor:
@@ -204,11 +204,12 @@ def _sqlite_array(kind: pa.DataType, values: tuple[Any, ...]) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _driver(module: str, what: str) -> Any:
+def load_driver(module: str, purpose: str) -> Any:
+    """Return an optional module; raise `DataError` with the package to install if it is absent."""
     try:
         return __import__(module)
     except ImportError:
-        raise DataError(f"reading from {what} needs a driver; pip install 'verfedgnn[sql]'") from None
+        raise DataError(f"{purpose} needs a driver; pip install 'verfedgnn[sql]'") from None
 
 
 @contextmanager

@@ -97,29 +97,30 @@ def rate_events(
         batches, by_kind=isinstance(events, Mapping), where=None if missing == "drop" else where
     )
     rows = int(pc.sum(table["count"]).as_py()) if table.num_rows else 0
-    if not rows:
-        raise DataError(f"{name} has no events; give a table with at least one row")
     used = table
-    if isinstance(events, Mapping):
+    if rows and isinstance(events, Mapping):
         _refuse_unknown(table, events)
         ignored = pa.array([kind for kind, weight in events.items() if not weight], TEXT)
         used = table.filter(pc.invert(pc.is_in(table["event"], value_set=ignored)))
-        if not used.num_rows:
-            raise DataError(
-                f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
-            )
+    refuse_none(name, rows, used.num_rows)
     user, user_ids = encode(as_text(used["user"], "user"), "user")
     item, item_ids = encode(as_text(used["item"], "item"), "item")
     pair, group = np.unique(user.astype(np.int64) * len(item_ids) + item, return_inverse=True)
     time, notes = _newest(used, group, len(pair))
     if dropped:
         notes = (note_left_out(dropped, "no user, item or event"), *notes)
-    strength = _strength(used, events, group, len(pair))
+    kind = None if not isinstance(events, Mapping) else used["event"]
+    strength = total_weight(
+        used["count"].to_numpy(),
+        events,
+        group,
+        len(pair),
+        of_kind=lambda each: pc.equal(kind, each).to_numpy(),
+    )
     about = [n for n in used.column_names if n not in ("user", "item", "event", "time", "count")]
     items = used.group_by("item").aggregate([(column, "max") for column in about])
     per_item = {column: look_up(item_ids, items["item"], items[f"{column}_max"]) for column in about}
     summed = int(pc.sum(used["count"]).as_py())
-    left = f", {format_count(rows - summed, 'event')} left out" if rows > summed else ""
     return Ratings(
         user=(pair // len(item_ids)).astype(np.int32),
         item=(pair % len(item_ids)).astype(np.int32),
@@ -133,10 +134,16 @@ def rate_events(
         scale_declared=True,
         name=name,
         notes=(
-            f"{format_count(summed, 'event')} became {format_count(len(pair), 'rating')} ({option('events', events)}){left}",
+            note_counts(summed, len(pair), rows - summed, events),
             *notes,
         ),
     )
+
+
+def note_counts(summed: int, ratings: int, left_out: int, events: EventWeights) -> str:
+    """Return the note about how many events became how many ratings."""
+    left = f", {format_count(left_out, 'event')} left out" if left_out else ""
+    return f"{format_count(summed, 'event')} became {format_count(ratings, 'rating')} ({option('events', events)}){left}"
 
 
 def _counted(batches: Batches, *, by_kind: bool, where: Callable[[int], str] | None) -> tuple[pa.Table, int]:
@@ -176,13 +183,8 @@ def _prepared(
     Rows that lack a key are an error at the place that `where` names; without `where` they are left out.
     """
     columns = {name: trim(as_text(batch.column(name), name)) for name in keys}
-    absent = {name: pc.fill_null(pc.equal(columns[name], ""), True) for name in keys}
-    lacking = [name for name in keys if pc.any(absent[name]).as_py()]
-    if lacking and where is not None:
-        place = where(before + pc.index(absent[lacking[0]], True).as_py())
-        raise DataError(f"an event has no {lacking[0]} in {place}: {fill_in()}")
-    if lacking:
-        kept = pc.invert(reduce(pc.or_, absent.values()))
+    kept = find_complete(columns, before, where)
+    if kept is not None:
         return _prepared(batch.filter(kept), keys, before, where, order)
     for name in batch.schema.names:
         if name == "time":
@@ -193,13 +195,36 @@ def _prepared(
     return pa.table({**columns, "count": pa.array(np.ones(batch.num_rows, np.int64))})
 
 
+def find_complete(
+    keys: Mapping[str, pa.Array], before: int, where: Callable[[int], str] | None
+) -> pa.Array | None:
+    """Return a mask of the rows that lack no key, or None if no row lacks one.
+
+    With `where`, such a row is an error at the place that it names; `before` rows precede these.
+    """
+    absent = {
+        name: pc.fill_null(pc.equal(column, ""), True) if is_text(column.type) else pc.is_null(column)
+        for name, column in keys.items()
+    }
+    lacking = [name for name in keys if pc.any(absent[name]).as_py()]
+    if lacking and where is not None:
+        place = where(before + pc.index(absent[lacking[0]], True).as_py())
+        raise DataError(f"an event has no {lacking[0]} in {place}: {fill_in()}")
+    return pc.invert(reduce(pc.or_, absent.values())) if lacking else None
+
+
+def mixed_times() -> DataError:
+    """Return the error of times that cannot be compared."""
+    return DataError(
+        "the times have different formats; write all of them in one format, for example 2025-12-31 18:05"
+    )
+
+
 def _added(tables: list[pa.Table], keys: list[str]) -> pa.Table:
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise DataError(
-            "the times have different formats; write all of them in one format, for example 2025-12-31 18:05"
-        ) from error
+        raise mixed_times() from error
     # The maximum does not depend on the order of rows, and an empty text sorts before all others.
     others = [name for name in table.column_names if name not in (*keys, "count")]
     grouped = table.group_by(keys).aggregate([("count", "sum"), *((name, "max") for name in others)])
@@ -221,37 +246,56 @@ def _newest(
     return newest, notes
 
 
-def _strength(
-    table: pa.Table, events: EventWeights, group: NDArray[np.int64], pairs: int
+def total_weight(
+    count: NDArray[np.int64],
+    events: EventWeights,
+    group: NDArray[np.int64],
+    pairs: int,
+    *,
+    of_kind: Callable[[str], NDArray[np.bool_]],
 ) -> NDArray[np.float64]:
-    """Return the total weight of each pair's events.
+    """Return the total weight of each pair's events, from the `count` of events in each row and the pair of the row.
 
-    Kinds are added in a fixed order, so the sum is bit-identical for any order of rows.
+    Kinds are added in a fixed order, so the sum is bit-identical for any order of rows. `of_kind` returns the
+    rows of a kind.
     """
-    count = table["count"].to_numpy()
     if not isinstance(events, Mapping):
         return float(events) * np.bincount(group, weights=count, minlength=pairs).astype(np.float64)
     strength = np.zeros(pairs)
     for kind in sorted(events):
-        of_kind = pc.equal(table["event"], kind).to_numpy()
-        strength += events[kind] * np.bincount(group[of_kind], weights=count[of_kind], minlength=pairs)
+        rows = of_kind(kind)
+        strength += events[kind] * np.bincount(group[rows], weights=count[rows], minlength=pairs)
     return strength
+
+
+def refuse_none(name: str, rows: int, used: int) -> None:
+    """Raise `DataError` if there are no events, or none with a weight."""
+    if not rows:
+        raise DataError(f"{name} has no events; give a table with at least one row")
+    if not used:
+        raise DataError(
+            f"{name} has only events with weight 0; give one of their kinds a weight above 0 with {option('events')}"
+        )
 
 
 def _refuse_unknown(table: pa.Table, events: Mapping[str, float]) -> None:
     unknown = table.filter(pc.invert(pc.is_in(table["event"], value_set=pa.array(list(events), TEXT))))
     if unknown.num_rows:
-        totals = (
-            unknown.group_by("event").aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])
-        )
+        totals = unknown.group_by("event").aggregate([("count", "sum")])
         kinds = dict(zip(totals["event"].to_pylist(), totals["count_sum"].to_pylist(), strict=True))
-        examples = ", ".join(
-            [f"{kind[:30]} ({count:,})" for kind, count in kinds.items()][:8] + ["..."] * (len(kinds) > 8)
-        )
-        raise DataError(
-            f"{option('events')} has no weight for these kinds: {examples}; add them, with 0 to leave them out, for example"
-            f" {option('events', {**events, next(iter(kinds))[:30]: 0})}"
-        )
+        raise unknown_kinds(kinds, events)
+
+
+def unknown_kinds(counts: Mapping[str, int], events: Mapping[str, float]) -> DataError:
+    """Return the error of kinds of events without a weight, given their numbers of events."""
+    kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
+    examples = ", ".join(
+        [f"{kind[:30]} ({counts[kind]:,})" for kind in kinds][:8] + ["..."] * (len(kinds) > 8)
+    )
+    return DataError(
+        f"{option('events')} has no weight for these kinds: {examples}; add them, with 0 to leave them out, for example"
+        f" {option('events', {**events, kinds[0][:30]: 0})}"
+    )
 
 
 def _kinds(events: EventWeights) -> list[str]:

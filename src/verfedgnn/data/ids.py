@@ -118,7 +118,20 @@ def _casts_to_text(kind: pa.DataType) -> bool:
 def check_characters(ids: pa.Array, what: str) -> None:
     """Raise `DataError` for ids with a zero character, which fixed-width text cannot end with."""
     if pc.any(pc.match_substring(ids, "\0")).as_py():
-        raise _not_ids(what, "text with a zero character")
+        raise zero_character(what)
+
+
+def zero_character(what: str) -> DataError:
+    """Return the error of ids with a zero character."""
+    return _not_ids(what, "text with a zero character")
+
+
+def overlong_id(what: str, longest: int) -> DataError:
+    """Return the error of an id that is too long."""
+    return DataError(
+        f"a {what} id has {longest:,} characters, more than {LONGEST_ID}; if the column does not hold ids,"
+        f" name another with {option('columns', {what: '...'})}"
+    )
 
 
 def as_item_text(values: Any, what: str) -> pa.Array | pa.ChunkedArray:
@@ -214,10 +227,7 @@ def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.in
     check_characters(dictionary, what)
     longest = pc.max(pc.utf8_length(dictionary)).as_py() or 0
     if longest > LONGEST_ID:
-        raise DataError(
-            f"a {what} id has {longest:,} characters, more than {LONGEST_ID}; if the column does not hold ids,"
-            f" name another with {option('columns', {what: '...'})}"
-        )
+        raise overlong_id(what, longest)
     ids = to_numpy(dictionary)
     order = order_ids(dictionary, ids)
     rank = np.empty(len(order), np.int32)

@@ -12,6 +12,7 @@ from verfedgnn.data import bookcrossing, movielens, yelp
 from verfedgnn.data.column_names import normalise_name
 from verfedgnn.data.event_ratings import EventWeights
 from verfedgnn.data.pooling import pool_tables
+from verfedgnn.data.prepared_folder import is_prepared, read_prepared
 from verfedgnn.data.ratings import Ratings
 from verfedgnn.data.source_address import is_address, redact
 from verfedgnn.data.synthetic import synthetic_ratings
@@ -64,7 +65,7 @@ def read_ratings(
 
     Args:
         path: A table (CSV, TSV, .inter, Parquet, with or without gzip), a DuckDB or SQLite file, a PostgreSQL server
-            ("postgresql://..."), a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
+            ("postgresql://..."), a prepared folder, a MovieLens, BookCrossing or Yelp folder or main file, a folder of tables (pooled, with the
             item column "file"), the name of a data set in the folder `VERFEDGNN_DATA`, or "synthetic".
         columns: Names of the columns for user, item, rating, time, title and further item columns of a plain table.
         duplicates: How to treat repeated (user, item) pairs: "error", "first", "last" or "mean".
@@ -105,6 +106,10 @@ def read_ratings(
         events=events,
     )
     given = {"duplicates": duplicates, "missing": missing}
+    if not is_address(path) and is_prepared(locate(path)):
+        fixed = {"columns": columns, "events": events, "scale": scale, "query": query, **given}
+        ready = read_prepared(locate(path), {**fixed, "encoding": encoding, "delimiter": delimiter})
+        return ready if catalogue is None else ready.with_catalogue(catalogue)
     extra: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     plain = bool(columns) or events is not None
     ratings = table(path) if is_address(path) else _read_path(locate(path), table, extra, subset, plain=plain)
@@ -184,7 +189,9 @@ def is_folder_of_tables(path: Path) -> bool:
     """Return whether a path is a folder of several tables without a publisher's layout, one organisation per
     table.
     """
-    return path.is_dir() and find_layout(path) is None and len(list_tables(path)) > 1
+    return (
+        path.is_dir() and not is_prepared(path) and find_layout(path) is None and len(list_tables(path)) > 1
+    )
 
 
 def find_layout(path: Path) -> tuple[Path, Path | None, Any] | None:

@@ -20,6 +20,7 @@ from verfedgnn.data.ids import (
     as_text,
     encode,
     encode_unordered,
+    is_text,
     to_numpy,
 )
 from verfedgnn.data.number_parsing import INFINITE, NO_RATING, Mask, find_infinite, parse_numbers
@@ -149,7 +150,10 @@ def find_missing(
     user: pa.Array | pa.ChunkedArray, item: pa.Array | pa.ChunkedArray, rating: NDArray[np.float64]
 ) -> dict[str, Mask]:
     """Return masks of the rows without a user, an item and a rating."""
-    absent = [np.asarray(pc.or_kleene(pc.is_null(ids), pc.equal(ids, "")), bool) for ids in (user, item)]
+    absent = [
+        np.asarray(pc.fill_null(pc.equal(ids, ""), True) if is_text(ids.type) else pc.is_null(ids), bool)
+        for ids in (user, item)
+    ]
     return dict(zip(("user", "item", "rating"), (*absent, np.isnan(rating)), strict=True))
 
 
@@ -249,18 +253,12 @@ def make_ratings(
             notes=(*notes, note_left_out(int(gone.sum()), "no user, item or rating")),
             where=lambda row: at(int(kept[row])),
         )
-    _refuse_missing(absent, at)
-    _refuse(find_infinite(values), INFINITE, at, "correct or remove them")
+    refuse_missing({role: BadRows.of(mask) for role, mask in absent.items()}, at)
+    refuse_infinite(BadRows.of(find_infinite(values)), at)
     if not len(values):
         raise DataError(f"{name} has no ratings; give a table with at least one row")
     low, high = scale if scale is not None else (float(values.min()), float(values.max()))
-    outside = (values < low) | (values > high)
-    _refuse(
-        outside,
-        f"have a rating outside the scale {low:g} to {high:g}",
-        at,
-        "correct them or give another scale",
-    )
+    refuse_outside(BadRows.of((values < low) | (values > high)), (low, high), at)
 
     with ThreadPoolExecutor(2) as both:
         (user_code, user_ids), (item_code, item_ids) = both.map(encode, (users, items), ("user", "item"))
@@ -288,25 +286,71 @@ def note_left_out(count: int, lack: str) -> str:
     return f"{format_count(count, 'row')} {'has' if count == 1 else 'have'} {lack}: left out"
 
 
-def _refuse_missing(absent: Mapping[str, Mask], at: Callable[[int], str]) -> None:
+@dataclass(frozen=True)
+class BadRows:
+    """The number of rows with a problem, and the first of them."""
+
+    count: int = 0
+    first: int = -1
+
+    @classmethod
+    def of(cls, mask: Mask) -> "BadRows":
+        """Return the rows of a mask."""
+        return cls(int(mask.sum()), int(mask.argmax())) if mask.any() else cls()
+
+    def add(self, later: "BadRows", before: int) -> "BadRows":
+        """Return these rows and those of a later part of the table, which `before` rows precede."""
+        if not later.count:
+            return self
+        return BadRows(self.count + later.count, self.first if self.count else before + later.first)
+
+    def describe(self, what: str, at: Callable[[int], str]) -> str:
+        """Return the number of rows and the place of the first."""
+        verb = what.replace("have", "has", 1) if self.count == 1 else what
+        return f"{format_count(self.count, 'row')} {verb}, the first in {at(self.first)}"
+
+
+def refuse_missing(absent: Mapping[str, BadRows], at: Callable[[int], str]) -> None:
     """Raise `DataError` that names every kind of missing value, with their numbers and first places."""
     kinds = {"user": "have no user", "item": "have no item", "rating": NO_RATING}
-    texts = [_describe_rows(absent[role], what, at) for role, what in kinds.items() if absent[role].any()]
+    texts = [absent[role].describe(what, at) for role, what in kinds.items() if absent[role].count]
     if texts:
         raise DataError(f"{'; '.join(texts)}: {fill_in()}")
 
 
-def _refuse(bad: Mask, what: str, at: Callable[[int], str], remedy: str) -> None:
+def refuse_infinite(bad: BadRows, at: Callable[[int], str]) -> None:
+    """Raise `DataError` if a rating is infinite."""
+    _refuse(bad, INFINITE, at, "correct or remove them")
+
+
+def refuse_outside(bad: BadRows, scale: tuple[float, float], at: Callable[[int], str]) -> None:
+    """Raise `DataError` if a rating is outside the scale."""
+    what = f"have a rating outside the scale {scale[0]:g} to {scale[1]:g}"
+    _refuse(bad, what, at, "correct them or give another scale")
+
+
+def _refuse(bad: BadRows, what: str, at: Callable[[int], str], remedy: str) -> None:
     """Raise `DataError` if any row is bad, with their number and the place of the first."""
-    if bad.any():
-        raise DataError(f"{_describe_rows(bad, what, at)}: {remedy}")
+    if bad.count:
+        raise DataError(f"{bad.describe(what, at)}: {remedy}")
 
 
-def _describe_rows(bad: Mask, what: str, at: Callable[[int], str]) -> str:
-    """Return the number of bad rows and the place of the first."""
-    count = int(bad.sum())
-    verb = what.replace("have", "has", 1) if count == 1 else what
-    return f"{format_count(count, 'row')} {verb}, the first in {at(int(bad.argmax()))}"
+def repeated_pairs(repeats: int, pair: tuple[str, str], places: tuple[str, str]) -> DataError:
+    """Return the error of rows that repeat a (user, item) pair, with the first such pair and its first two places."""
+    return DataError(
+        f"{_repeating(repeats)} a (user, item) pair, first {pair} in {places[0]} and {places[1]}:"
+        f" keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
+    )
+
+
+def note_repeated(repeats: int, duplicates: str) -> str:
+    """Return the note about how repeated pairs were treated."""
+    outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
+    return f"{_repeating(repeats)} a (user, item) pair: {outcome}"
+
+
+def _repeating(repeats: int) -> str:
+    return format_count(repeats, "row") + (" repeats" if repeats == 1 else " repeat")
 
 
 def _per_item(values: Any, what: str, item: NDArray[np.int32], n_items: int) -> StrArray:
@@ -331,18 +375,13 @@ def _without_duplicates(table: Ratings, duplicates: str, at: Callable[[int], str
     order = np.argsort(key, kind="stable")
     new = np.append(True, in_order[1:] != in_order[:-1])
     repeats = int((~new).sum())
-    rows = format_count(repeats, "row") + (" repeats" if repeats == 1 else " repeat")
     if duplicates == "error":
         starts = order[new]
         twice = np.flatnonzero(np.diff(np.append(np.flatnonzero(new), len(key))) > 1)
         first = int(starts[twice].min())
         second = int(np.flatnonzero(key == key[first])[1])
-        pair = f"({str(table.user_ids[table.user[first]])!r}, {str(table.item_ids[table.item[first]])!r})"
-        raise DataError(
-            f"{rows} a (user, item) pair, first {pair} in {at(first)} and {at(second)}:"
-            f" keep one with {option('duplicates', 'first')} (or last, mean) or remove them"
-        )
-    outcome = "took the mean rating" if duplicates == "mean" else f"kept the {duplicates}"
+        pair = str(table.user_ids[table.user[first]]), str(table.item_ids[table.item[first]])
+        raise repeated_pairs(repeats, pair, (at(first), at(second)))
     if duplicates == "mean":
         group = np.cumsum(new) - 1
         mean = np.bincount(group, weights=table.rating[order]) / np.bincount(group)
@@ -351,4 +390,4 @@ def _without_duplicates(table: Ratings, duplicates: str, at: Callable[[int], str
         table = replace(table, rating=rating)
     last = np.append(new[1:], True)
     kept = np.sort(order[last] if duplicates == "last" else order[new])
-    return table.take(kept).with_notes(f"{rows} a (user, item) pair: {outcome}")
+    return table.take(kept).with_notes(note_repeated(repeats, duplicates))

@@ -15,6 +15,9 @@ from verfedgnn.data.ratings import format_count
 EARLIEST = 631_152_000
 """Start of 1990 in seconds since 1970. Earlier times probably have another unit."""
 _DAY = 86_400
+LATEST_SECONDS = 10**11
+"""Times whose median is larger are milliseconds."""
+AS_MILLISECONDS = "times were read as milliseconds"
 _MOST = 9e18
 """Largest absolute value of a time in seconds or milliseconds."""
 _KINDS = (
@@ -52,28 +55,40 @@ def parse_times(
     column = parse_time_text(column)
     if is_text(column.type):
         column = parse_time_text(column, detect_day_first([column]))
-    kind = column.type
-    if _is_date(kind):
-        # A finer unit would overflow for distant years.
-        column = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
-    elif pa.types.is_floating(kind):
-        there = pc.less(pc.abs(column), _MOST)
-        column = pc.cast(pc.if_else(there, column, pa.scalar(None, kind)), pa.int64(), safe=False)
-    elif pa.types.is_integer(kind) or pa.types.is_null(kind):
-        column = pc.cast(column, pa.int64(), safe=False)
-    else:
-        return None, (_why_not(written),)
-    if column.null_count:
-        rows = format_count(column.null_count, "row") + (" has" if column.null_count == 1 else " have")
-        return None, (f"{rows} no time: all times are left out",)
-    numbers: NDArray[np.int64] = column.to_numpy()
+    seconds = as_numbers(column)
+    if seconds is None:
+        return None, (why_unreadable(written),)
+    if seconds.null_count:
+        return None, (note_missing_times(seconds.null_count),)
+    numbers: NDArray[np.int64] = seconds.to_numpy()
     # 1e11 seconds would be the year 5138.
-    if not _is_date(kind) and len(numbers) and np.median(np.abs(numbers)) > 1e11:
-        return numbers // 1000, ("times were read as milliseconds",)
+    if not is_date(column.type) and len(numbers) and np.median(np.abs(numbers)) > LATEST_SECONDS:
+        return numbers // 1000, (AS_MILLISECONDS,)
     return numbers, ()
 
 
-def _is_date(kind: pa.DataType) -> bool:
+def as_numbers(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray | None:
+    """Return numbers as integers and dates as seconds since 1970, null where there is no time; None for other types."""
+    kind = column.type
+    if is_date(kind):
+        # A finer unit would overflow for distant years.
+        return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
+    if pa.types.is_floating(kind):
+        there = pc.less(pc.abs(column), _MOST)
+        return pc.cast(pc.if_else(there, column, pa.scalar(None, kind)), pa.int64(), safe=False)
+    if pa.types.is_integer(kind) or pa.types.is_null(kind):
+        return pc.cast(column, pa.int64(), safe=False)
+    return None
+
+
+def note_missing_times(count: int) -> str:
+    """Return the note about rows without a time, because of which all times are left out."""
+    rows = format_count(count, "row") + (" has" if count == 1 else " have")
+    return f"{rows} no time: all times are left out"
+
+
+def is_date(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds dates or timestamps."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
@@ -162,7 +177,7 @@ def _as_iso(text: pa.Array | pa.ChunkedArray, day_first: bool | None) -> pa.Arra
     return trim(text)
 
 
-def _why_not(column: pa.ChunkedArray) -> str:
+def why_unreadable(column: pa.ChunkedArray) -> str:
     """Explain why a column is not one of times. A value is shown only if all values before it are times."""
     if not is_text(column.type):
         return "the times are neither numbers nor dates: left out"
