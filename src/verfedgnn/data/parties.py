@@ -145,9 +145,15 @@ def align_users(parties: Sequence[PartyData], users: UserRule = "any") -> list[P
 
 
 def place_users(ratings: Ratings, rows: NDArray[np.int64], user_ids: StrArray) -> Ratings:
-    """Move each user i of a table to row `rows[i]` of `user_ids`, and drop users whose row is -1."""
-    kept = ratings.take(rows[ratings.user] >= 0)
-    return replace(kept, user=rows[kept.user].astype(np.int32), user_ids=user_ids)
+    """Move each user i of a table to row `rows[i]` of `user_ids`, and drop users whose row is -1.
+
+    Columns that do not change are not copied: those of a prepared table stay on disk.
+    """
+    if np.array_equal(rows, np.arange(ratings.n_users)):
+        return replace(ratings, user_ids=user_ids)
+    row = rows.astype(np.int32)
+    kept = ratings if (rows >= 0).all() else ratings.take(row[ratings.user] >= 0)
+    return replace(kept, user=row[kept.user], user_ids=user_ids)
 
 
 def note_dropped(

@@ -48,8 +48,10 @@ from verfedgnn.data.table_sources import ParquetSource, is_inter, open_table, ta
 from verfedgnn.data.time_parsing import AS_MILLISECONDS, note_missing_times
 
 LEAST_MEMORY = 256 << 20
-_BYTES_A_CHUNK_ROW = 64
+_BYTES_A_PIECE_ROW = 64
 _BYTES_A_SHARD_ROW = 96
+_PIECES = 8
+"""Pieces of a chunk, after which a preparation can be resumed. For each chunk DuckDB reads all ids again."""
 _PART = 1 << 20
 """Number of entries that are copied at once."""
 
@@ -63,8 +65,8 @@ class ChunkSizes:
 
     engine: int
     """Memory of DuckDB in bytes."""
-    chunk: int
-    """Rows of a chunk."""
+    piece: int
+    """Rows that are numbered and stored at a time."""
     shard: int
     """Rows of a shard."""
 
@@ -74,7 +76,7 @@ class ChunkSizes:
         if memory < LEAST_MEMORY:
             raise DataError(f"--memory {memory >> 20}MB is too little; give at least {LEAST_MEMORY >> 20}MB")
         half = memory // 2
-        return cls(half, half // 2 // _BYTES_A_CHUNK_ROW, half // threads // _BYTES_A_SHARD_ROW)
+        return cls(half, half // 2 // _BYTES_A_PIECE_ROW, half // threads // _BYTES_A_SHARD_ROW)
 
 
 def parse_memory(text: str) -> int:
@@ -208,7 +210,7 @@ class Preparation:
                     f"{self.folder} holds an unfinished preparation of other files or options; delete it, or choose "
                     "another --out"
                 )
-            self.sizes = ChunkSizes(sizes.engine, stored["chunk"], stored["shard"])
+            self.sizes = ChunkSizes(sizes.engine, stored["piece"], stored["shard"])
             return
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
@@ -223,13 +225,11 @@ class Preparation:
             if self.catalogue is not None:
                 self._check_catalogue(found["items"])
             chunks = ChunkFiles(self.work, np.array(found["starts"]))
-            count = self._number_rows(numbers, chunks, found)
+            self._number_rows(numbers, chunks, found)
         finally:
             numbers.close()
         notes = (
-            self._resolve_pairs(chunks, count, found)
-            if self.events is None
-            else self._rate_events(chunks, count, found)
+            self._resolve_pairs(chunks, found) if self.events is None else self._rate_events(chunks, found)
         )
         scale = self.scale or ((1, 5) if self.events is not None else tuple(found["scale"]))
         describe_folder(
@@ -287,28 +287,27 @@ class Preparation:
 
     # Step 2
 
-    def _number_rows(self, numbers: IdNumbers, chunks: ChunkFiles, found: dict[str, Any]) -> int:
-        """Write the rows with numbers instead of ids in chunks; return the number of chunks."""
-        done = self.work / "chunks.json"
+    def _number_rows(self, numbers: IdNumbers, chunks: ChunkFiles, found: dict[str, Any]) -> None:
+        """Write the rows with numbers instead of ids in chunks."""
+        done = self.work / "rows.complete"
         if done.exists():
-            return int(json.loads(done.read_text("utf-8")))
-        pieces = self._pieces()
-        number = -1
-        for number, some in groupby(pieces, key=lambda piece: piece[0]):
-            if chunks.has(number):
+            return
+        for chunk, some in groupby(self._divide(), key=lambda part: part[0]):
+            if chunks.is_complete(chunk):
                 continue
             converted = (
                 batch
                 for _, first, batch in some
                 for batch in self.rows.convert(first, batch, found).combine_chunks().to_batches()
             )
-            self._write_chunk(chunks, number, numbers.look_up(converted), found)
-        write_bytes(done, json.dumps(number + 1).encode())
-        return number + 1
+            chunks.begin(chunk)
+            self._write_chunk(chunks, chunk, numbers.look_up(converted), found)
+            chunks.complete(chunk)
+        write_bytes(done, b"")
 
-    def _pieces(self) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield all rows in pieces of one chunk each: the chunk, the number of rows before the piece, and the piece."""
-        size = self.sizes.chunk
+    def _divide(self) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield all rows in batches of one chunk each: the chunk, the number of rows before, and the batch."""
+        size = self.sizes.piece * _PIECES
         for first, batch in self.rows.tables.batches():
             start = 0
             while start < batch.num_rows:
@@ -319,7 +318,7 @@ class Preparation:
             self.progress("rows", first + batch.num_rows, self.total)
 
     def _write_chunk(
-        self, chunks: ChunkFiles, number: int, batches: Iterator[pa.RecordBatch], found: dict[str, Any]
+        self, chunks: ChunkFiles, chunk: int, batches: Iterator[pa.RecordBatch], found: dict[str, Any]
     ) -> None:
         is_events = self.events is not None
         kinds: list[tuple[str, str]] = [("user", "<i4"), ("item", "<i4")]
@@ -327,10 +326,14 @@ class Preparation:
         has_time = found["form"] != "none"
         if is_events and has_time:
             kinds.append(("time", "<f8" if found["form"] == "fraction" else "<i8"))
-        rows = np.empty(self.sizes.chunk, np.dtype(kinds))
+        rows = np.empty(self.sizes.piece, np.dtype(kinds))
         arrays = {} if is_events else self._arrays(found, has_time)
-        size = 0
-        for batch in batches:
+        size = piece = 0
+        for batch in _cut(batches, len(rows)):
+            if size + batch.num_rows > len(rows):
+                chunks.write(chunk, piece, rows[:size])
+                size = 0
+                piece += 1
             place = slice(size, size + batch.num_rows)
             for name, _ in kinds:
                 rows[name][place] = batch.column(name).to_numpy()
@@ -339,7 +342,7 @@ class Preparation:
             size += batch.num_rows
         for array in arrays.values():
             array.flush()
-        chunks.write(number, rows[:size])
+        chunks.write(chunk, piece, rows[:size])
 
     def _arrays(self, found: dict[str, Any], has_time: bool) -> dict[str, np.memmap[Any, Any]]:
         """Return the arrays of ratings, which are in the order of rows."""
@@ -357,7 +360,7 @@ class Preparation:
 
     # Step 3, for events
 
-    def _rate_events(self, chunks: ChunkFiles, count: int, found: dict[str, Any]) -> list[str]:
+    def _rate_events(self, chunks: ChunkFiles, found: dict[str, Any]) -> list[str]:
         """Write the ratings of all shards and return the notes."""
         assert isinstance(self.rows, EventRows)
         assert self.events is not None
@@ -374,7 +377,7 @@ class Preparation:
             places["time"] = self.work / "time.npy"
 
         def make(shard: int) -> EventShard:
-            return rate_shard(chunks.read(shard, count), found["items"], rows.kinds, events, scale)
+            return rate_shard(chunks.read(shard), found["items"], rows.kinds, events, scale)
 
         if len(done) < shards:
             with ExitStack() as stack:
@@ -419,14 +422,14 @@ class Preparation:
 
     # Step 3, for ratings
 
-    def _resolve_pairs(self, chunks: ChunkFiles, count: int, found: dict[str, Any]) -> list[str]:
+    def _resolve_pairs(self, chunks: ChunkFiles, found: dict[str, Any]) -> list[str]:
         """Find repeated pairs in all shards, treat them as `duplicates` says, and return the notes."""
         shards = len(chunks.starts) - 1
         done = self._finished()
         rating = np.load(self.folder / "rating.npy", mmap_mode="r")
 
         def make(shard: int) -> tuple[int, Any]:
-            repeated = find_repeated(chunks.read(shard, count), found["items"], rating, self.duplicates)
+            repeated = find_repeated(chunks.read(shard), found["items"], rating, self.duplicates)
             if repeated is not None:
                 arrays = {name: getattr(repeated, name) for name in ("dropped", "changed", "means")}
                 np.savez(self.work / f"repeated-{shard}.npz", **arrays)
@@ -483,6 +486,12 @@ class Preparation:
             while waiting:
                 yield waiting.pop(0).result()
                 waiting += [pool.submit(make, shard) for shard in islice(rest, 1)]
+
+
+def _cut(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at most `rows` rows."""
+    for batch in batches:
+        yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
 def _count_rows(tables: Sequence[Any]) -> int | None:

@@ -1,6 +1,6 @@
 """Rows with numbered users and items, divided by users into shards that fit into memory.
 
-Rows arrive in chunks. Each chunk is stored in the order of shards, and a shard reads its part of every chunk.
+Rows are stored in pieces that are sorted by shard, and a shard reads its part of every piece.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.core.files import write_bytes
 from verfedgnn.data.event_ratings import EventWeights, rate_strength, total_weight
 from verfedgnn.data.row_stream import NO_TIME, TimeCounts
 
@@ -29,41 +30,50 @@ def divide_users(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 
 
 class ChunkFiles:
-    """Chunks of rows in a folder, each sorted by shard."""
+    """Chunks of rows in a folder. A chunk consists of pieces, each sorted by shard."""
 
     def __init__(self, folder: Path, starts: NDArray[np.int64]) -> None:
         self.folder = folder
         self.starts = starts
         """First user of each shard, and the number of users."""
 
-    def has(self, number: int) -> bool:
-        """Return whether a chunk is complete."""
-        return self._path(number).exists()
+    def is_complete(self, chunk: int) -> bool:
+        """Return whether all pieces of a chunk are written."""
+        return self._mark(chunk).exists()
 
-    def write(self, number: int, rows: NDArray[Any]) -> None:
-        """Write a chunk of structured rows with a field `user`. It is complete or absent, also after a kill."""
+    def begin(self, chunk: int) -> None:
+        """Remove the pieces of a chunk that was not completed."""
+        for path in self.folder.glob(f"chunk-{chunk}-*.npy"):
+            path.unlink()
+
+    def complete(self, chunk: int) -> None:
+        """Mark a chunk as complete."""
+        write_bytes(self._mark(chunk), b"")
+
+    def write(self, chunk: int, piece: int, rows: NDArray[Any]) -> None:
+        """Write a piece of structured rows with a field `user`."""
         shard = (np.searchsorted(self.starts, rows["user"], "right") - 1).astype(np.uint16)
         sizes = np.bincount(shard, minlength=len(self.starts) - 1)
-        part = self.folder / "chunk.part"
-        with part.open("wb") as file:
+        with (self.folder / f"chunk-{chunk}-{piece:06}.npy").open("wb") as file:
             np.save(file, np.append(0, np.cumsum(sizes)))
             np.save(file, rows[np.argsort(shard, kind="stable")])
-        part.replace(self._path(number))
 
-    def read(self, shard: int, chunks: int) -> NDArray[Any]:
+    def read(self, shard: int) -> NDArray[Any]:
         """Return the rows of a shard in all chunks."""
-        return np.concatenate([self._part(number, shard) for number in range(chunks)])
+        return np.concatenate([_part(path, shard) for path in sorted(self.folder.glob("chunk-*-*.npy"))])
 
-    def _part(self, number: int, shard: int) -> NDArray[Any]:
-        with self._path(number).open("rb") as file:
-            ends = np.load(file)
-            np.lib.format.read_magic(file)
-            _, _, kind = np.lib.format.read_array_header_1_0(file)
-            file.seek(int(ends[shard]) * kind.itemsize, 1)
-            return np.fromfile(file, kind, int(ends[shard + 1] - ends[shard]))
+    def _mark(self, chunk: int) -> Path:
+        return self.folder / f"chunk-{chunk}.complete"
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"chunk-{number}.npy"
+
+def _part(path: Path, shard: int) -> NDArray[Any]:
+    """Return the rows of a shard in one piece."""
+    with path.open("rb") as file:
+        ends = np.load(file)
+        np.lib.format.read_magic(file)
+        _, _, kind = np.lib.format.read_array_header_1_0(file)
+        file.seek(int(ends[shard]) * kind.itemsize, 1)
+        return np.fromfile(file, kind, int(ends[shard + 1] - ends[shard]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,8 @@ the parts of its own ratings, the pooled table and the parties' tables agree, an
 the parts of others.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,8 @@ _MOST_WITHHELD = 0.3
 _ENOUGH_WITHHELD = 100
 """Number of withheld users below which the share grows."""
 
+_BLOCK = 1 << 20
+"""Number of ratings that are hashed at once."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -39,17 +43,21 @@ def split_by_rating(
         raise DataError(
             f"fractions {tuple(fractions)} are not three shares that add up to 1; use for example 0.6,0.2,0.2"
         )
-    pairs = _hash_pairs(ratings, seed)
-    uniform = (pairs >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    part: NDArray[np.int8] = (uniform >= fractions[0]).astype(np.int8)
-    part[uniform >= fractions[0] + fractions[1]] = TEST
+    hashes = _pair_hashes(ratings, seed)
+    part = np.empty(len(ratings), np.int8)
+    # In blocks, because a hash takes eight times the memory of a part.
+    for start in range(0, len(ratings), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        uniform = (hashes(block) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        part[block] = uniform >= fractions[0]
+        part[block][uniform >= fractions[0] + fractions[1]] = TEST
     if fractions[2] == 0:
         part[part == TEST] = VALID if fractions[1] else TRAIN
     return part
 
 
-def _hash_pairs(ratings: Ratings, seed: int) -> NDArray[np.uint64]:
-    """Return a hash of the user id and the item id of each rating."""
+def _pair_hashes(ratings: Ratings, seed: int) -> Callable[[slice | NDArray[np.int64]], NDArray[np.uint64]]:
+    """Return a function that hashes the user id and the item id of some ratings."""
     # A party may have ratings of only a few of the common users, so only those are hashed.
     present = np.zeros(ratings.n_users, bool)
     present[ratings.user] = True
@@ -57,8 +65,8 @@ def _hash_pairs(ratings: Ratings, seed: int) -> NDArray[np.uint64]:
     users[present] = hash64(ratings.user_ids[present], seed)
     # A different seed keeps a user and an item with the same id from cancelling.
     items = hash64(ratings.item_ids, ~seed)
-    pairs: NDArray[np.uint64] = mix((users[ratings.user] ^ mix(items[ratings.item] + _GOLDEN)) + _GOLDEN)
-    return pairs
+    items = mix(items + _GOLDEN)
+    return lambda rows: mix((users[ratings.user[rows]] ^ items[ratings.item[rows]]) + _GOLDEN)
 
 
 def cap_ratings(
@@ -70,7 +78,7 @@ def cap_ratings(
     """
     rows = np.flatnonzero(chosen)
     user = ratings.user[rows]
-    order = np.lexsort((_hash_pairs(ratings, seed)[rows], user))
+    order = np.lexsort((_pair_hashes(ratings, seed)(rows), user))
     first = np.searchsorted(user[order], user[order])
     kept = np.zeros(len(ratings), bool)
     kept[rows[order[np.arange(len(rows)) - first < most]]] = True
