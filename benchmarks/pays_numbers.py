@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from verfedgnn.config import Config
+from verfedgnn.config import Config, parse_settings
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.data import PartyData, read_parties, read_ratings, split_items
 from verfedgnn.evaluation.judged_party import lift_tables
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--no-pooled", action="store_true", help="leave out the models on pooled data")
+    parser.add_argument("--set", action="append", default=[], help="a setting beside the defaults, for trials")
     parser.add_argument("--out", type=Path, default=RESULTS / "lift")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
@@ -61,20 +62,22 @@ def main() -> None:
         for seed in options.seeds:
             path = options.out / f"{case}-{options.model}-{seed}.json"
             for part in options.parts:
-                found = measure(part, case, seed, options.model, options.device, pooled=not options.no_pooled)
+                config = Config.preset("best", model=options.model, seed=seed)
+                config = config.with_values(parse_settings(options.set))
+                found = measure(part, case, config, options.device, pooled=not options.no_pooled)
                 record = json.loads(path.read_text("utf-8")) if path.exists() else {}
                 record |= {"case": case, "model": options.model, "seed": seed, part: found}
                 path.write_text(json.dumps(record) + "\n")
                 print(path.name, part, flush=True)
 
 
-def measure(part: str, case: str, seed: int, model: str, device: str, *, pooled: bool) -> dict[str, Any]:
+def measure(part: str, case: str, config: Config, device: str, *, pooled: bool) -> dict[str, Any]:
     """Measure one part: the training of ratings, that of lists, or the training without newcomers of both.
 
     A default training does the first two one after the other. They do not depend on each other, so they are measured apart.
     """
-    parties = read_case(case, seed)
-    config = Config.preset("best", model=model, seed=seed).with_code().for_parties(len(parties))
+    parties = read_case(case, config.seed)
+    config = config.with_code().for_parties(len(parties))
     if part == "lists":
         config = config.for_lists()
     elif part == "ratings":
@@ -82,8 +85,8 @@ def measure(part: str, case: str, seed: int, model: str, device: str, *, pooled:
     else:
         config = config.with_values({"split.kind": "newcomers"})
     run = train(parties, config, device=device)
-    kept = ("users", "test", "popularity", "rounds", "seconds", "bytes", "public", "config", "environment")
-    found = {name: run.metrics.get(name) for name in kept}
+    kept = ("users", "test", "valid", "popularity", "rounds", "best_round", "seconds", "bytes", "public", "config")
+    found = {name: run.metrics.get(name) for name in (*kept, "environment")}
     names = ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")
     found["parties"] = [{name: row.get(name) for name in names} for row in run.metrics["parties"]]
     judged = judge_models(run, pooled=pooled)
