@@ -70,7 +70,7 @@ def _mismatch(config: Config) -> str | None:
     if model.raters and not (model.biases and model.threshold == "all" and every_rating):
         return (
             "model.raters needs every rating in every round: model.biases = true, model.threshold = all, training.batch = 0, "
-            "user_blocks = 1 and objective = rating; start from preset best"
+            "user_blocks = 1 and objective = rating; otherwise set model.raters = 0"
         )
     if training.from_means and not model.biases:
         return "training.from_means starts the biases; set model.biases = true"

@@ -76,6 +76,8 @@ class TrainingConfig(Section):
     """Training ratings per round, over all parties. 0: all ratings."""
     epochs: int = Field(50, ge=1)
     """Passes over the training ratings. The number of rounds is epochs x ratings / batch."""
+    list_epochs: float = Field(1.0, gt=0, le=100)
+    """Passes of the model that orders lists, for each pass of the model that predicts ratings."""
     alone_epochs: int | None = Field(None, ge=1)
     """Passes of each party's own model. By default as many as `epochs`; more if the federation continues a run with few rounds."""
     participation: float = Field(1.0, gt=0, le=1)

@@ -145,7 +145,7 @@ class Config(Section):
             "unprotected": list(self.unprotected),
             "model.code": self.model.code,
             "model.dim": self.model.dim,
-            "training.epochs": training.epochs,
+            "training.epochs": max(1, round(training.epochs * training.list_epochs)),
             "training.evaluate_every": training.evaluate_every,
             "training.patience": training.patience,
             "training.user_blocks": training.user_blocks,
