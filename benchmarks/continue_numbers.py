@@ -63,6 +63,10 @@ WAYS: dict[str, list[tuple[Any, str, Any]] | None] = {
         (private_start, "ITEM_SUMS", 0.1),
     ],
     "full": None,
+    "raters shrunk": [
+        (start_state, "SHRUNK", dict.fromkeys(("users", "own_users", "rater_users"), 0.8)),
+        (private_start, "ITEM_SUMS", 0.1),
+    ],
     "kept": [(start_state, "SHRUNK", {}), (private_start, "ITEM_SUMS", 1.0)],
     "all shrunk": [
         (start_state, "SHRUNK", dict.fromkeys(EVERYTHING, 0.8)),
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=NIGHT_ROUNDS, help="rounds of a night")
     parser.add_argument("--data", default="ml-1m", help="data of --night and --table")
     parser.add_argument("--seed", type=int, default=0, help="seed of --night and --table")
+    parser.add_argument("--device", default="cpu", help="device of --night")
     parser.add_argument("--table", action="store_true", help="print the table and draw the picture")
     parser.add_argument("--out", type=Path, default=LIFE, help="folder of the results")
     chosen = parser.parse_args()
@@ -103,40 +108,38 @@ def measure_night(chosen: argparse.Namespace) -> None:
     ratings = [sum(len(party.ratings) for party in parties) for parties in days]
     found: dict[str, Any] = {"night": chosen.night, "ratings": ratings, "ways": {}}
     alone: list[PartyModel] = []
-    prepared = prepare(days[-1], config, torch.device("cpu"))
+    device = torch.device(chosen.device)
+    prepared = prepare(days[-1], config, device)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "first"
-        found["first"] = summarise(train(days[0], config, out=base))
+        found["first"] = summarise(train(days[0], config, out=base, device=device))
         for way, change in WAYS.items():
             if change is None:
-                run = train(days[-1], config)
+                run = train(days[-1], config, device=device)
             else:
                 for module, name, value in change:
                     setattr(module, name, value)
                 before = base
                 for night, parties in enumerate(days[1:], 1):
                     out = Path(folder) / f"{way}-{night}"
-                    run = train(parties, nightly, out=out, start_from=before)
+                    run = train(parties, nightly, out=out, start_from=before, device=device)
                     before = out
             found["ways"][way] = summarise(run)
-            alone = alone or train_all_alone(prepared, config)
+            alone = alone or train_all_alone(prepared, config, device)
             found["ways"][way]["served"] = measure_served(run, alone, prepared)
             write(path, found)
 
 
-def train_all_alone(prepared: Sequence[Prepared], config: Config) -> list[PartyModel]:
+def train_all_alone(prepared: Sequence[Prepared], config: Config, device: torch.device) -> list[PartyModel]:
     """Return each party's model alone, with all rounds. It costs no message."""
     total = sum(len(each.train) for each in prepared)
-    return [
-        train_alone(each.party, each.parts, config, len(each.train) / total, torch.device("cpu"))
-        for each in prepared
-    ]
+    return [train_alone(each.party, each.parts, config, len(each.train) / total, device) for each in prepared]
 
 
 def measure_served(run: Run, alone: Sequence[PartyModel], prepared: Sequence[Prepared]) -> dict[str, float]:
     """Return the RMSE of the mixtures that parties serve."""
     gated = [
-        gate_party(party, federated, own, means, ranks=False).served.model
+        gate_party(party, federated, own, means, run.config).served.model
         for party, federated, own, means in zip(prepared, run.models, alone, run.others_means, strict=True)
     ]
     found = {}

@@ -452,7 +452,7 @@ def train_gnn(
     chosen = dict(text.split("=") for text in settings)
     late_parts = {"fractions": list(LATE)} if late else {}
     config = vf.Config.preset("best", model=gnn).with_values(
-        {"seed": seed, "gate": False, **late_parts, **chosen}
+        {"seed": seed, "gate": False, "model.raters": 0, "epochs": 800, **late_parts, **chosen}
     )
     parties = read(data, seed)
     run = vf.train(parties, config, device=device)

@@ -166,7 +166,7 @@ def measure_cost(
     Without masks, the same neighbourhoods travel as plain integers.
     """
     config = Config.preset(
-        "best", epochs=10**6, evaluate_every=10**6, patience=0, user_blocks=user_blocks, lists=False
+        "best", raters=0, epochs=10**6, evaluate_every=10**6, patience=0, user_blocks=user_blocks, lists=False
     )
     if not masked:
         config = config.with_values({"masking": False, "exchange.mode": "exact"})

@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--no-pooled", action="store_true", help="leave out the models on pooled data")
-    parser.add_argument("--set", action="append", default=[], help="a setting beside the defaults, for trials")
+    parser.add_argument(
+        "--set", action="append", default=[], help="a setting beside the defaults, for trials"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "lift")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
@@ -85,7 +87,18 @@ def measure(part: str, case: str, config: Config, device: str, *, pooled: bool) 
     else:
         config = config.with_values({"split.kind": "newcomers"})
     run = train(parties, config, device=device)
-    kept = ("users", "test", "valid", "popularity", "rounds", "best_round", "seconds", "bytes", "public", "config")
+    kept = (
+        "users",
+        "test",
+        "valid",
+        "popularity",
+        "rounds",
+        "best_round",
+        "seconds",
+        "bytes",
+        "public",
+        "config",
+    )
     found = {name: run.metrics.get(name) for name in (*kept, "environment")}
     names = ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")
     found["parties"] = [{name: row.get(name) for name in names} for row in run.metrics["parties"]]
