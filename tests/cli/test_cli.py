@@ -19,7 +19,7 @@ from verfedgnn.core.option_names import on_command_line
 from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts
 
 Command = Callable[..., tuple[int, str, str]]
-QUICK = ("--set", "epochs=2", "--set", "batch=400")
+QUICK = ("--set", "epochs=2", "--set", "list_epochs=1")
 
 
 @pytest.fixture

@@ -174,6 +174,7 @@ def test_lists_are_trained_with_preset_ranking_and_the_protection_of_the_ratings
         patience=4,
         bits=12,
         r=4.0,
+        raters=0,
         **{"model.dim": 16, "user_blocks": 2, "split.kind": "newcomers", "checkpoint_every": 7},
     )
     assert config.trains_lists
@@ -183,7 +184,8 @@ def test_lists_are_trained_with_preset_ranking_and_the_protection_of_the_ratings
     assert lists.training.gate
     assert (lists.gradients, lists.split, lists.masking) == (config.gradients, config.split, config.masking)
     assert lists.exchange == config.exchange.model_copy(update={"every": ranking.exchange.every})
-    for name in ("epochs", "patience", "user_blocks", "checkpoint_every", "evaluate_every", "participation"):
+    assert lists.training.epochs == 133  # 50 x 2.6667
+    for name in ("patience", "user_blocks", "checkpoint_every", "evaluate_every", "participation"):
         assert getattr(lists.training, name) == getattr(config.training, name)
     for name in ("lr", "l2_row", "l2_rating", "negatives", "batch"):
         assert getattr(lists.training, name) == getattr(ranking.training, name)

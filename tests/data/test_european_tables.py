@@ -356,8 +356,6 @@ def test_a_run_remembers_what_was_left_out(command: Command, tmp_path: Path) -> 
         2,
         "--set",
         "epochs=1",
-        "--set",
-        "batch=50",
         "--out",
         tmp_path / "run",
     )

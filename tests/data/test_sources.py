@@ -380,7 +380,7 @@ def test_passwords_as_libpq_has_them(server: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_no_password_in_what_is_written(server: Any, command: Command, tmp_path: Path) -> None:
     address = server.reader(RIGHT)
-    quick = ("--set", "epochs=2", "--set", "batch=400")
+    quick = ("--set", "epochs=2", "--set", "list_epochs=1")
     code, out, err = command("train", "--data", address, "--parties", 2, "--out", tmp_path / "run", *quick)
     assert code == 0, err
     told = out + err
@@ -443,7 +443,7 @@ def test_an_option_for_one_of_several(two: list[str], command: Command) -> None:
     options = ["--query", "film:select * from ratings", "--columns", "books:user=uid,item=book,rating=points"]
     options += ["--encoding", "books:latin-1", "--duplicates", "film:first"]
     words = [word for source in two for word in ("--data", source)]
-    code, _, err = command("train", *words, *options, "--set", "epochs=1", "--set", "batch=50", "--json")
+    code, _, err = command("train", *words, *options, "--set", "epochs=1", "--json")
     assert code == 0, err
     assert "2 parties, 20 users" in err
     reading = ReadOptions(

@@ -116,7 +116,7 @@ def test_plain_folds_are_sent_to_rating_split(films: pd.DataFrame) -> None:
 
 def test_settings_are_keyword_arguments() -> None:
     (epochs,) = vf.settings("epochs")
-    assert repr(vf.settings("epochs")).startswith("epochs=   integer, at least 1   (paper 50, best 800")
+    assert repr(vf.settings("epochs")).startswith("epochs=   integer, at least 1   (paper 50, best 300")
     assert vf.settings("epochs").to_dict()["epochs"]["presets"] == epochs.presets
     assert {"dim", "epochs"} <= set(vf.settings().to_frame()["setting"])
     assert "<code>epochs</code>" in vf.settings("epochs")._repr_html_()

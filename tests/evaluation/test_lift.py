@@ -104,7 +104,14 @@ def test_nobody_is_worse_off(small_parties: list[vf.PartyData], tmp_path: Path) 
     for served, own in zip(run.metrics["parties"], alone["parties"], strict=True):
         assert served["test"]["rmse"] < 1.02 * own["test"]["rmse"]
         for weights in served["gate"].values():
-            assert list(weights) == ["means", "federated means", "alone", "federated"]
+            assert list(weights) == [
+                "means",
+                "federated means",
+                "alone",
+                "alone raters",
+                "federated",
+                "federated raters",
+            ]
             assert sum(weights.values()) == pytest.approx(1)
     again = vf.Run.load(tmp_path / "run")
     assert again.alone is not None

@@ -80,7 +80,7 @@ REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "evaluate_every": 3}
     ("preset", "values"),
     [
         ("best", {"gate": False}),
-        ("best", {"gate": False, "user_blocks": 3}),
+        ("best", {"gate": False, "raters": 0, "user_blocks": 3}),
         ("private", {}),
         ("ranking", {}),
     ],

@@ -301,7 +301,7 @@ def test_rounds_about_some_users_with_kills(
 ) -> None:
     """The state of every user block survives, so the result is bit-identical to the local runtime; 0 means no kill."""
     config = vf.Config.preset("best").with_values(
-        BEST | {"gate": False, "user_blocks": 3, "epochs": 4, "evaluate_every": 4}
+        BEST | {"gate": False, "raters": 0, "user_blocks": 3, "epochs": 4, "evaluate_every": 4}
     )
     federated = trial(tmp_path, small_parties, config)
     name = SERVER if who == SERVER else small_parties[1].name

@@ -23,7 +23,15 @@ from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import exposition, page
 from verfedgnn.protocol.wire.messages import Finished, Hello, RoundReply, RoundStart, Waiting, decode, encode
 
-SMALL: dict[str, Any] = {"epochs": 4, "evaluate_every": 2, "dim": 4, "every": 2, "unprotected": ["noise"]}
+SMALL: dict[str, Any] = {
+    "epochs": 4,
+    "list_epochs": 1,
+    "raters": 3,
+    "evaluate_every": 2,
+    "dim": 4,
+    "every": 2,
+    "unprotected": ["noise"],
+}
 
 
 def best(**values: Any) -> vf.Config:

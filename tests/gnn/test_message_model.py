@@ -45,6 +45,7 @@ def open_config(gnn: str, **values: object) -> Config:
     off = ("l2_row", "l2_rating", "l2_messages", "l2_user_bias", "l2_item_bias", "average")
     return Config.preset("best", model=gnn).with_values(
         {
+            "raters": 0,
             "masking": False,
             "exchange.mode": "exact",
             "exchange.bits": 32,
@@ -143,7 +144,7 @@ def test_products_along_edges_are_those_of_pairs(seed: int, gnn: str) -> None:
     """Training on all edges at once gives the gradients of training on a list of pairs."""
     rng = np.random.default_rng(seed)
     user, item = np.nonzero(rng.random((6, 5)) < 0.5)
-    config = Config.preset("best", model=gnn, dim=3).model
+    config = Config.preset("best", model=gnn, dim=3, raters=0).model
     model, graph = Model(config, 6), build_graph(user, item, users=6, items=5)
     public = model.initial_public(seed, 3.0)
     private = model.initial_private(rng, 5, 3.0)

@@ -26,8 +26,9 @@ from verfedgnn.training.train import resume
 
 
 def best(**values: Any) -> vf.Config:
+    raters = 0 if "user_blocks" in values else 3
     return vf.Config.preset("best").with_values(
-        {"dim": 4, "lists": False, "epochs": 12, "evaluate_every": 4, **values}
+        {"dim": 4, "raters": raters, "lists": False, "epochs": 12, "evaluate_every": 4, **values}
     )
 
 

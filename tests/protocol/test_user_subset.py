@@ -25,8 +25,9 @@ def sparse_parties() -> list[vf.PartyData]:
 
 
 def messages(**values: Any) -> vf.Config:
+    raters = 3 if values.keys().isdisjoint(("user_blocks", "training.objective")) else 0
     return vf.Config.preset("best").with_values(
-        {"dim": 4, "gate": False, "epochs": 9, "evaluate_every": 4, **values}
+        {"dim": 4, "raters": raters, "gate": False, "epochs": 9, "evaluate_every": 4, **values}
     )
 
 

@@ -98,7 +98,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, Step]] = {
         {"best_round": 300},
         {"history": curve(1.0, 0.9, 0.8)},
         "still improving in the last round (RMSE 0.9000 to 0.8000)",
-        Step("train", ("--set", "training.epochs=1600")),
+        Step("train", ("--set", "training.epochs=600")),
     ),
     "flat at the end": (
         {"best_round": 300},

@@ -30,7 +30,9 @@ SHORT = {"training.batch": 400, "training.epochs": 4}
 
 def configured(name: str, gnn: str = "gcn", **values: object) -> vf.Config:
     chosen = method(name)
-    short = {"training.epochs": 24} if name == "private" else SHORT
+    short = SHORT
+    if name in ("private", "best", "best-gated"):
+        short = {"training.epochs": 24 if name == "private" else 4}
     return chosen.configure(vf.Config.preset(chosen.preset, model=gnn)).with_values({**short, **values})  # type: ignore[arg-type]
 
 

@@ -15,10 +15,10 @@ from verfedgnn.research.experiments.training_cell import Cell
 @pytest.mark.parametrize(
     ("gnn", "settings", "band"),
     [
-        ("gcn", {}, (0.9207, 0.9287)),
-        ("gat", {}, (0.9205, 0.9285)),
-        ("ggnn", {}, (0.9142, 0.9222)),
-        ("gcn", {"exchange.mode": "off"}, (0.9318, 0.9398)),
+        ("gcn", {}, (0.9080, 0.9160)),
+        ("gat", {}, (0.9084, 0.9164)),
+        ("ggnn", {}, (0.9035, 0.9115)),
+        ("gcn", {"exchange.mode": "off"}, (0.9148, 0.9228)),
     ],
 )
 def test_preset_best_keeps_its_accuracy(
@@ -56,7 +56,7 @@ def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
         ("verfedgnn", "gcn", 5, 0.9596),
         ("verfedgnn", "gat", 5, 0.9597),
         ("verfedgnn", "ggnn", 5, 0.9759),
-        ("best", "gcn", 100, 0.9250),
+        ("best", "gcn", 100, 0.9120),
         ("private", "gcn", None, 0.9640),
     ],
 )

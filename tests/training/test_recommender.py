@@ -211,7 +211,11 @@ def scores(run: vf.Run, party: vf.PartyData, users: Any, items: Any) -> None:
 @pytest.mark.parametrize(
     ("preset", "settings", "parts"),
     [
-        ("best", {"gate": False}, {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1}),
+        (
+            "best",
+            {"gate": False, "model.raters": 0},
+            {"factors": 8, "user bias": 1, "item bias": 1, "mean": 1},
+        ),
         (
             "best",
             {"gate": False, "model.raters": 3},

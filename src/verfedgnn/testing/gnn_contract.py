@@ -297,8 +297,10 @@ class GNNContract:
     def _config(self, **values: Any) -> Config:
         if OPERATORS.get(self.gnn.form, {}).get(self.gnn.name) is not self.gnn:
             register(self.gnn)
-        preset = "best" if self.gnn.form == "messages" else "paper"
-        return Config.preset(preset, model=self.gnn.name).with_values({**values, **self.settings})
+        messages = self.gnn.form == "messages"
+        config = Config.preset("best" if messages else "paper", model=self.gnn.name)
+        alone = {"model.raters": 0} if messages else {}
+        return config.with_values({**alone, **values, **self.settings})
 
     def _open_sums(self) -> dict[str, Any]:
         messages = self.gnn.form == "messages"
