@@ -120,7 +120,7 @@ def test_settings_are_keyword_arguments() -> None:
     assert vf.settings("epochs").to_dict()["epochs"]["presets"] == epochs.presets
     assert {"dim", "epochs"} <= set(vf.settings().to_frame()["setting"])
     assert "<code>epochs</code>" in vf.settings("epochs")._repr_html_()
-    with pytest.raises(vf.ConfigError, match=r"did you mean `epochs=`\?"):
+    with pytest.raises(vf.ConfigError, match=r"did you mean `epochs=`"):
         vf.Config.preset("best", epoch=3)
     with pytest.raises(ValueError, match=r"`vf.settings\(\)` lists them all"):
         vf.Config.preset("best", qqqq=3)
