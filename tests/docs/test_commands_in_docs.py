@@ -320,7 +320,9 @@ class Reader:
         if self.page in UNCHANGED:
             return text
         if "epochs=" not in text:
-            text = re.sub(r"\bverfedgnn train\b", f"verfedgnn train --set epochs={ROUNDS}", text)
+            text = re.sub(
+                r"\bverfedgnn train\b", f"verfedgnn train --set epochs={ROUNDS} --set list_epochs=1", text
+            )
         return re.sub(r"\bepochs=\d+", f"epochs={ROUNDS}", text)
 
     def shortened(self, words: list[str]) -> list[str]:
@@ -331,7 +333,11 @@ class Reader:
         apart = (
             "compare" in words and "--jobs" not in words
         )  # one process is enough, and starts sooner than two
-        return [*words, *(["--set", f"epochs={ROUNDS}"] if cut else []), *(["--jobs", "1"] if apart else [])]
+        return [
+            *words,
+            *(["--set", f"epochs={ROUNDS}", "--set", "list_epochs=1"] if cut else []),
+            *(["--jobs", "1"] if apart else []),
+        ]
 
     def leave(self) -> None:
         for _, process, _ in self.staying:

@@ -24,7 +24,7 @@ from verfedgnn.runs.run_list import list_runs
 from verfedgnn.runs.start_from import read_ancestor, write_ancestor
 
 Command = Callable[..., tuple[int, str, str]]
-SHORT = vf.Config.preset("best", epochs=6, dim=4, evaluate_every=2)
+SHORT = vf.Config.preset("best", epochs=6, list_epochs=1, dim=4, evaluate_every=2)
 
 
 def yesterday_of(parties: list[vf.PartyData]) -> list[vf.PartyData]:

@@ -73,7 +73,7 @@ def test_align_then_train(
     assert run.metrics["users"] == federated.runs["party-0"].metrics["users"] == len(run.models[0].users)
 
 
-REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "evaluate_every": 3}
+REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "list_epochs": 1, "evaluate_every": 3}
 
 
 @pytest.mark.parametrize(

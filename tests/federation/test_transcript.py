@@ -96,7 +96,14 @@ def test_transcripts_of_an_honest_federation_agree_in_spite_of_kills(honest: Tri
 
 
 def test_parties_of_two_trainings_agree(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    small = {"epochs": 4, "evaluate_every": 2, "dim": 4, "every": 2, "unprotected": ["noise"]}
+    small = {
+        "epochs": 4,
+        "list_epochs": 1,
+        "evaluate_every": 2,
+        "dim": 4,
+        "every": 2,
+        "unprotected": ["noise"],
+    }
     federated = trial(tmp_path, small_parties, vf.Config.preset("best").with_values(small), alignment="keyed")
     federated.run({"party-2": killed_at(14)})
     found = verify_all(federated, SERVER, *PARTIES)
@@ -310,11 +317,14 @@ def test_every_field_is_stated_unless_it_may_differ_between_parties(kind: type[M
         def in_round(self, round: int) -> Any:
             class model:
                 size = 1
+                users = 1
 
             return type("Block", (), {"model": model})
 
     blocks: Any = Blocks()
-    message = message.model_copy(update={"parameters": np.ones(5, np.float32)} if kind is RoundStart else {})
+    if isinstance(message, RoundStart):
+        starts = {"start_rounds": [message.updates_from], "starts": np.zeros(1, np.int16)}
+        message = message.model_copy(update={"parameters": np.ones(5, np.float32), **starts})
     before = common_statements(message, blocks)
     assert before
     for name in kind.model_fields:

@@ -235,7 +235,7 @@ def test_a_report_holds_the_runs_figures(
 def lifted() -> vf.Run:
     """A run with its lift."""
     parties = vf.split_items(vf.data.synthetic_ratings(users=150, items=60, ratings=4000, seed=2), parties=3)
-    run = vf.train(parties, vf.Config.preset("best").with_values({"epochs": 10, "dim": 4}))
+    run = vf.train(parties, vf.Config.preset("best").with_values({"epochs": 10, "list_epochs": 1, "dim": 4}))
     run.metrics["lift"] = vf.lift(run)
     return run
 

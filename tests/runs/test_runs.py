@@ -159,7 +159,7 @@ def test_a_stop_in_either_training_resumes_to_the_same_bits(
     small_parties: list[vf.PartyData], tmp_path: Path, rounds: int
 ) -> None:
     """Six rounds of ratings, six of lists, then the gates; a checkpoint every two rounds."""
-    chosen = vf.Config.preset("best", epochs=6, dim=4, evaluate_every=2, checkpoint_every=2)
+    chosen = vf.Config.preset("best", epochs=6, list_epochs=1, dim=4, evaluate_every=2, checkpoint_every=2)
     calls = 0
 
     def stop() -> bool:
@@ -179,7 +179,9 @@ def test_a_loaded_run_serves_the_lists_that_were_judged(
     small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
     """Weights between items are stored in half precision; the figures are those of the stored weights."""
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, dim=4), out=tmp_path / "run")
+    run = vf.train(
+        small_parties, vf.Config.preset("best", epochs=20, list_epochs=1, dim=4), out=tmp_path / "run"
+    )
     loaded = vf.Run.load(tmp_path / "run")
     assert loaded.evaluate()["test"] == run.metrics["test"]
     users = torch.arange(120)

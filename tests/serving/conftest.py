@@ -16,7 +16,7 @@ from verfedgnn.serving.catalogue import Catalogue
 @pytest.fixture(scope="session")
 def run() -> vf.Run:
     parties = vf.split_items(synthetic_ratings(users=200, items=120, ratings=8000, seed=3), by="category")
-    return vf.train(parties, vf.Config.preset("best", epochs=60))
+    return vf.train(parties, vf.Config.preset("best", epochs=60, list_epochs=1))
 
 
 @pytest.fixture(scope="session")

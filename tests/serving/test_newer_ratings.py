@@ -31,7 +31,7 @@ KEY = "a-key-that-is-long-enough"
 @pytest.fixture(scope="module")
 def run() -> vf.Run:
     parties = vf.split_items(synthetic_ratings(users=100, items=60, ratings=2500, seed=3), by="category")
-    return vf.train(parties, vf.Config.preset("best", epochs=15))
+    return vf.train(parties, vf.Config.preset("best", epochs=15, list_epochs=1))
 
 
 def ids(run: vf.Run, items: list[int]) -> list[str]:

@@ -31,7 +31,7 @@ from verfedgnn.serving.http.app import make_app  # noqa: E402
 @pytest.fixture(scope="module")
 def run() -> vf.Run:
     parties = vf.split_items(synthetic_ratings(users=150, items=90, ratings=5000, seed=3), parties=3, seed=0)
-    return vf.train(parties, vf.Config.preset("best", epochs=5))
+    return vf.train(parties, vf.Config.preset("best", epochs=5, list_epochs=1))
 
 
 @pytest.fixture(scope="module")

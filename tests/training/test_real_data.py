@@ -56,7 +56,6 @@ def test_preset_ranking_keeps_its_accuracy(real_data: Path) -> None:
         ("verfedgnn", "gcn", 5, 0.9596),
         ("verfedgnn", "gat", 5, 0.9597),
         ("verfedgnn", "ggnn", 5, 0.9759),
-        ("best", "gcn", 100, 0.9120),
         ("private", "gcn", None, 0.9640),
     ],
 )

@@ -26,7 +26,9 @@ ROW = 7
 @pytest.fixture(scope="module")
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=20, evaluate_every=10), out=folder)
+    run = vf.train(
+        small_parties, vf.Config.preset("best", epochs=20, list_epochs=1, evaluate_every=10), out=folder
+    )
     rated = {str(user): (5.0, None) for user in run.parties[0].ratings.user_ids[ROW : ROW + 3]}
     NewItems(folder, run, run.parties[0].name).add({"new": AddedItem("new", ratings=rated)})
     return folder
@@ -117,7 +119,7 @@ def test_a_training_that_continues_the_run_does_not_know_the_user(
     folder: Path, small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
     forgetting.forget_users(folder, [USER])
-    config = vf.Config.preset("best", epochs=2)
+    config = vf.Config.preset("best", epochs=2, list_epochs=1)
     again = vf.train(small_parties, config, start_from=folder, out=tmp_path / "next")
     assert again.parties[0].ratings.user_ids[ROW] == USER, "the party has the user in its data again"
 

@@ -28,7 +28,9 @@ PARTY = "party-1"
 @pytest.fixture(scope="module")
 def trained(small_parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forget") / "run"
-    run = vf.train(small_parties, vf.Config.preset("best", epochs=4, evaluate_every=2), out=folder)
+    run = vf.train(
+        small_parties, vf.Config.preset("best", epochs=4, list_epochs=1, evaluate_every=2), out=folder
+    )
     ids = run.parties[1].ratings.item_ids
     genres = pa.table({"genre": ["drama", "comedy"] * (len(ids) // 2) + ["drama"] * (len(ids) % 2)})
     new = NewItems(folder, run, PARTY)
