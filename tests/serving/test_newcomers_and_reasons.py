@@ -60,7 +60,7 @@ def test_reasons_of_lists_add_up_for_trained_users(run: vf.Run, catalogue: Catal
         for p, ranker in enumerate(catalogue.rankers[model]):
             profile = profile_user(catalogue, model, ServedUser(user), [p])
             queries = [query for _, query in make_queries(catalogue, model, profile, 3, {})]
-            best = merge_rankings([p], ranker.rank(queries), 3)
+            best = merge_rankings(catalogue, profile, ranker.rank(queries), 3)
             rated = catalogue.find_training_ratings(user, [p])
             before = ranker.model.score(torch.tensor([user]))[0]
             reasons = explain_recommendations(catalogue, model, profile, rated, best, 4)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.data import Ratings
 from verfedgnn.evaluation.matched_runs import MatchedParty, compare_runs, in_both_tests, match_parties
+from verfedgnn.runs.merged_order import score_catalogues
 from verfedgnn.runs.run import Run
 
 TOP = 10
@@ -141,27 +142,12 @@ def compare_recommendations(
 
 def _best_items(run: Run, users: NDArray[np.int64]) -> list[set[tuple[str, str]]]:
     """Return the party and id of the `TOP` items that each user would be recommended, over all catalogues."""
-    ranker = run.ranker
-    tables = [party.ratings for party in run.parties]
-    first = np.cumsum([0, *(table.n_items for table in tables)])
     names = [(party.name, item) for party in run.parties for item in party.ratings.item_ids.tolist()]
-    place = np.full(tables[0].n_users, -1, np.int64)
     found: list[set[tuple[str, str]]] = []
     for start in range(0, len(users), _BATCH):
         batch = users[start : start + _BATCH]
-        place.fill(-1)
-        place[batch] = np.arange(len(batch))
-        scores = torch.cat([_scores(ranker, p, batch) for p in range(len(tables))], 1)
-        for p, table in enumerate(tables):
-            rated = np.flatnonzero(place[table.user] >= 0)
-            scores[place[table.user[rated]], table.item[rated] + first[p]] = -torch.inf
+        scores = torch.cat(score_catalogues(run, batch, range(len(run.parties))), 1)
         top = scores.topk(min(TOP, scores.shape[1]), 1)
         for values, items in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             found.append({names[i] for value, i in zip(values, items, strict=True) if value > -float("inf")})
     return found
-
-
-def _scores(ranker: Run, party: int, users: NDArray[np.int64]) -> torch.Tensor:
-    """Return the scores by which `Run.recommend` orders one catalogue."""
-    scores = ranker.models[party].score(torch.from_numpy(users)).cpu()
-    return scores.softmax(1) if ranker.config.training.ranks else scores

@@ -8,6 +8,7 @@ The folder holds everything that later commands need, including the training dat
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from verfedgnn.plugins import origin
 from verfedgnn.runs.added_items import AddedItem, added_file, extend_model, extend_party, read_added
 from verfedgnn.runs.embeddings import Embeddings, party_embeddings
 from verfedgnn.runs.ledger import Ledger
+from verfedgnn.runs.merged_order import score_catalogues
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
@@ -53,7 +55,7 @@ class Recommendation:
     title: str
     party: str
     score: float
-    """The number that orders the list: the item's share in the party's softmax, or the predicted rating if no lists were trained."""
+    """The number that orders the list: how likely this is the user's next liked item, or the predicted rating without lists."""
     rating: float | None = None
     """The predicted rating, within the party's scale; None if the run predicts no ratings."""
 
@@ -161,7 +163,8 @@ class Run:
 
         A newcomer has no vector from training. With `ratings`, `{item: stars}`, lists follow from them; the items may be at any
         party, and `{party: {item: stars}}` names it. A user of the run may also have rated more since. Each recommendation
-        has the `score` that orders the list and the predicted `rating` in stars.
+        has the `score` that orders the list and the predicted `rating` in stars. A list over several parties needs the user's
+        likes at all of them, which no member of a federation has.
         """
         if k < 1:
             raise RunError(f"k = {k} is too small; use 1 or more")
@@ -205,29 +208,21 @@ class Run:
     def _recommend(self, row: int, k: int, party: str | None) -> list[Recommendation]:
         """Return the k best items of a user by row."""
         chosen = self._chosen(party)
-        ranker = self.ranker
-        ranks = ranker.config.training.ranks
+        ranks = self.ranker.config.training.ranks
         candidates: list[tuple[float, Recommendation]] = []
-        for p in chosen:
+        for p, scores in zip(chosen, score_catalogues(self, np.array([row]), chosen), strict=True):
             table = self.parties[p].ratings
-            model = ranker.models[p]
-            scores = model.score(torch.tensor([row], device=model.users.device))[0]
-            if ranks:
-                scores = scores.softmax(0)  # shares of a catalogue, so that parties can be compared
-            scores[torch.from_numpy(table.item[table.user == row]).long()] = -torch.inf
-            top = scores.topk(min(k, len(scores)))
+            top = scores[0].topk(min(k, scores.shape[1]))
             for score, item in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-                if score > -torch.inf:
+                if score > -math.inf:
                     title = "" if table.titles is None else str(table.titles[item])
-                    shown = score if ranks else min(max(score, table.scale[0]), table.scale[1])
-                    found_item = Recommendation(
-                        str(table.item_ids[item]),
-                        title,
-                        self.parties[p].name,
-                        shown,
-                        self._rating(p, row, item),
+                    rating = self._rating(p, row, item)
+                    shown = math.exp(score) if ranks else rating
+                    assert shown is not None
+                    recommendation = Recommendation(
+                        str(table.item_ids[item]), title, self.parties[p].name, shown, rating
                     )
-                    candidates.append((score, found_item))
+                    candidates.append((score, recommendation))
         return [item for _, item in sorted(candidates, key=lambda pair: -pair[0])[:k]]
 
     def _rating(self, party: int, user: int, item: int) -> float | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
+from verfedgnn.runs.merged_order import is_liked
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
 from verfedgnn.serving.approximate_index import MIN_ITEMS, ApproximateRanker
@@ -44,6 +45,10 @@ class PartyCatalogue:
         self.ids = IdIndex(party.ratings.item_ids)
         self.liked_from = upper_quarter(party.ratings.scale)
         """Lowest rating that counts as liked."""
+        liked = is_liked(self.table)
+        self.likes = np.bincount(self.table.user[liked], minlength=self.table.n_users)
+        """Number of liked items of each user (N,)."""
+        self.total_likes = int(self.likes.sum())
         self._part = part
         self._order = np.lexsort((self.table.item, self.table.user))
         self._ends = np.searchsorted(self.table.user[self._order], np.arange(self.table.n_users + 1))
@@ -132,7 +137,7 @@ class Catalogue:
         self.name = name
         self.chosen = [p for p in range(len(names)) if party in (None, names[p])]
         self.ranks = run.ranker.config.training.ranks
-        """Whether lists are ordered by softmax shares, not by predicted ratings."""
+        """Whether a model of lists orders them, not predicted ratings."""
         self.predicts = not run.config.training.ranks
         """Whether the run predicts ratings."""
         self.parties = [PartyCatalogue(run.parties[p], run.parts[p]) for p in self.chosen]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.runs.merged_order import place_in_scale, weigh_parties
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.fold_in import UserRatings, fold_in_at
 from verfedgnn.serving.item_weights import Rows
@@ -16,14 +17,25 @@ from verfedgnn.serving.ranker import RankedItems
 from verfedgnn.serving.user_profile import ScoredItem, UserProfile, predict_ratings
 
 
-def merge_rankings(parties: Sequence[int], ranked: Sequence[RankedItems], k: int) -> list[ScoredItem]:
-    """Return the k best items of several parties' rankings."""
+def merge_rankings(
+    catalogue: Catalogue, profile: UserProfile, ranked: Sequence[RankedItems], k: int
+) -> list[ScoredItem]:
+    """Return the k best items of the rankings of several parties, those of the profile (`runs/merged_order.py`)."""
+    parties = [catalogue.parties[p] for p in profile]
+    weights = [1.0] * len(parties)
+    if catalogue.ranks and len(parties) > 1:
+        likes = [own.likes for own in profile.values()]
+        weights = weigh_parties(likes, [party.total_likes for party in parties]).tolist()
     pairs = [
-        (p, row, score)
-        for p, items in zip(parties, ranked, strict=True)
+        (p, row, score * weight)
+        for p, weight, items in zip(profile, weights, ranked, strict=True)
         for row, score in zip(items.rows, items.scores, strict=True)
     ]
-    return sorted(pairs, key=lambda entry: -entry[2])[:k]
+    if catalogue.ranks:
+        return sorted(pairs, key=lambda entry: -entry[2])[:k]
+    return sorted(
+        pairs, key=lambda entry: -place_in_scale(entry[2], catalogue.parties[entry[0]].table.scale)
+    )[:k]
 
 
 def describe_recommendations(
@@ -35,7 +47,7 @@ def describe_recommendations(
 ) -> list[dict[str, Any]]:
     """Describe recommended items with scores and predicted ratings, and with their explanations if `why` has any.
 
-    The score is what orders the list: the share of the party's catalogue, or the predicted rating if no lists were trained.
+    The score is what orders the list: how likely an item is the user's next liked one, or the predicted rating without lists.
     """
     ratings = predict_ratings(catalogue, model, profile, best)
     items = [

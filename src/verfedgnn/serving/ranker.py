@@ -61,17 +61,20 @@ class ItemRanker:
         """Return the rows of the items of a trained user that score others; none without item weights."""
         return NO_ITEMS if self.item_weights is None else self.item_weights.find_owned(user)
 
-    def score_item(self, vector: Tensor, owned: Rows, item: int) -> float:
-        """Return a user's score of one item, as `rank` returns it."""
-        scores = (self.model.items @ vector).unsqueeze(0)
+    def score_item(self, query: RankingQuery, item: int) -> float:
+        """Return a user's score of one item as `rank` returns it, also of an excluded item."""
+        scores = (self.model.items @ query.vector).unsqueeze(0)
         if self.item_weights is not None:
-            self.item_weights.add_scores(scores, [owned])
-        return float((scores.softmax(1) if self.ranks else scores)[0, item])
+            self.item_weights.add_scores(scores, [query.owned])
+        if not self.ranks:
+            return float(scores[0, item])
+        scores[0, query.exclude[query.exclude != item]] = -torch.inf
+        return float(scores.softmax(1)[0, item])
 
     def rank(self, queries: Sequence[RankingQuery]) -> list[RankedItems]:
         """Return the answers in the order of `queries`.
 
-        Scores are predicted ratings. For a ranking model they are softmax shares of the party's catalogue.
+        Scores are predicted ratings. For a ranking model they are softmax shares of the items that are not excluded.
         """
         step = max(1, MAX_SCORES // self._columns.shape[1])
         answers: list[RankedItems] = []
@@ -85,15 +88,15 @@ class ItemRanker:
         if self.item_weights is not None:
             self.item_weights.add_scores(scores, [query.owned for query in queries])
         scores[:, self.count :] = -torch.inf
-        total = scores.logsumexp(1, keepdim=True) if self.ranks else None
-        for place, query in enumerate(queries):
-            if query.allowed is not None:
-                scores[place, : self.count].masked_fill_(~query.allowed, -torch.inf)
         # One NumPy assignment for all queries: small torch operations would each wait for the interpreter lock.
         excluded = np.concatenate(
             [query.exclude + place * scores.shape[1] for place, query in enumerate(queries)]
         )
         scores.numpy().reshape(-1)[excluded] = -np.inf
+        total = scores.logsumexp(1, keepdim=True) if self.ranks else None
+        for place, query in enumerate(queries):
+            if query.allowed is not None:
+                scores[place, : self.count].masked_fill_(~query.allowed, -torch.inf)
         values, rows = _find_largest(scores, min(self.count, max(query.k for query in queries)))
         available = (values > -torch.inf).sum(1).tolist()
         if total is not None:

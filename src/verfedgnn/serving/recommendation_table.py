@@ -63,7 +63,7 @@ def _add_users(catalogue: Catalogue, users: list[int], k: int, columns: dict[str
         for p, ranker in enumerate(catalogue.rankers[FEDERATED])
     ]
     for number, (user, profile) in enumerate(zip(users, profiles, strict=True)):
-        best = merge_rankings(parties, [ranked[number] for ranked in by_party], k)
+        best = merge_rankings(catalogue, profile, [ranked[number] for ranked in by_party], k)
         for place, item in enumerate(describe_recommendations(catalogue, FEDERATED, profile, best), 1):
             columns["user"].append(str(ids[user]))
             columns["place"].append(place)

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
+from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.lift import simple_model
 from verfedgnn.evaluation.verdict import (
+    MIXED,
     NO,
     YES,
     deciding_figures,
@@ -24,6 +26,7 @@ from verfedgnn.privacy.visibility import HEADER, who_sees_what
 from verfedgnn.reports.phrases import format_size, total_bytes, warn_of_lists
 from verfedgnn.reports.privacy_card import list_all_guarantees, list_assumptions
 from verfedgnn.reports.run_report import sum_traffic
+from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_evaluation import judge_lists
 from verfedgnn.serving.catalogue import ALONE, IMAGE, Catalogue
 
@@ -39,7 +42,6 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
     """Return everything the page shows about the run itself; what is about all parties only if all are allowed."""
     run = catalogue.run
     metrics = run.metrics
-    judged = "rmse" if catalogue.predicts else NDCG
     lift = metrics.get("lift")
     figures = {party["name"]: party for party in metrics["parties"]}
     whole_run = len(allowed) == len(catalogue.parties) == len(metrics["parties"])
@@ -64,7 +66,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "titles": party.table.titles is not None,
-                "examples": _choose_examples(catalogue, number, allowed),
+                "examples": _choose_examples(catalogue, [number], allowed),
                 "columns": _list_values(party.table.columns),
             }
         )
@@ -74,7 +76,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "preset": run.config.base,
         "model": run.config.model.gnn,
         "users": len(run.parties[0].ratings.known_users),
-        "judged": judged,
+        "examples": _choose_examples(catalogue, allowed, allowed),
         "ranks": catalogue.ranks,
         "predicts": catalogue.predicts,
         "alone": ALONE in catalogue.rankers,
@@ -88,12 +90,8 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         "newer": _count_newer(catalogue, allowed),
         "lift": None if whole is None else _pick_rows(whole, None),
         "parties": parties,
-        "history": [
-            {"round": e["round"], "error": e[f"valid_{judged}"], "bytes": e["bytes"]} for e in run.history
-        ],
+        "curves": [_describe_curve(each) for each in ([run] if run.lists is None else [run, run.lists])],
         "rounds": metrics["rounds"],
-        "best_round": metrics["best_round"],
-        "seconds": metrics["seconds"],
         "bytes": {
             "up": format_size(cost["up"]),
             "down": format_size(cost["down"]),
@@ -113,8 +111,20 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
 
 def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, str]:
     """Return the verdict as terminal and reports show it: its tone, the headline and the figures that decide."""
-    tone = {YES: "good", NO: "bad"}.get(verdict(lift), "unclear")
+    tone = {YES: "good", NO: "bad", MIXED: "mixed"}.get(verdict(lift), "unclear")
     return {"tone": tone, "headline": headline(lift), "figures": deciding_figures(lift)}
+
+
+def _describe_curve(run: Run) -> dict[str, Any]:
+    """Return the validations of one training, of ratings or of lists."""
+    metric = NDCG if run.config.training.ranks else "rmse"
+    return {
+        "metric": metric,
+        "points": [{"round": entry["round"], "value": entry[f"valid_{metric}"]} for entry in run.history],
+        "rounds": run.metrics["rounds"],
+        "best_round": run.metrics["best_round"],
+        "seconds": run.metrics["seconds"],
+    }
 
 
 def _count_newer(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, int]:
@@ -138,8 +148,9 @@ def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any
     for customers, table in tables:
         named = {row["name"]: row for row in table["parties"]} | {None: table["overall"]}
         if party in named:
-            about = {"metric": table["metric"], "customers": customers}
-            rows.append(named[party] | about)
+            row = named[party]
+            about = {"metric": table["metric"], "customers": customers, "gain_text": format_gain(row)}
+            rows.append(row | about)
     return rows
 
 
@@ -185,13 +196,16 @@ def _measure_alone(catalogue: Catalogue) -> list[dict[str, float | None]]:
     return found
 
 
-def _choose_examples(catalogue: Catalogue, party: int, allowed: Sequence[int]) -> list[dict[str, Any]]:
-    """Choose users with few, with a typical number of, and with many ratings at the party, and the one with the most ratings only elsewhere."""
-    table = catalogue.parties[party].table
-    counts: NDArray[np.int64] = np.bincount(table.user, minlength=table.n_users)
+def _choose_examples(
+    catalogue: Catalogue, here: Sequence[int], allowed: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Choose users with few, with a typical number of, and with many ratings at these parties, and the one with the most ratings only elsewhere."""
+    table = catalogue.parties[here[0]].table
+    counts: NDArray[np.int64] = np.zeros(table.n_users, np.int64)
     elsewhere = np.zeros_like(counts)
-    for other in set(allowed) - {party}:
-        elsewhere += np.bincount(catalogue.parties[other].table.user, minlength=table.n_users)
+    for p in allowed:
+        found = counts if p in here else elsewhere
+        found += np.bincount(catalogue.parties[p].table.user, minlength=table.n_users)
     order = np.argsort(counts, kind="stable")
     order = order[counts[order] >= min(5, int(counts.max()))]
     places = {"few ratings": 0.1, "a typical user": 0.5, "many ratings": 0.95}

@@ -70,7 +70,7 @@ def recommend_to(
     """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
     profile = profile_user(catalogue, FEDERATED, user, parties)
     queries = make_queries(catalogue, FEDERATED, profile, k, {})
-    best = merge_rankings(parties, [ranker.rank([query])[0] for ranker, query in queries], k)
+    best = merge_rankings(catalogue, profile, [ranker.rank([query])[0] for ranker, query in queries], k)
     return [
         Recommendation(item["item"], item["title"], item["party"], item["score"], item["rating"])
         for item in describe_recommendations(catalogue, FEDERATED, profile, best)

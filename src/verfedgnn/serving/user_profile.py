@@ -29,6 +29,8 @@ class UserAtParty:
     """Rows of the items that score others through the item weights."""
     rated: Rows
     """Rows of the rated items, which are not recommended."""
+    likes: int
+    """Number of items at the party that the user likes."""
     rating_vector: NDArray[np.float32] | None
     """Vector in the model that predicts ratings, if that is another model."""
 
@@ -81,8 +83,22 @@ def profile_user(catalogue: Catalogue, model: str, user: ServedUser, parties: Se
                 owned = np.union1d(owned, newer[p])
                 rated = np.union1d(rated, newer[p])
         vector = ratings[p]
-        profile[p] = UserAtParty(vectors[p], owned, rated, None if vector is None else vector.numpy())
+        profile[p] = UserAtParty(
+            vectors[p],
+            owned,
+            rated,
+            _count_likes(catalogue, user, p),
+            None if vector is None else vector.numpy(),
+        )
     return profile
+
+
+def _count_likes(catalogue: Catalogue, user: ServedUser, party: int) -> int:
+    """Return how many items of a party a user likes."""
+    served = catalogue.parties[party]
+    if user.row is not None and not user.newer:
+        return int(served.likes[user.row])
+    return sum(int((own.ratings >= served.liked_from).sum()) for own in all_ratings(catalogue, user, [party]))
 
 
 def _place_user(

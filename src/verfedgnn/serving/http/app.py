@@ -187,9 +187,8 @@ def _add_recommendations(
         filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
         lookup.check_model(catalogue, model)
         profile = await run_in_threadpool(profile_user, catalogue, model, who, parties)
-        best = merge_rankings(
-            parties, await batcher.rank(make_queries(catalogue, model, profile, k, filters)), k
-        )
+        queries = make_queries(catalogue, model, profile, k, filters)
+        best = merge_rankings(catalogue, profile, await batcher.rank(queries), k)
         coverage.note(best)
         reasons: list[dict[str, Any]] = []
         if why:
@@ -217,7 +216,7 @@ def _add_recommendations(
         who = lookup.find_user_with(catalogue, newcomer.user, given)
         profile = await run_in_threadpool(profile_user, catalogue, FEDERATED, who, parties)
         queries = make_queries(catalogue, FEDERATED, profile, newcomer.k, filters)
-        best = merge_rankings(parties, await batcher.rank(queries), newcomer.k)
+        best = merge_rankings(catalogue, profile, await batcher.rank(queries), newcomer.k)
         coverage.note(best)
         reasons: list[dict[str, Any]] = []
         if newcomer.why:
@@ -266,12 +265,13 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
     async def predict_rating(
         access: Granted, user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
     ) -> Response:
-        """Return the predicted rating of an item, its share of the party's catalogue, and the known rating, if any."""
+        """Return the predicted rating of an item, its share of the unrated items, and the known rating, if any."""
         who = lookup.find_user(catalogue, user)
         p, row = lookup.find_item(catalogue, item, party, access.parties)
         lookup.check_model(catalogue, model)
         profile = await run_in_threadpool(profile_user, catalogue, model, who, [p])
-        score = catalogue.rankers[model][p].score_item(profile[p].vector, profile[p].owned, row)
+        ((ranker, query),) = make_queries(catalogue, model, profile, 1, {})
+        score = ranker.score_item(query, row)
         (described,) = describe_recommendations(catalogue, model, profile, [(p, row, score)])
         known = {own.party: own for own in all_ratings(catalogue, who, [p])}
         found = known[p].ratings[known[p].items == row].tolist() if p in known else []
@@ -331,10 +331,12 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
     async def show_history(access: Granted, user: UserId, party: PartyName = None, k: Count = 10) -> Response:
         """Return the highest ratings, how many ratings there are, and how many of them count as liked.
 
+        `elsewhere` counts the other parties at which the user has ratings, of those that the request may see.
         `known` is false for a user whom the server cannot serve without ratings from the request. Then `similar` has ids that
         look like this one.
         """
         parties = lookup.find_parties(catalogue, party, access.parties)
+        others = [p for p in access.parties if p not in parties]
         who = lookup.find_user_with(catalogue, user, ())
         rated = [
             (rating, own.party, item)
@@ -347,6 +349,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
         answer = {
             "count": len(rated),
             "liked": liked,
+            "elsewhere": sum(len(own.items) > 0 for own in all_ratings(catalogue, who, others)),
             "known": who.row is not None or bool(who.newer),
             "newer": bool(who.newer),
             "trained": who.row is not None,

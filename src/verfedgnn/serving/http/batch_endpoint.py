@@ -72,7 +72,7 @@ async def _answer_users(
         if isinstance(profile, HttpProblem):
             answer = {"user": user, **profile.as_dict()}
         else:
-            best = merge_rankings(parties, [next(ranked) for _ in parties], request.k)
+            best = merge_rankings(catalogue, profile, [next(ranked) for _ in parties], request.k)
             items = describe_recommendations(catalogue, request.model, profile, best)
             answer = {"user": user, "recommendations": items}
         answers.append(orjson.Fragment(orjson.dumps(answer)))

@@ -51,7 +51,7 @@ class FastPath:
         model, user, parties, k = simple
         profile = profile_user(self._catalogue, model, user, parties)
         ranked = await self._batcher.rank(make_queries(self._catalogue, model, profile, k, {}))
-        best = merge_rankings(parties, ranked, k)
+        best = merge_rankings(self._catalogue, profile, ranked, k)
         self._coverage.note(best)
         items = describe_recommendations(self._catalogue, model, profile, best)
         body = orjson.dumps({"recommendations": items})

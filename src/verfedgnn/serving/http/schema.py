@@ -187,7 +187,7 @@ class RecommendedItem(ItemResponse):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
-    """What orders the list: the item's softmax share of the party's catalogue, or the predicted rating if the run has no lists."""
+    """What orders the list: how likely this is the user's next liked item, or the predicted rating if the run has no lists."""
     rating: float | None
     """Predicted rating, within the party's scale; null if the run predicts no ratings."""
     why: Explanation | None = None
@@ -230,7 +230,7 @@ class PredictionResponse(ItemResponse):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     score: float
-    """What orders the list: the item's softmax share of the party's catalogue, or the predicted rating if the run has no lists."""
+    """How likely this is the user's next liked item at the party, or the predicted rating if the run has no lists."""
     rating: float | None
     """Predicted rating, within the party's scale; null if the run predicts no ratings."""
     rated: float | None

@@ -20,7 +20,6 @@ const METRICS = {
   "ndcg@20": { name: "NDCG@20", what: "Lists", better: "higher", simple: "popularity" },
 };
 const WAYS = ["simple", "alone", "federated", "pooled"];
-const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
 function meter(share) {
   const bar = make("i");
@@ -28,34 +27,41 @@ function meter(share) {
   return make("div", { class: "meter", "aria-hidden": "true" }, bar);
 }
 
-// Draw the validation metric of the runs by round, as wide as the box, and mark the round that the first run kept.
-function drawCurve(box, runs) {
-  const [run] = runs, drawn = runs.filter((each) => each.judged === run.judged && each.history.length > 1), { name, better } = METRICS[run.judged];
-  if (!drawn.includes(run)) return box.replaceChildren(make("p", { class: "quiet" }, "This run has no learning curve."));
-  const width = Math.max(260, box.clientWidth), height = 220, left = 46, right = 12, top = 14, bottom = 34;
-  const points = drawn.flatMap((each) => each.history), errors = points.map((point) => point.error), rounds = points.map((point) => point.round);
-  const low = Math.min(...errors), high = Math.max(...errors), first = Math.min(...rounds), last = Math.max(...rounds);
+// Draw the learning curves of the runs, one chart for ratings and one for lists.
+function drawCurves(box, runs) {
+  const charts = runs[0].curves.filter((curve) => curve.points.length > 1).flatMap((curve) => drawCurve(box.clientWidth, curve, runs));
+  box.replaceChildren(...(charts.length ? charts : [make("p", { class: "quiet" }, "This run has no learning curve.")]));
+}
+
+// Draw one validation metric of the runs by round, and mark the round that the first run kept.
+function drawCurve(space, own, runs) {
+  const { what, name, better } = METRICS[own.metric], named = runs.map((run) => [run.name, run.curves.find((curve) => curve.metric === own.metric)]);
+  const drawn = named.filter(([, curve]) => curve && curve.points.length > 1);
+  const width = Math.max(260, space), height = 220, left = 46, right = 12, top = 14, bottom = 34;
+  const points = drawn.flatMap(([, curve]) => curve.points), values = points.map((point) => point.value), rounds = points.map((point) => point.round);
+  const low = Math.min(...values), high = Math.max(...values), first = Math.min(...rounds), last = Math.max(...rounds);
   const x = (round) => left + ((round - first) / (last - first || 1)) * (width - left - right);
-  const y = (error) => top + ((high - error) / (high - low || 1)) * (height - top - bottom);
-  const keptBy = (each) => each.history.reduce((best, point) => (Math.abs(point.round - each.best_round) < Math.abs(best.round - each.best_round) ? point : best));
-  const kept = keptBy(run);
-  const label = drawn.map((each) => `${each.name}: ${name} on the validation part from ${each.history[0].error.toFixed(4)} in round ${each.history[0].round} to ${keptBy(each).error.toFixed(4)} in round ${keptBy(each).round}, which was kept`).join(". ");
+  const y = (value) => top + ((high - value) / (high - low || 1)) * (height - top - bottom);
+  const keptBy = (curve) => curve.points.reduce((best, point) => (Math.abs(point.round - curve.best_round) < Math.abs(best.round - curve.best_round) ? point : best));
+  const kept = keptBy(own);
+  const label = drawn.map(([run, curve]) => `${run}: ${name} on the validation part from ${curve.points[0].value.toFixed(4)} in round ${curve.points[0].round} to ${keptBy(curve).value.toFixed(4)} in round ${keptBy(curve).round}, which was kept`).join(". ");
   const svg = vector("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const share of [0, 0.5, 1]) {
-    const error = low + share * (high - low);
-    svg.append(vector("line", { class: "axis", x1: left, x2: width - right, y1: y(error), y2: y(error) }));
-    svg.append(vector("text", { x: left - 8, y: y(error) + 4, "text-anchor": "end" }, error.toFixed(3)));
+    const value = low + share * (high - low);
+    svg.append(vector("line", { class: "axis", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+    svg.append(vector("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(3)));
   }
   svg.append(vector("line", { class: "kept", x1: x(kept.round), x2: x(kept.round), y1: top, y2: height - bottom }));
-  drawn.forEach((each, index) => svg.append(vector("polyline", { class: `curve c${index % 4}`, points: each.history.map((p) => `${x(p.round).toFixed(1)},${y(p.error).toFixed(1)}`).join(" ") })));
-  svg.append(vector("circle", { class: "dot", cx: x(kept.round), cy: y(kept.error), r: 4 }));
+  drawn.forEach(([, curve], index) => svg.append(vector("polyline", { class: `curve c${index % 4}`, points: curve.points.map((p) => `${x(p.round).toFixed(1)},${y(p.value).toFixed(1)}`).join(" ") })));
+  svg.append(vector("circle", { class: "dot", cx: x(kept.round), cy: y(kept.value), r: 4 }));
   svg.append(vector("text", { x: left, y: height - 10 }, `round ${first}`));
   svg.append(vector("text", { x: width - right, y: height - 10, "text-anchor": "end" }, `${last}`));
-  const anchor = x(kept.round) + 120 > width ? "end" : "start", shift = anchor === "end" ? -8 : 8;
-  svg.append(vector("text", { x: x(kept.round) + shift, y: top + 8, "text-anchor": anchor }, `kept: round ${kept.round}`));
-  const note = `${name} on the validation part, ${better} is better. ${plural(run.rounds, "round")} in ${Math.round(run.seconds)} s.`;
-  const legend = drawn.length > 1 ? make("p", { class: "legend" }, ...drawn.map((each, index) => make("span", { class: `c${index % 4}` }, each.name))) : null;
-  box.replaceChildren(...[make("p", { class: "quiet" }, note), legend, svg].filter((part) => part !== null));
+  // The word stands where the curve is not: above for an error, which falls, and below for NDCG, which rises.
+  const anchor = x(kept.round) + 120 > width ? "end" : "start", shift = anchor === "end" ? -8 : 8, level = better === "lower" ? top + 8 : height - bottom - 8;
+  svg.append(vector("text", { x: x(kept.round) + shift, y: level, "text-anchor": anchor }, `kept: round ${kept.round}`));
+  const note = `${name} on the validation part, ${better} is better. ${plural(own.rounds, "round")} in ${Math.round(own.seconds)} s.`;
+  const legend = drawn.length > 1 ? make("p", { class: "legend" }, ...drawn.map(([run], index) => make("span", { class: `c${index % 4}` }, run))) : null;
+  return [make("h4", {}, what), make("p", { class: "quiet" }, note), legend, svg].filter((part) => part !== null);
 }
 
 function drawBytes(box, run) {
@@ -101,12 +107,16 @@ function drawVerdict(run, party) {
 
 // Without a lift there is no interval, hence no verdict, but the figures are there.
 function describeUnjudged(run, party) {
-  const one = party ?? run.parties[0], row = one.figures[0], metric = METRICS[row.metric];
+  const shown = party ? [party] : run.parties, metric = METRICS[shown[0].figures[0].metric];
+  const texts = shown.map((one) => `${metric.name} at ${one.name}, ${metric.better} is better: ${describeFigures(one.figures[0], metric)}`);
+  return `${texts.join(" ")} For a verdict with intervals, run: verfedgnn train --resume RUN --lift`;
+}
+
+function describeFigures(row, metric) {
   const figures = [["federated", row.federated], ["alone", row.alone], [row.metric === "rmse" ? "own means" : "popularity", row.simple]].filter(([, value]) => value !== null && value !== undefined);
   const best = figures.length ? figures.reduce((first, next) => ((next[1] < first[1]) === (metric.better === "lower") ? next : first)) : null;
   const ahead = best && best[0] !== "federated" ? ` ${best[0] === "alone" ? "The model trained alone is" : best[0] === "own means" ? "The own means are" : "The most popular items are"} ahead of the federation.` : "";
-  const shown = figures.map(([name, value]) => `${name} ${value.toFixed(4)}`).join(", ");
-  return `${metric.name} at ${one.name}, ${metric.better} is better: ${shown}.${ahead} For a verdict with intervals, run: verfedgnn train --resume RUN --lift`;
+  return `${figures.map(([name, value]) => `${name} ${value.toFixed(4)}`).join(", ")}.${ahead}`;
 }
 
 // Draw what the lift shows in words, then one table for each organisation.
@@ -128,7 +138,7 @@ function drawWorth(box, run, party) {
   box.replaceChildren(...parts, ...notes.map((text) => make("p", { class: "quiet" }, text)));
 }
 
-// A table that scrolls on a narrow screen, also by keyboard, and keeps its first and last column in sight.
+// A table that scrolls where it does not fit, also by keyboard. On a phone each row becomes a block with the titles of the columns.
 function scrolling(label, table) {
   return make("div", { class: "table", role: "region", "aria-label": label, tabindex: "0" }, table);
 }
@@ -137,7 +147,7 @@ function drawRows(rows, whose) {
   const gains = rows.some((row) => "gain" in row), ways = WAYS.filter((way) => rows.some((row) => way in row));
   const titles = ["what", ...ways, ...(gains ? ["gain", "pays"] : [])];
   const head = make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title)));
-  const table = make("table", { class: gains ? "lift verdicts" : "lift" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => drawRow(row, ways, gains))));
+  const table = make("table", { class: "lift" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => drawRow(row, ways, gains))));
   return scrolling(`Figures of ${whose}`, table);
 }
 
@@ -147,17 +157,17 @@ function drawRow(row, ways, gains) {
   const count = row.users === undefined ? "" : `, ${plural(row.users, "customer")}`;
   const cells = ways.map((way) => {
     const value = row[way];
-    return make("td", { class: way }, value === null || value === undefined ? "–" : value.toFixed(4), way === "simple" ? make("small", {}, metric.simple) : null);
+    return make("td", { class: way, "data-title": way }, value === null || value === undefined ? "–" : value.toFixed(4), way === "simple" ? make("small", {}, metric.simple) : null);
   });
   const head = make("th", { scope: "row" }, `${metric.what}${who}`, make("small", {}, `${metric.name}, ${metric.better} is better${count}`));
   return make("tr", {}, head, ...cells, ...(gains ? drawGain(row) : []));
 }
 
+// The gain as the server words it, such as "+12.2 % (+11.2 to +13.3)", with its interval in a second line.
 function drawGain(row) {
-  const tone = { yes: "good", no: "bad" }[row.pays] ?? "unclear";
-  const interval = row.gain === null ? null : make("small", {}, `${signed(row.gain.low_percent, 1)} to ${signed(row.gain.high_percent, 1)}`);
+  const tone = { yes: "good", no: "bad", mixed: "mixed" }[row.pays] ?? "unclear", [gain, interval] = row.gain_text.split(" (");
   return [
-    make("td", {}, row.gain === null ? "–" : `${signed(row.gain.percent, 1)} %`, interval),
-    make("td", { class: tone }, row.gain === null ? "no test cases" : row.pays),
+    make("td", { class: "first", "data-title": "gain" }, gain, interval ? make("small", {}, interval.replace(")", "")) : null),
+    make("td", { class: `first ${tone}`, "data-title": "pays" }, row.gain === null ? "no test cases" : row.pays),
   ];
 }

@@ -53,18 +53,27 @@ async function fetchPicture(item) {
   return answer.ok ? URL.createObjectURL(await answer.blob()) : null;
 }
 
-// One sentence with at most two items that the user liked. Without any, it says how the item came into the list; `personal` is false
-// for a list that every new customer would see, and the note above the list says that once.
-function because(why, personal) {
-  const seen = new Set();
-  const liked = why.because.filter((reason) => {
-    const fresh = !seen.has(nameOf(reason));
-    seen.add(nameOf(reason));
-    return fresh && reason.adds >= (state.run.ranks ? 0.02 : 0.05);
-  }).slice(0, 2);
-  if (liked.length) return make("p", { class: "why" }, "Because this user liked ", ...liked.flatMap((reason, index) => [index ? " and " : "", make("b", {}, nameOf(reason))]), ".");
-  if (!personal) return null;
-  return make("p", { class: "why" }, isPersonal(why) ? "Liked by customers with a similar taste." : "Popular with many customers.");
+// The reasons for a list. Items that the user liked and that most of the list follows from are named once, `above` it. `lines` has what
+// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it.
+function reasonsFor(best) {
+  const found = best.map((item) => namedReasons(item.why)), counts = new Map();
+  for (const name of found.flat()) counts.set(name, (counts.get(name) ?? 0) + 1);
+  const common = [...counts].filter(([, count]) => best.length > 2 && 2 * count > best.length).sort((a, b) => b[1] - a[1]).map(([name]) => name).slice(0, 2);
+  const follow = (names) => names.some((name) => common.includes(name));
+  const listed = (names) => names.flatMap((name, index) => [index ? " and " : "", make("b", {}, name)]);
+  const taste = best.map((item, index) => !found[index].length && isPersonal(item.why)), alike = taste.every((is) => is);
+  const lines = found.map((names, index) => {
+    const own = names.filter((name) => !common.includes(name));
+    if (own.length) return make("p", { class: "why" }, `${follow(names) ? "Also because" : "Because"} this user liked `, ...listed(own), ".");
+    return taste[index] && !alike ? make("p", { class: "why" }, "Liked by customers with a similar taste.") : null;
+  });
+  const most = found.every(follow) ? "All" : "Most";
+  return { above: common.length ? [` ${most} of these items follow from `, ...listed(common), ", which this user liked."] : [], lines };
+}
+
+function namedReasons(why) {
+  const clear = why.because.filter((reason) => reason.adds >= (state.run.ranks ? 0.02 : 0.05));
+  return [...new Set(clear.map(nameOf))].slice(0, 2);
 }
 
 // Whether a new customer would not see the item in a list of this length.

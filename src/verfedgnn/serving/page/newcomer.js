@@ -86,6 +86,7 @@ async function showNewcomer() {
   const found = await ask("v1/recommendations", {}, body);
   if (turn !== state.asked) return;
   state.count = ratings.length;
+  state.elsewhere = 0;
   state.lists = { federated: { all: found.recommendations, best: found.recommendations } };
   showBest();
   showChanged();

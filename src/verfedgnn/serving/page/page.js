@@ -10,7 +10,7 @@ async function start() {
   document.body.classList.remove("refused");
   $("run-name").textContent = run.name;
   const options = run.parties.map((party) => make("option", { value: party.name }, party.name));
-  if (run.parties.length > 1) options.push(make("option", { value: "" }, "all organisations"));
+  if (run.parties.length > 1) options.unshift(make("option", { value: "" }, "all organisations"));
   $("party").replaceChildren(...options);
   $("party").disabled = options.length < 2;
   $("party").title = options.length < 2 ? "This server serves one organisation." : "";
@@ -27,7 +27,7 @@ async function start() {
   $("how").replaceChildren(...explanation(run.ranks).map((text) => make("p", {}, text)));
   drawBytes($("bytes"), run);
   drawPrivacy($("privacy"), run);
-  new ResizeObserver(() => drawCurve($("curve"), [run, ...beside])).observe($("curve"));
+  new ResizeObserver(() => drawCurves($("curve"), [run, ...beside])).observe($("curve"));
   state.other = new URLSearchParams(location.hash.slice(1)).get("run");
   guarded(loadRuns).then(() => state.lists.federated && guarded(showBetween));
   await follow();
@@ -38,8 +38,7 @@ function describeNewer(newer) {
   return `${plural(newer.ratings, "rating")} of ${plural(newer.users, "user")} ${newer.ratings === 1 ? "is" : "are"} newer than the run; ${newer.unknown_users.toLocaleString("en")} of these users were not in training.${left}`;
 }
 
-// Examples of users; for all organisations, users whom the first one knows.
-const examplesOf = (name) => partyOf(name)?.examples ?? state.run.parties[0].examples.filter((example) => example.ratings > 0);
+const examplesOf = (name) => (partyOf(name) ?? state.run).examples;
 const filterOf = () => (state.where ? Object.fromEntries([JSON.parse(state.where)]) : {});
 const partyOf = (name) => state.run.parties.find((party) => party.name === name) ?? null;
 
@@ -100,7 +99,7 @@ function leaveUser() {
 // The part of the address after # says what is chosen, so that links and the back button work. Browsers do not send it to the server.
 function addressOf() {
   const { party, model, where, other } = state;
-  const chosen = { user: state.user ?? state.unknown, party, model: model === "alone" ? model : null, where: where || null, run: other, new: $("newcomer").hidden ? null : writeGiven() };
+  const chosen = { user: state.user ?? state.unknown, party: party || null, model: model === "alone" ? model : null, where: where || null, run: other, new: $("newcomer").hidden ? null : writeGiven() };
   return `#${new URLSearchParams(Object.entries(chosen).filter(([, value]) => value !== null))}`;
 }
 
@@ -113,7 +112,7 @@ function remember() {
 async function follow() {
   if (state.run === null) return; // the key comes first
   const link = new URLSearchParams(location.hash.slice(1)), user = link.get("user"), named = (id, value) => [...$(id).options].some((option) => option.value === value);
-  state.party = named("party", link.get("party")) ? link.get("party") : state.run.parties[0].name;
+  state.party = named("party", link.get("party")) ? link.get("party") : $("party").options[0].value;
   state.model = link.get("model") === "alone" && state.run.alone ? "alone" : "federated";
   $(`model-${state.model}`).checked = true;
   state.where = "";
@@ -155,6 +154,7 @@ async function showUser() {
   if (turn !== state.asked) return;
   state.lists = {};
   state.count = history.count;
+  state.elsewhere = history.elsewhere;
   models.forEach((model, i) => (state.lists[model] = { all: found[2 * i].recommendations, best: found[2 * i + 1].recommendations }));
   showLiked(history);
   showBest();
@@ -190,13 +190,13 @@ const placed = (place) => (place > 0 ? `rank ${place}` : `below rank ${COMPARED}
 function showBest() {
   const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
   const { best } = state.lists[model], party = partyOf(state.party);
-  const personal = best.filter((item) => isPersonal(item.why)).length;
+  const { above, lines } = reasonsFor(best);
   const entries = best.map((item, index) => {
     const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), picture(item), named(item, moved(item, index + 1, other)),
       state.run.ranks && item.rating !== null ? make("span", { class: "small-share" }, percent(item.score)) : null,
       item.rating === null ? stars(item.score, true) : stars(item.rating));
     const [low, high] = partyOf(item.party).scale, share = state.run.ranks ? item.score / best[0].score : (item.rating - low) / (high - low || 1);
-    return make("li", {}, line, meter(share), because(item.why, personal > 0));
+    return make("li", {}, line, meter(share), lines[index]);
   });
   $("best").className = `plain ${model}`;
   $("best").replaceChildren(...entries);
@@ -204,20 +204,24 @@ function showBest() {
   $("no-alone").hidden = state.user === null || state.run.alone;
   $("best-title").textContent = `Recommendations for ${whoIs()}`;
   $("personal").hidden = best.length === 0;
-  $("personal").textContent = describePersonal(model, personal, best.length);
+  $("personal").replaceChildren(describePersonal(model, best), ...above);
   const trained = model === "alone" ? `Trained by ${party ? party.name : "each organisation"} alone.` : "Trained by all organisations together.";
-  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run)} Items the user has rated are left out.${withoutTitles(party)}`;
+  $("best-note").textContent = best.length === 0 ? "No items match this filter." : `${trained} ${ordering(state.run, party)} Items the user has rated are left out.${withoutTitles(party)}`;
   say(`${plural(best.length, "recommendation")} for ${whoIs()}, ${model}.`);
 }
 
-// Say once why a list is personal, or why not.
-function describePersonal(model, personal, shown) {
-  const where = state.party || "any organisation", who = whoIs(), unlike = `${personal} of these ${plural(shown, "item")} ${personal === 1 ? "is" : "are"} not what every new customer would see`;
-  const usual = "every new customer would see the same items, perhaps in another order";
-  if (state.count > 0) return personal ? `Personal: ${unlike}.` : `Not personal: ${usual}.`;
+// Say once whether a list is personal. Someone new to the organisation is compared with what it would show alone, if the run has
+// that; others with what a new customer sees.
+function describePersonal(model, best) {
+  const where = state.party || "any organisation", who = whoIs(), shown = plural(best.length, "item"), is = (count) => (count === 1 ? "is" : "are");
+  const unusual = best.filter((item) => isPersonal(item.why)).length, usual = "every new customer would see the same items, perhaps in another order";
+  if (state.count > 0) return unusual ? `Personal: ${unusual} of these ${shown} ${is(unusual)} not among the first ${SHOWN} of ${state.party ? "a" : "any organisation's"} list for a new customer.` : `Not personal: ${usual}.`;
   if (model === "alone") return `Not personal: ${where} alone knows nothing about ${who}, so ${usual}.`;
-  const newHere = `${who[0].toUpperCase()}${who.slice(1)} is new to ${where} and known to another organisation`;
-  return personal ? `Personal: ${newHere}. What training learnt there orders this list, and ${unlike}. Which items the user rated there is not visible here.` : `Not personal: ${newHere}, but what training learnt there changes little: ${usual}.`;
+  const others = state.elsewhere > 1 ? `to ${state.elsewhere} other organisations` : state.elsewhere === 1 ? "to another organisation" : "elsewhere";
+  const newHere = `${who[0].toUpperCase()}${who.slice(1)} is new to ${where} and known ${others}`;
+  const alone = state.lists.alone && new Set(state.lists.alone.best.map(keyOf)), came = alone ? best.filter((item) => !alone.has(keyOf(item))).length : unusual;
+  const unlike = alone ? `would not be in the list if ${where} had trained alone` : `${is(came)} not what every new customer would see`;
+  return came ? `Personal: ${newHere}. What training learnt there orders this list: ${came} of these ${shown} ${unlike}. Which items the user rated there is not visible here.` : `Not personal: ${newHere}, but what training learnt there changes little: ${alone ? `${where} alone would show the same items, perhaps in another order` : usual}.`;
 }
 
 function withoutTitles(party) {
@@ -225,9 +229,10 @@ function withoutTitles(party) {
   return without.length ? " The data has no titles, so items are shown by their ids." : "";
 }
 
-function ordering(run) {
-  if (!run.ranks) return "Ordered by predicted rating.";
-  const order = "Ordered by how likely the user is to choose an item, as a share of the catalogue.";
+function ordering(run, party) {
+  const merged = party || run.parties.length === 1 ? "" : " The lists of the organisations are merged here; in a federation nobody has all of them.";
+  if (!run.ranks) return `Ordered by predicted rating.${merged}`;
+  const order = `Ordered by how likely each item is the next one that the user likes.${merged}`;
   return run.predicts ? `${order} Stars are predicted ratings.` : order;
 }
 
@@ -243,8 +248,8 @@ function moved(item, place, other) {
 function explanation(ranks) {
   const parts = ranks ? "four parts: the score for the average user, what the user's ratings add to every item, one contribution per rating to this item, and one for each item that users often have together with it" : "three parts: the prediction for the average user, how high this user rates in general, and one contribution per rating";
   return [
-    `A reason is an item that the user liked. At most two are named, those that contribute most. Other ratings count in the score, too, but are not named.`,
-    "Without such an item, the line says whether the average user would also see the item: then it is popular, otherwise customers with a similar taste like it.",
+    `A reason is an item that the user liked. At most two are named for each recommendation, those that contribute most. Other ratings count in the score, too, but are not named.`,
+    "A reason that most items share is named once, above the list. An item without a reason is popular with many customers, or customers with a similar taste like it; then a line says so.",
     `Reasons are computed by folding in: a fit estimates the user's taste from their own ratings alone. The ${ranks ? "score" : "prediction"} is then a sum of ${parts}.`,
     "The trained model also uses the ratings of all other users and, in a federation, of other organisations. The reasons therefore explain most of a recommendation, but not all of it. The API returns all parts.",
   ];

@@ -10,17 +10,18 @@ async function loadRuns() {
   $("other-run").replaceChildren(...beside.map((run) => make("option", { value: run.name }, run.name)));
   chooseRun(state.other);
   if (beside.length) drawRuns($("runs"));
-  drawCurve($("curve"), [state.run, ...beside]);
+  drawCurves($("curve"), [state.run, ...beside]);
 }
 
 function drawRuns(box) {
-  const head = make("tr", {}, ...["run", "preset", "users", "RMSE", "NDCG@20", "rounds", "sent", "verdict"].map((title) => make("th", { scope: "col" }, title)));
+  const titles = ["run", "preset", "users", "RMSE", "NDCG@20", "rounds", "sent", "verdict"];
+  const head = make("tr", {}, ...titles.map((title) => make("th", { scope: "col" }, title)));
   const digits = (value) => (value === null || value === undefined ? "–" : value.toFixed(4));
   const rows = [state.run, ...beside].map((run, index) => make("tr", {},
     make("th", { scope: "row" }, run.name, make("small", {}, index === 0 ? "shown on this page" : "compared")),
-    ...[run.preset, run.users.toLocaleString("en"), digits(run.test?.rmse), digits(run.test?.["ndcg@20"]), run.rounds.toLocaleString("en"), run.bytes.up].map((text) => make("td", {}, text)),
-    make("td", { class: `wide ${run.verdict?.tone ?? "unclear"}` }, run.verdict?.headline ?? "Not judged.")));
-  const table = make("table", { class: "lift verdicts" }, make("thead", {}, head), make("tbody", {}, ...rows));
+    ...[run.preset, run.users.toLocaleString("en"), digits(run.test?.rmse), digits(run.test?.["ndcg@20"]), run.rounds.toLocaleString("en"), run.bytes.up].map((text, place) => make("td", { "data-title": titles[place + 1] }, text)),
+    make("td", { class: `wide first ${run.verdict?.tone ?? "unclear"}`, "data-title": "verdict" }, run.verdict?.headline ?? "Not judged.")));
+  const table = make("table", { class: "lift" }, make("thead", {}, head), make("tbody", {}, ...rows));
   box.replaceChildren(scrolling("Figures of all runs", table), make("p", { class: "quiet" }, "RMSE: lower is better. NDCG@20: higher is better. Both on the test part of each run, over all organisations. The learning curves are drawn together below."));
 }
 
