@@ -22,6 +22,7 @@ from verfedgnn.serving.explain import (
     find_similar,
     merge_rankings,
 )
+from verfedgnn.serving.fold_in import UserRatings
 from verfedgnn.serving.http import lookup
 from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import ALL_RIGHTS, Access, ApiKey, TokenBucket, grant, make_limits
@@ -48,7 +49,7 @@ from verfedgnn.serving.http.schema import (
 )
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 from verfedgnn.serving.run_overview import describe_run
-from verfedgnn.serving.user_profile import all_ratings, make_queries, profile_user, rated_by
+from verfedgnn.serving.user_profile import ServedUser, all_ratings, make_queries, profile_user, rated_by
 
 UserId = Annotated[
     str, Query(description="Id of the user, as in the data.", min_length=1, max_length=1000, examples=["17"])
@@ -165,6 +166,28 @@ def make_app(
 def _add_recommendations(
     app: FastAPI, catalogue: Catalogue, batcher: Batcher, coverage: ServedCoverage
 ) -> None:
+    async def answer(
+        model: str,
+        user: ServedUser,
+        parties: Sequence[int],
+        k: int,
+        filters: Mapping[str, str],
+        why: int,
+        rated: Sequence[UserRatings],
+    ) -> Response:
+        """Return the k best items of these parties, with up to `why` of the `rated` items as reasons."""
+        profile = await run_in_threadpool(profile_user, catalogue, model, user, parties)
+        queries = make_queries(catalogue, model, profile, k, filters)
+        best = merge_rankings(catalogue, profile, await batcher.rank(queries), k)
+        coverage.note(best)
+        reasons: list[dict[str, Any]] = []
+        if why:
+            reasons = await run_in_threadpool(
+                explain_recommendations, catalogue, model, profile, rated, best, why, filters
+            )
+        items = describe_recommendations(catalogue, model, profile, best, reasons)
+        return _json_response({"recommendations": items})
+
     @app.get(
         "/v1/recommendations",
         response_model=RecommendationsResponse,
@@ -186,18 +209,8 @@ def _add_recommendations(
         known = ("user", "k", "party", "model", "why")
         filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
         lookup.check_model(catalogue, model)
-        profile = await run_in_threadpool(profile_user, catalogue, model, who, parties)
-        queries = make_queries(catalogue, model, profile, k, filters)
-        best = merge_rankings(catalogue, profile, await batcher.rank(queries), k)
-        coverage.note(best)
-        reasons: list[dict[str, Any]] = []
-        if why:
-            rated = rated_by(catalogue, who, parties)
-            reasons = await run_in_threadpool(
-                explain_recommendations, catalogue, model, profile, rated, best, why, filters
-            )
-        items = describe_recommendations(catalogue, model, profile, best, reasons)
-        return _json_response({"recommendations": items})
+        rated = rated_by(catalogue, who, parties) if why else []
+        return await answer(model, who, parties, k, filters, why, rated)
 
     @app.post(
         "/v1/recommendations",
@@ -214,18 +227,9 @@ def _add_recommendations(
         filters = lookup.read_filters(catalogue, newcomer.where, (), access.parties)
         given = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings, access.parties)
         who = lookup.find_user_with(catalogue, newcomer.user, given)
-        profile = await run_in_threadpool(profile_user, catalogue, FEDERATED, who, parties)
-        queries = make_queries(catalogue, FEDERATED, profile, newcomer.k, filters)
-        best = merge_rankings(catalogue, profile, await batcher.rank(queries), newcomer.k)
-        coverage.note(best)
-        reasons: list[dict[str, Any]] = []
-        if newcomer.why:
-            rated = rated_by(catalogue, who, access.parties)
-            reasons = await run_in_threadpool(
-                explain_recommendations, catalogue, FEDERATED, profile, rated, best, newcomer.why, filters
-            )
-        items = describe_recommendations(catalogue, FEDERATED, profile, best, reasons)
-        return _json_response({"recommendations": items})
+        why = newcomer.why
+        rated = rated_by(catalogue, who, access.parties) if why else []
+        return await answer(FEDERATED, who, parties, newcomer.k, filters, why, rated)
 
     @app.post(
         "/v1/recommendations/batch",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +12,7 @@ from urllib.parse import parse_qs
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from verfedgnn.core.errors import ConfigError
+from verfedgnn.serving.http.json_log import JsonLog
 from verfedgnn.serving.http.live_run import LiveRun
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
@@ -27,21 +24,16 @@ MOST_WAITING = 256
 """Requests that may wait for the second run; further ones are not compared."""
 
 
-class ShadowLog:
-    """A file with one line of JSON per compared request; without user ids unless `users` is true."""
+class ShadowLog(JsonLog):
+    """A log of the requests that both runs answered; without user ids unless `users` is true."""
 
     def __init__(self, path: Path, *, users: bool) -> None:
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write the shadow log {path}: {error.strerror}; choose another --shadow-log"
-            ) from None
+        super().__init__(path, "shadow")
         self._users = users
 
     def write(self, scope: Scope, served: _Answer, shadow: _Answer) -> None:
         """Append one request: the status and the items of both runs, and the share of items that both recommend."""
-        line: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        line: dict[str, Any] = {}
         if self._users:
             line["user"] = parse_qs(scope["query_string"].decode("latin-1")).get("user", [""])[0]
         line |= {
@@ -50,12 +42,7 @@ class ShadowLog:
             "served": served.items(),
             "shadow": shadow.items(),
         }
-        with suppress(OSError):  # a full disk stops the log, not the server
-            os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-    def close(self) -> None:
-        """Close the record of both answers."""
-        os.close(self._file)
+        self.append(line)
 
 
 class _Answer:

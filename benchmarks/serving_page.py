@@ -1,0 +1,108 @@
+"""The page of `benchmarks/serving.py`: results/serving.json as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def page(kept: dict[str, Any]) -> str:
+    """Render results/serving.json as Markdown."""
+    lines = [
+        "# Cost of serving",
+        "",
+        f"`benchmarks/serving.py` on {kept['machine']}.",
+        f"The newest rows are of verfedgnn {kept['version']}.",
+        "",
+    ]
+    lines += [
+        "Latency is measured under open-loop load on the loopback interface; server and load generator share the cores.",
+        "*Others* is the CPU use of all other processes, in cores. The load average is that of the last minute and includes the",
+        "measurement itself. Server CPU is for 1,000 answered requests, summed over workers; it falls under load, because batches",
+        "grow. A request is given up if all 256 connections are busy.",
+    ]
+    names = [
+        "workers",
+        "requests/s sent",
+        "p50, ms",
+        "p90",
+        "p99",
+        "maximum",
+        "given up",
+        "server CPU s per 1,000",
+        "others",
+    ]
+    names += ["load average"]
+    for title, rows in kept["load"].items():
+        lines += ["", f"## {title}", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+        for r in sorted(rows, key=lambda row: (row["workers"], row["asked"])):
+            late = " | ".join(
+                f"{r[name]:.1f}" if r[name] < 50_000 else "–" for name in ("p50", "p90", "p99", "max")
+            )
+            given_up, rest = (
+                f"{r['failed']:.0f} of {r['requests']:.0f}",
+                f"{r['others']:.2f} | {r['load']:.1f}",
+            )
+            lines.append(
+                f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |"
+            )
+    for title, rows in kept.get("many", {}).items():
+        lines += [
+            "",
+            f"## {title}",
+            "| workers | users/s | server CPU s per 1,000 users | load average |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows
+        ]
+    if "fast_path" in kept:
+        lines += [
+            "",
+            "## Throughput with and without the fast path",
+            "",
+            "`--fast-path` runs two servers of one worker, with and without `serving/http/fast_path.py`, and loads them alternately:",
+            "64 connections, each of which sends the next request when the last one is answered. Figures are medians over the",
+            "repeats. If the load average exceeds the number of cores, the servers compete with other work; CPU time is then more",
+            "reliable than throughput.",
+            "",
+            "| items | repeats | with, requests/s | without | gain | range of the gain | CPU s per 1,000, with | without | load average |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for items, rows in kept["fast_path"].items():
+            gains = [row["with_rate"] / row["without_rate"] - 1 for row in rows]
+            middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
+            lines.append(
+                f"| {items} | {len(rows)} | {middle['with_rate']:,.0f} | {middle['without_rate']:,.0f} | {np.median(gains):+.0%} | "
+                f"{min(gains):+.0%} to {max(gains):+.0%} | {middle['with_cpu']:.2f} | {middle['without_cpu']:.2f} | {middle['load']:.1f} |"
+            )
+    if "keys" in kept:
+        lines += [
+            "",
+            "## The cost of API keys",
+            "",
+            "`--keys` does the same with two other servers: one has a hundred API keys with rights, parties and rate limits, and writes",
+            "an access log; the other one has none of these.",
+            "",
+            "| items | repeats | CPU s per 1,000, with keys | without | ratio | range of the ratio | load average |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for items, rows in kept["keys"].items():
+            ratios = [row["with_cpu"] / row["without_cpu"] for row in rows]
+            middle = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
+            lines.append(
+                f"| {items} | {len(rows)} | {middle['with_cpu']:.3f} | {middle['without_cpu']:.3f} | {np.median(ratios):.2f} | "
+                f"{min(ratios):.2f} to {max(ratios):.2f} | {middle['load']:.1f} |"
+            )
+    for title, rows in kept["index"].items():
+        lines += [
+            "",
+            f"## {title}",
+            "| ranking | build, CPU s | recall of the ten best | CPU ms per query |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {name} | {built:.1f} | {recall:.3f} | {spent:.3f} |" for name, built, recall, spent in rows
+        ]
+    return "\n".join(lines) + "\n"
