@@ -396,7 +396,7 @@ CLAIMS = [
 FIGURES_FROM = {
     "docs/paper.md": ["paper/*.md", "core.md", "lift.md"],
     "docs/paper-notes.md": ["paper/table2.md", "core.md", "lift.md"],
-    "docs/serving.md": ["fold-in.md"],
+    "docs/serving.md": ["fold-in.md", "merged-lists.md"],
 }
 """By page: files of results/ that contain its other figures with four decimals, printed alike."""
 EARLIER = "a validation RMSE of the search described there, whose records are not kept"
