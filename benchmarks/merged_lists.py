@@ -123,7 +123,7 @@ def open_run(folder: Path, case: str, epochs: int) -> vf.Run:
             parties = vf.split_items(vf.read_ratings("ml-100k"), 5, by="genre")
         else:
             parties = read_case(case, 0)
-        vf.train(parties, vf.Config.preset("best", epochs=epochs)).save(path)
+        vf.train(parties, vf.Config.preset("best", raters=0, epochs=epochs, list_epochs=1.0)).save(path)
     return vf.Run.load(path)
 
 
@@ -136,8 +136,9 @@ def main() -> None:
         "A party's model orders the party's own catalogue. This page compares ways to put the items of all",
         "parties in one list. A list of 20 items is judged by all test items that the user likes, at any",
         "party; higher is better. *Smallest* is the share of places that go to the smallest catalogue,",
-        "beside its share of the liked test items. Preset `best`, seed 0. The last row is what",
-        "`verfedgnn recommend` does ([Serving](../docs/serving.md#all-organisations)).",
+        "beside its share of the liked test items. Preset `best` without its second model of ratings,",
+        "seed 0. The last row is what `verfedgnn recommend` does",
+        "([Serving](../docs/serving.md#all-organisations)).",
         "`benchmarks/merged_lists.py` wrote this page.",
     ]
     for case, (title, epochs) in CASES.items():
