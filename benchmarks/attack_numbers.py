@@ -21,6 +21,7 @@ import torch
 
 import verfedgnn as vf
 from pays_numbers import cut_ciao
+from table_numbers import section
 from verfedgnn.data.parties import parties_from_tables, read_parties
 from verfedgnn.data.synthetic import synthetic_tables
 from verfedgnn.privacy.rating_dp import fit_budget
@@ -304,7 +305,7 @@ def write(
             ["N/q", "all users", "expected", "a fifth active"], [_alone(ratio) for ratio in (1, 2, 5, 10)]
         ),
     ]
-    text += ["", *AUDIT_COST, ""]
+    text += ["", *AUDIT_COST, "", *section()]
     (RESULTS / "attacks.md").write_text("\n".join(text))
 
 

@@ -90,6 +90,7 @@ def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.Capture
     text = (run / "audit" / "audit.md").read_text()
     for words in (
         "a party with fake accounts",
+        "a party that reads the public tables",
         "all other parties together",
         "the coordinator",
         "an outsider with the final model",
@@ -173,6 +174,10 @@ def test_the_strongest_attack_is_the_one_furthest_above_its_guess() -> None:
             "party, b": {"f1": 0.4, "guess": {"f1": 0.1}},
             "colluders, a": {"f1": 0.2, "guess": {"f1": 0.2}},
         },
+        "tables": {
+            "party, fakes, users": {"all": 0.8, "guess": 0.7},
+            "party, fakes, all tables": {"all": 0.7, "guess": 0.7},
+        },
         "gradients": {"rounds": {"1": {"any": 0.5, "guess": 0.5}, "10": {"any": 0.9, "guess": 0.8}}},
         "overlap": {"guess": None, "attacks": {}},
         "model": {"membership": None},
@@ -181,6 +186,7 @@ def test_the_strongest_attack_is_the_one_furthest_above_its_guess() -> None:
     assert [(r.attacker, r.attack, r.learnt) for r in reached] == [
         ("party", "party, b", True),
         ("colluders", "colluders, a", False),
+        ("tables", "party, fakes, users", True),
         ("coordinator", "10 rounds of gradients", True),
     ]
 

@@ -24,6 +24,7 @@ from verfedgnn.research.attacks.federation_sample import sample_items, sample_us
 from verfedgnn.research.attacks.membership_inference import membership
 from verfedgnn.research.attacks.overlap_attack import attack_overlap
 from verfedgnn.research.attacks.sum_attacks import ATTACKS, NOISE_EXPECTED, ODDS, RECORDING, attack_sums
+from verfedgnn.research.attacks.table_attack import attack_tables
 from verfedgnn.runs.run import Run, write_json
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
@@ -35,12 +36,12 @@ ITEMS = 300
 """Largest number of items of each party in such an audit."""
 VICTIMS = 200
 """Largest number of users whose items are attacked in such an audit."""
-TRAINING, GRADIENTS, OVERLAP, MEMBERSHIP = "training", "gradients", "overlap", "membership"
-WORK = {TRAINING: 0.03, GRADIENTS: 0.012, OVERLAP: 0.012, RECORDING: 0.012, ATTACKS: 0.03}
+TRAINING, GRADIENTS, OVERLAP, TABLES = "training", "gradients", "overlap", "tables"
+WORK = {TRAINING: 0.03, GRADIENTS: 0.012, OVERLAP: 0.012, TABLES: 0.1, RECORDING: 0.012, ATTACKS: 0.03}
 """Seconds of a stage per round, measured with the largest sample on one core."""
 ODDS_WORK = 0.03
 """Seconds of the odds of one victim at `ITEMS` items; they grow with the third power of the items."""
-PARTS = ("model", "gradients", "sums", "overlap")
+PARTS = ("model", "gradients", "sums", "tables", "overlap")
 """Kinds of findings about a variant."""
 
 
@@ -142,8 +143,7 @@ class Audit:
             work = WORK[TRAINING] * config.training.epochs if trains else 0.0
             return [AuditStage(number, TRAINING, work)]
         if step.part != "sums":
-            kind = GRADIENTS if step.part == "gradients" else OVERLAP
-            return [AuditStage(number, kind, WORK[kind] * rounds)]
+            return [AuditStage(number, step.part, WORK[step.part] * rounds)]
         if config.exchange.mode == "off":
             return []
         stages = [AuditStage(number, kind, WORK[kind] * rounds) for kind in (RECORDING, ATTACKS)]
@@ -189,6 +189,16 @@ class Audit:
                 parts=self.run.parts,
                 seed=config.seed,
                 watch=count(OVERLAP),
+            )
+        elif step.part == "tables":
+            finding = attack_tables(
+                self.parties,
+                config,
+                rounds=rounds,
+                victims=self.settings["victims"],
+                seed=config.seed,
+                method="party, fakes",
+                watch=count(TABLES),
             )
         elif config.exchange.mode == "off":
             finding = {}

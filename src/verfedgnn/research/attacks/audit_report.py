@@ -39,6 +39,10 @@ ATTACKERS = {
         "a party with fake accounts", "fake accounts at another party, one item each; or its item embeddings (an insider)",
         "which items the other party's users have there", "party,",
     ),
+    "tables": Attacker(
+        "a party that reads the public tables", "fake accounts at another party, one item each, and the updates that it receives",
+        "which items the other party's users have there",
+    ),
     "colluders": Attacker(
         "all other parties together", "the same, and each other's messages",
         "which items the remaining party's users have there", "colluders,", "learn",
@@ -79,6 +83,9 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
         if attacks:
             best = max(attacks, key=lambda k: attacks[k]["f1"] - attacks[k]["guess"]["f1"])
             reached.append(Reached(name, best, "F1", attacks[best]["f1"], attacks[best]["guess"]["f1"]))
+    attacks = found["tables"]
+    best = max(attacks, key=lambda k: attacks[k]["all"])
+    reached.append(Reached("tables", best, "AUC", attacks[best]["all"], attacks[best]["guess"]))
     attacks = found["overlap"]["attacks"]
     if attacks:
         best = max(attacks, key=lambda k: attacks[k]["auc"])
@@ -194,6 +201,7 @@ def _attacks(document: Document, audit: Audit) -> None:
                 "**Which items users have**: no neighbourhoods are exchanged, so there is nothing to attack."
             )
         )
+    _tables(document, audit)
     rows = [[number, *(f"{row[k]:.3f}" if k in row else "–" for k in ("any", "guess", "degree"))]
             for number, row in found["gradients"]["rounds"].items()]  # fmt: skip
     document.add(
@@ -212,6 +220,24 @@ def _attacks(document: Document, audit: Audit) -> None:
             ),
             Table(["ratings", "AUC", "advantage"], rows),
         )
+
+
+def _tables(document: Document, audit: Audit) -> None:
+    """Add what fake accounts read from the public tables: all tables of this run, and all of them together in each variant."""
+    rows = []
+    for name in audit.variants:
+        attacks = audit.found[name]["tables"]
+        for attack in attacks if name == THIS else list(attacks)[-1:]:
+            figures = [attacks[attack][key] for key in ("guess", "all", "within", "held")]
+            shown = ("–" if value is None else f"{value:.3f}" for value in figures)
+            rows.append([name, attack.removeprefix("party, fakes, "), *shown])
+    document.add(
+        Paragraph("**Which items users have**, inferred by a party with fake accounts from the updates of the public tables. "
+                  "The figures are AUCs; the guess knows how popular an item is. *Same item* compares users for one item, where "
+                  "popularity says nothing. *Against held-out* compares training ratings with held-out ratings of the same item: "
+                  "users' tastes fit both, so 0.5 means that the tables show tastes and nothing more."),
+        Table(["variant", "what is read", "guess", "AUC", "same item", "against held-out"], rows),
+    )  # fmt: skip
 
 
 def _overlap(document: Document, audit: Audit) -> None:

@@ -24,7 +24,6 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.protocol.party.incoming import split_updates
-from verfedgnn.protocol.wire.fixed_point import sum_bits, wrap_signed
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 from verfedgnn.research.attacks.federation_sample import sample_users
 from verfedgnn.research.attacks.many_releases import ReleaseAverage
@@ -116,16 +115,8 @@ class Listener:
             if "user_bias" in rows:
                 self._biases.add(rows["user_bias"])
         if reply.gradient is not None:
-            self._own[reply.round] = self._sent(reply.gradient)
+            self._own[reply.round] = self.party.read_own_gradient(reply.gradient)
         self._hear_neighbourhoods()
-
-    def _sent(self, gradient: NDArray[Any]) -> NDArray[Any]:
-        """Return the party's own gradient without its masks; on one machine no masks are drawn."""
-        config = self.party.config
-        if not config.masking:
-            return gradient
-        skellam = config.gradients.mechanism == "skellam"
-        return wrap_signed(gradient, 32 if skellam else sum_bits(self.party.parties))
 
     def _hear_neighbourhoods(self) -> None:
         party = self.party

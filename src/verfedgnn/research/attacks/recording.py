@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.aggregation import sum_gradients
 from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.user_subset import UserSubset
+from verfedgnn.protocol.wire.fixed_point import sum_bits, wrap_signed
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.local_runtime import LocalRuntime
@@ -104,6 +106,13 @@ class ObservableParty(Party):
         """Protect a gradient as `Party.protect_gradient` does, and keep the original."""
         self.gradient = subset.expand_public(gradient)
         return super().protect_gradient(gradient, message, subset)
+
+    def read_own_gradient(self, sent: NDArray[Any]) -> NDArray[Any]:
+        """Return the party's own protected gradient as it enters the sum; on one machine no masks are drawn."""
+        if not self.config.masking:
+            return sent
+        skellam = self.config.gradients.mechanism == "skellam"
+        return wrap_signed(sent, 32 if skellam else sum_bits(self.parties))
 
     @property
     def edges(self) -> Graph:

@@ -91,7 +91,7 @@ def attack_sums(
             found[name] = judge_claims(attack(), truth[chosen], popularity)
         watch(ATTACKS, (done + 1) / len(attacks))
     if config.exchange.mode == "noised":
-        held = _held_out_items(federation, target)[chosen]
+        held = held_out_items(federation, target)[chosen]
         for done, (who, how) in enumerate(NOISE_EXPECTED):
             name = f"{who}, {how}, noise expected"
             if method not in name:
@@ -139,7 +139,7 @@ def judge_odds(odds: Tensor, truth: Tensor, held: Tensor, popularity: Tensor) ->
     return {name: None if value is None else round(float(value), 6) for name, value in figures.items()}
 
 
-def _held_out_items(federation: RecordedFederation, party: int) -> Tensor:
+def held_out_items(federation: RecordedFederation, party: int) -> Tensor:
     """Return which items (N, M) users rated at a party outside the training part."""
     held = torch.zeros_like(federation.parties[party].neighbours)
     for pairs in (federation.prepared[party].valid, federation.prepared[party].test):

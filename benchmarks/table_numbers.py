@@ -1,0 +1,141 @@
+"""Measure what the updates of the public tables tell a curious party on ML-100K (`research/attacks/table_attack.py`).
+
+    python benchmarks/table_numbers.py run NAME --seed 0 [--out results/attacks/tables]
+    python benchmarks/table_numbers.py write
+
+`run` attacks one setting of `SETTINGS` and keeps a record. `write` puts the records into results/attacks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import verfedgnn as vf
+from verfedgnn.research.attacks.table_attack import attack_tables
+from verfedgnn.research.experiments.result_tables import markdown
+from verfedgnn.research.experiments.training_cell import commit
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+RECORDS = RESULTS / "attacks" / "tables"
+ROUNDS = 300
+NOISED = {"exchange.mode": "noised", "exchange.noise": 0.05, "exchange.row_clip": 0.5}
+"""What two parties exchange by default."""
+ALONE = {"model.raters": 0}
+OFF = {"exchange.mode": "off"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training to attack: how the page names it, the number of parties, and settings beside those of preset best."""
+
+    title: str
+    parties: int
+    values: dict[str, Any] = field(default_factory=dict)
+    victims: int = 500
+
+
+SETTINGS = {
+    "ten-without": Setting("ten parties, without the second model", 10, ALONE),
+    "ten": Setting("ten parties", 10),
+    "ten-off-without": Setting("ten parties, no exchange, without the second model", 10, OFF | ALONE),
+    "ten-off": Setting("ten parties, no exchange", 10, OFF),
+    "four-without": Setting("four parties, without the second model", 4, ALONE, 250),
+    "four": Setting("four parties", 4, victims=250),
+    "two-without": Setting("two parties, without the second model", 2, NOISED | ALONE, 100),
+    "two": Setting("two parties", 2, NOISED, 100),
+}
+TITLE = "## From the public tables"
+ATTACKS = {
+    "party, fakes": "one party with fake accounts",
+    "party, insider": "one party, insider",
+    "colluders, fakes": "all but one, with fake accounts",
+    "colluders, insider": "all but one, insider",
+}
+TABLES = {
+    "users": "e_u, user embeddings",
+    "rater_users": "w_u of the second model",
+    "rater_values": "z_u of the second model",
+    "rater_marks": "y_u of the second model",
+    "all tables": "all tables",
+}
+
+
+def measure(setting: Setting, seed: int) -> dict[str, Any]:
+    """Return the AUCs of all attacks on one setting and seed."""
+    parties = vf.read_parties("ml-100k", parties=setting.parties, seed=seed)
+    values = {"training.gate": False, "lists": False, "training.epochs": ROUNDS, **setting.values}
+    config = vf.Config.preset("best").with_values({**values, "seed": seed})
+    return attack_tables(parties, config, rounds=ROUNDS, victims=setting.victims, seed=seed)
+
+
+def section() -> list[str]:
+    """Return the lines of this section of results/attacks.md: one row for each record and attacker."""
+    rows = []
+    by_table = []
+    for name, setting in SETTINGS.items():
+        for path in sorted(RECORDS.glob(f"{name}-[0-9].json")):
+            found = json.loads(path.read_text())["found"]
+            seed = path.stem[-1]
+            attacks = list(ATTACKS)[:2] if setting.parties == 2 else list(ATTACKS)
+            rows += [
+                [setting.title, seed, ATTACKS[attack], *_figures(found[f"{attack}, all tables"])]
+                for attack in attacks
+            ]
+            if not setting.values.keys() & ALONE:
+                by_table += [
+                    [setting.title, seed, title, *_figures(found[f"party, fakes, {table}"])]
+                    for table, title in TABLES.items()
+                ]
+    figures = ["popularity", "attack and popularity", "same item", "against held-out"]
+    return [
+        TITLE,
+        "",
+        "What the updates of the public tables tell about a user's items at another party",
+        "(`research/attacks/table_attack.py`). ML-100K, preset `best` with GCN and 300 rounds of ratings, one",
+        "fake account an item. Two parties exchange noised sums and see each other's gradients; more parties",
+        "exchange masked sums. Insiders know what the target's items add to a row in every round, the most",
+        "that can be known. AUCs as above; *without the second model* is `--set model.raters=0`.",
+        "`benchmarks/table_numbers.py` wrote this section; the records are in `attacks/tables/`.",
+        "",
+        markdown(["training", "seed", "attacker", *figures], rows),
+        "One party with fake accounts, by what it reads:",
+        "",
+        markdown(["training", "seed", "table", *figures], by_table),
+    ]
+
+
+def _figures(record: dict[str, float]) -> list[str]:
+    return [f"{record[key]:.2f}" for key in ("guess", "all", "within", "held")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("name", choices=SETTINGS)
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--out", type=Path, default=RECORDS)
+    commands.add_parser("write")
+    chosen = parser.parse_args()
+    if chosen.command == "run":
+        record = {"commit": commit(), "found": measure(SETTINGS[chosen.name], chosen.seed)}
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        (chosen.out / f"{chosen.name}-{chosen.seed}.json").write_text(json.dumps(record, indent=1) + "\n")
+        print(chosen.name, chosen.seed, flush=True)
+        return
+    page = RESULTS / "attacks.md"
+    before = page.read_text().split(f"\n{TITLE}\n")[0]
+    page.write_text("\n".join([before.rstrip("\n"), "", *section()]))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
