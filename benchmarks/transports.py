@@ -53,7 +53,7 @@ def run_party(kind: str, folder: Path) -> None:
             if event is None or event.kind == "left":
                 return
             if event.kind == "message":
-                transport.send(event.peer, event.data)
+                transport.send(event.peer, (event.data,))
     authority, key, certificate = credentials(identity)
     chosen = grpc.ssl_channel_credentials(authority, key, certificate)
     name = (("grpc.ssl_target_name_override", identity.agreement.coordinator.name),)

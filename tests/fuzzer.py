@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import queue
 import random
 import resource
 import signal
@@ -54,8 +53,7 @@ from verfedgnn.protocol.wire.messages import decode, encode
 SECONDS = 1.0
 """Time that a member may take for one message."""
 BYTES = 200 << 20
-"""Memory that a member may take for messages of at most `LARGEST` bytes."""
-LARGEST = 1 << 20
+"""Memory that a member may take for one message."""
 BATCH = 250
 """Hostile messages that one copy of the process sends."""
 
@@ -361,7 +359,7 @@ def attack_training(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
     chosen = {"batch": 0, "epochs": 4, "evaluate_every": 2, "dim": 4, "unprotected": ["noise"]}
     config = vf.Config.preset("paper", masking=seed % 2 == 0, **chosen)
     names = [party.name for party in parties]
-    _, identities = agree(folder, names, config, alignment="none", max_message=LARGEST)
+    _, identities = agree(folder, names, config, alignment="none")
     hub = Hub()
     host = HostedCoordinator(hub, folder / "run-server", identities[SERVER], names[0])
     members = [
@@ -372,16 +370,15 @@ def attack_training(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
     while waiting and not fuzzer.done:
         waiting = False
         for member in (host, *members):
-            try:
-                event = member.wire.events.get_nowait()
-            except queue.Empty:
+            event = member.wire.next(0)
+            if event is None:
                 continue
             waiting = True
             if event.kind == "message":
                 state = host.service.coordinator.state if member is host else member.service.state
                 where = f"{'coordinator' if member is host else 'party'} {state.name}"
                 undo = host.keep() if member is host else None
-                fuzzer.attack(where, event.data, member.hostile, member.state, undo)
+                fuzzer.attack(where, bytes(event.data), member.hostile, member.state, undo)
             member.take(event)
     if not fuzzer.done:
         results = {
@@ -408,7 +405,7 @@ def attack_alignment(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
             fuzzer.attack(
                 "alignment at the coordinator",
                 data,
-                lambda raw, sender=sender: host.handle(sender, decode(raw, LARGEST, 64 * len(raw))),
+                lambda raw, sender=sender: host.handle(sender, decode(raw, 64 * len(raw))),
                 lambda: "",
                 lambda kept=kept: vars(host).update({name: _copy(value) for name, value in kept.items()}),
             )
@@ -419,7 +416,7 @@ def attack_alignment(fuzzer: Fuzzer, folder: Path, seed: int) -> None:
             fuzzer.attack(
                 "alignment at a party",
                 data,
-                lambda raw, party=party: party.handle(decode(raw, LARGEST, 64 * len(raw))),
+                lambda raw, party=party: party.handle(decode(raw, 64 * len(raw))),
                 lambda party=party: repr((party.rows, party.users, party.alignment)),
             )
             for answer in party.handle(decode(data)):

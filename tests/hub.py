@@ -29,7 +29,9 @@ from verfedgnn.federation.party_session import run_party
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import Transcript
+from verfedgnn.federation.transport.frames import FrameJoiner, cut_message, join_frame
 from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.protocol.wire.framing import EncodedMessage
 
 SERVER = "server"
 QUICK = Timeouts(reply=30, hello=0.3, idle=30, link=5, finish=2)
@@ -48,16 +50,26 @@ class Wire:
         self.fault = fault
         self.events: queue.Queue[TransportEvent] = queue.Queue()
         self.alive = True
+        self._joiner = FrameJoiner()
         hub.attach(self)
 
-    def send(self, to: str, data: bytes) -> None:
+    @property
+    def largest(self) -> int:
+        return self._joiner.largest
+
+    @largest.setter
+    def largest(self, size: int) -> None:
+        self._joiner.largest = size
+
+    def send(self, to: str, message: EncodedMessage) -> None:
+        data = b"".join(message)
         passed = data if self.fault is None else self.fault(data)
         if passed is not None and self.alive:
             self.hub.deliver(to, TransportEvent("message", self.name, passed), self)
 
     def next(self, timeout: float) -> TransportEvent | None:
         try:
-            return self.events.get(timeout=min(timeout, 0.02))
+            return join_frame(self._joiner, self.events.get(timeout=min(timeout, 0.02)))
         except queue.Empty:
             return None
 
@@ -74,6 +86,8 @@ class Hub:
         self.wires: dict[str, Wire] = {}
         self.lock = threading.RLock()
         self.seen: list[tuple[str, str, bytes]] = []
+        self.before_frame: Callable[[str], None] = lambda sender: None
+        """Called before a frame is delivered; it may raise `Killed`."""
 
     def attach(self, wire: Wire) -> None:
         with self.lock:
@@ -92,8 +106,10 @@ class Hub:
     def deliver(self, to: str, event: TransportEvent, sender: Wire) -> None:
         with self.lock:
             if self.wires.get(sender.name) is sender and to in self.wires:
-                self.seen.append((event.peer, to, event.data))
-                self.wires[to].events.put(event)
+                self.seen.append((event.peer, to, bytes(event.data)))
+                for frame in cut_message((event.data,)):
+                    self.before_frame(sender.name)
+                    self.wires[to].events.put(TransportEvent("message", event.peer, frame))
 
     def _peers(self, name: str) -> list[Wire]:
         others = [wire for other, wire in self.wires.items() if other != name]

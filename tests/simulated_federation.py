@@ -26,6 +26,7 @@ from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.wire.framing import EncodedMessage
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Message,
@@ -205,10 +206,10 @@ class Simulation:
 
     # -- what a training needs from its service ----------------------------------------------------------
 
-    def send(self, name: str, message: Message, data: bytes | None = None) -> None:
+    def send(self, name: str, message: Message, data: EncodedMessage | None = None) -> None:
         """Put a message into a party's inbox."""
         if name in self.members and name not in self.dead:
-            self.members[name].inbox.append(encode(message) if data is None else data)
+            self.members[name].inbox.append(encode(message) if data is None else b"".join(data))
 
     def exclude(self, name: str) -> None:
         """Go on without a party."""

@@ -24,7 +24,6 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.federation.agreement import Absence
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transport.interface import TransportEvent
-from verfedgnn.protocol.wire.alignment_messages import Pseudonyms
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import Welcome
 
@@ -194,19 +193,6 @@ def test_too_few_common_users_are_refused_with_the_counts(
     wrong = vf.PartyData(first.name, replace(table, user_ids=ids))
     federated = keyed(tmp_path, [wrong, *rest], min_overlap=0.1)
     assert_all_end(federated, f"too few common users: {first.name} shares 3 of 120")
-
-
-def test_a_limit_on_messages_is_checked_before_users_are_aligned(
-    tmp_path: Path, small_parties: list[vf.PartyData]
-) -> None:
-    federated = keyed(tmp_path, small_parties, max_message=4000)
-    assert_all_end(federated, "more than max_message = 4,000")
-    assert not any(kind_of(data) is Pseudonyms for _, _, data in federated.hub.seen)
-
-
-def test_a_limit_on_messages_without_alignment(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
-    federated = trial(tmp_path, small_parties, settings(epochs=1), max_message=4000)
-    assert_all_end(federated, "exceeds max_message in federation.toml")
 
 
 def test_another_agreement_is_named_while_users_are_aligned(

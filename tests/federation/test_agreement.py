@@ -54,9 +54,7 @@ def values(**changes: Any) -> dict[str, Any]:
 
 def test_round_trip(tmp_path: Path) -> None:
     config = Config.preset("paper", model="gat", mechanism="none", threshold=3.5)
-    agreement = build_agreement(
-        values(config=config, timeouts={"reply": 7}, alignment="ecdh", max_message=1 << 20)
-    )
+    agreement = build_agreement(values(config=config, timeouts={"reply": 7}, alignment="ecdh"))
     save_agreement(tmp_path / "federation.toml", agreement)
     text = (tmp_path / "federation.toml").read_text()
     assert text.startswith("# The agreement of this federation")
@@ -99,7 +97,6 @@ def test_the_fingerprint_covers_who_and_how_but_not_where() -> None:
         {"address": "other.example.org:1"},
         {"timeouts": Timeouts(idle=1)},
         {"min_parties": 2},
-        {"max_message": 9},
     ):
         assert agreement.with_values(**same).fingerprint() == agreement.fingerprint()
 

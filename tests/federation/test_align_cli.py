@@ -15,7 +15,7 @@ from verfedgnn.federation.party_store import PartyStore
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
 
 
-def prepare(shells: Shells, port: int, *, max_users: int = 0) -> None:
+def prepare(shells: Shells, port: int, *, max_users: int = 1000) -> None:
     """Make a federation of two parties."""
     shells.now("federation", "init", "home", "--address", f"127.0.0.1:{port}")
     for name in NAMES[:2]:

@@ -181,7 +181,7 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
         victim._last_trip = (0, 0, 0)
         victim.progress.snapshots = []
         members[0].stay = welcomes[0].stay
-        victim.replica.load(*(a.copy() for a in public), None, 2)
+        victim.replica.load({name: values.copy() for name, values in public.items()}, 2)
         try:
             message = decode(data)
             if isinstance(message, Welcome):
@@ -195,7 +195,7 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
             pass
         assert bool(victim.progress.private.parameters["items"].isfinite().all())
 
-    public = (coordinator.replica.parameters.numpy().copy(), coordinator.replica.accumulator.numpy().copy())
+    public = {name: values.copy() for name, values in coordinator.replica.arrays().items()}
     attack()
     assert 0 < good < EXAMPLES
     assert isinstance(start, RoundStart)

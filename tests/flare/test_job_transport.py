@@ -87,26 +87,26 @@ def test_messages_that_overtake_each_other_arrive_in_order(pair: Pair) -> None:
 
     pair.cells[1].pass_on = swap
     for number in range(6):
-        pair.party.send("server", bytes([number]))
+        pair.party.send("server", (bytes([number]),))
     assert [pair.until(pair.server, "message").data[0] for _ in range(6)] == list(range(6))
 
 
 def test_a_repeated_message_arrives_once(pair: Pair) -> None:
     pair.cells[1].pass_on = lambda message: [message, message]
     for number in range(3):
-        pair.party.send("server", bytes([number]))
+        pair.party.send("server", (bytes([number]),))
     assert [pair.until(pair.server, "message").data[0] for _ in range(3)] == [0, 1, 2]
     assert pair.server.next(0.1) is None
 
 
 def test_after_a_lost_message_both_sides_start_over(pair: Pair) -> None:
     pair.cells[1].pass_on = lambda message: []
-    pair.party.send("server", b"lost")
+    pair.party.send("server", (b"lost",))
     for end in (pair.party, pair.server):
         pair.until(end, "left")
         pair.until(end, "joined")
     pair.cells[1].pass_on = lambda message: [message]
-    pair.party.send("server", b"again")
+    pair.party.send("server", (b"again",))
     assert pair.until(pair.server, "message").data == b"again"
 
 
@@ -116,7 +116,7 @@ def test_a_silent_peer_has_left_and_may_come_back(pair: Pair) -> None:
     pair.cells[1].mute = False
     pair.until(pair.server, "joined")
     pair.until(pair.party, "joined")
-    pair.server.send("books", b"welcome")
+    pair.server.send("books", (b"welcome",))
     assert pair.until(pair.party, "message").data == b"welcome"
 
 

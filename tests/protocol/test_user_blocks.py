@@ -63,7 +63,7 @@ def test_a_digest_hashes_the_block_of_the_round_and_covers_all_of_them() -> None
         changed = {index for index, found in replica._block_hashes.items() if found != kept[index]}
         assert changed == {block.index}
         copy = Replica.initial(config, model, [3, 4, 5], 100, 1.0, torch.device("cpu"))
-        copy.load(**replica.arrays(), round=round)
+        copy.load(replica.arrays(), round)
         assert copy.digest() == digests[-1]
     assert len(set(digests)) == len(digests)
     arrays = replica.arrays()
@@ -71,7 +71,7 @@ def test_a_digest_hashes_the_block_of_the_round_and_covers_all_of_them() -> None
         for place in range(model.size):
             other = {key: values.copy() for key, values in arrays.items()}
             other[name][place] += 1
-            copy.load(**other, round=9)
+            copy.load(other, 9)
             assert copy.digest() != digests[-1]
 
 

@@ -106,10 +106,8 @@ class Agreement(Section):
     """How users are aligned: keyed (under a shared key), ecdh (under keys of two parties) or none (as given)."""
     min_parties: int = Field(0, ge=0)
     """Number of parties a round needs; 0 means more than half, at least two, and all with exchange.mode = masked."""
-    max_message: int = Field(1 << 30, ge=1)
-    """Largest size of a message, in bytes."""
-    max_users: int = Field(0, ge=0)
-    """Number of users a party may align, 0 for no limit. It bounds what a party can learn by inventing ids."""
+    max_users: int = Field(20_000_000, ge=1)
+    """Number of users a party may align. It bounds what a party can learn by inventing ids, and the memory it can occupy."""
     min_users: int = Field(100, ge=1)
     """Number of users the federation must have. A sum over few users shows what single users contribute."""
     min_overlap: float = Field(0.02, ge=0, le=1)
@@ -214,7 +212,7 @@ class Agreement(Section):
     def digest(self) -> str:
         """Return the SHA-256 of the members, the rules and the configuration, for organisations to compare.
 
-        The address, the timeouts and `max_message` are not covered.
+        The address and the timeouts are not covered.
         """
         roster = [(party.name, party.fingerprint) for party in self.parties]
         parts = (

@@ -38,7 +38,6 @@ def connect(
     driver = PinnedTls(
         context,
         {peer.fingerprint: peer.name for peer in peers},
-        largest=agreement.max_message,
         link_seconds=agreement.timeouts.link,
         refused=refused,
     )

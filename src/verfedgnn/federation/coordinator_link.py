@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from verfedgnn.core.errors import ConfigError, Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript
+from verfedgnn.federation.transport.frames import size_of
 from verfedgnn.federation.transport.interface import Transport
 from verfedgnn.protocol.party.common_statements import common_statements
+from verfedgnn.protocol.round.message_sizes import largest_alignment
 from verfedgnn.protocol.round.user_blocks import UserBlocks
-from verfedgnn.protocol.wire.framing import kind_of
-from verfedgnn.protocol.wire.messages import Message, Refused, RoundStart, Waiting, decode, encode
+from verfedgnn.protocol.wire.framing import Buffer, kind_of
+from verfedgnn.protocol.wire.messages import (
+    Message,
+    Refused,
+    RoundStart,
+    Waiting,
+    decode,
+    encode_parts,
+)
 from verfedgnn.runs.ledger import Ledger
 
 _TICK = 0.25
@@ -37,7 +46,7 @@ class CoordinatorLink:
         self.name = identity.name
         self.ledger = Ledger()
         self.connected = False
-        self.largest: int | None = None
+        self._largest_array: int | None = None
         """Bytes of the largest packed array that a RoundStart may hold; None until the model is known."""
         self.stage = ALIGNMENT
         """Name of the present training, or "alignment"."""
@@ -47,16 +56,20 @@ class CoordinatorLink:
         """Unix time of the last message from the coordinator; None before the first."""
         self._last_heard = 0.0
         self._last_hello = 0.0
+        aligns = self.agreement.alignment != "none"
+        self._largest_alignment = largest_alignment(self.agreement.max_users if aligns else 0)
+        transport.largest = self._largest_alignment
+
+    def expect(self, largest_message: int, largest_array: int) -> None:
+        """Accept messages of a training, up to that many bytes, with arrays in a RoundStart up to that many bytes."""
+        self.transport.largest = max(largest_message, self._largest_alignment)
+        self._largest_array = largest_array
 
     def send(self, message: Message) -> None:
         """Send a message to the coordinator."""
-        data = encode(message)
-        if len(data) > self.agreement.max_message:
-            raise ConfigError(
-                f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
-            )
+        data = encode_parts(message)
         self.transcript.record("out", COORDINATOR, message, data, self.stage)
-        self.ledger.record(type(message).__name__, "up", self.name, len(data))
+        self.ledger.record(type(message).__name__, "up", self.name, size_of(data))
         self.transport.send(COORDINATOR, data)
 
     def receive(
@@ -88,6 +101,10 @@ class CoordinatorLink:
             elif event.kind == "left":
                 log_warning("lost the coordinator, reconnecting")
                 self.connected = False
+            elif event.kind == "part":
+                self._last_heard = time.monotonic()
+            elif event.kind == "broken":
+                raise ProtocolError(f"the coordinator sent {event.reason}")
             else:
                 self._last_heard = time.monotonic()
                 self.heard = time.time()
@@ -116,16 +133,16 @@ class CoordinatorLink:
                 self._last_heard = now
             self.send(hello())
 
-    def _read(self, data: bytes) -> Message:
+    def _read(self, data: Buffer) -> Message:
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
-        known = self.largest if kind_of(data) is RoundStart else None
+        known = self._largest_array if kind_of(data) is RoundStart else None
         try:
-            message = decode(data, self.agreement.max_message, 64 * len(data) if known is None else known)
+            message = decode(data, min(64 * len(data), self.transport.largest) if known is None else known)
         except ProtocolError:
             self.transcript.record_unreadable(COORDINATOR, data, self.stage)
             raise
         common = common_statements(message, self.blocks)
-        self.transcript.record("in", COORDINATOR, message, data, self.stage, common)
+        self.transcript.record("in", COORDINATOR, message, (data,), self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
         if isinstance(message, Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
-from verfedgnn.core.errors import ConfigError, DataError, Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.errors import DataError, Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.absence import has_request, remove_request
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.coordinator_store import TrainingRecord
@@ -24,17 +24,17 @@ from verfedgnn.federation.identity import MemberIdentity, check_key
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript
+from verfedgnn.federation.transport.frames import size_of
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
-from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import COORDINATOR_STATES
 from verfedgnn.protocol.party.policy import name_mask_purpose
 from verfedgnn.protocol.round.mask_context import list_statement
+from verfedgnn.protocol.round.message_sizes import largest_alignment
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
-from verfedgnn.protocol.user_alignment.probes import PROBES
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
-from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage, kind_of
 from verfedgnn.protocol.wire.messages import (
     Finished,
     Hello,
@@ -46,7 +46,7 @@ from verfedgnn.protocol.wire.messages import (
     Unmask,
     Waiting,
     decode,
-    encode,
+    encode_parts,
 )
 from verfedgnn.runs.start_from import claim_ancestor, read_public_start
 
@@ -117,6 +117,7 @@ class CoordinatorService:
         """The present training: the first one whose result some party lacks."""
         self._joined: dict[str, CoordinatorStage] = {}
         """The training to which each party said hello last."""
+        self._limit_messages()
 
     @property
     def coordinator(self) -> Coordinator:
@@ -199,8 +200,10 @@ class CoordinatorService:
             self._lose(name)
         elif event.kind == "second":
             self._report_second(name)
-        elif self.offences[name] < MOST_OFFENCES:
+        elif event.kind != "part" and self.offences[name] < MOST_OFFENCES:
             try:
+                if event.kind == "broken":
+                    raise ProtocolError(f"{name}: {event.reason}")
                 self._receive(name, event.data)
             except ProtocolError as error:
                 self._refuse(name, str(error))
@@ -213,7 +216,7 @@ class CoordinatorService:
             log_warning("a second process of a party was refused", party=name)
             self.send(name, Waiting(missing=[], second=True))
 
-    def _receive(self, name: str, data: bytes) -> None:
+    def _receive(self, name: str, data: Buffer) -> None:
         kind = kind_of(data)
         stage = self.stages[0] if kind in _ALIGNMENT else self._stage_of(name)
         if kind in _OF_TRIPS and name not in stage.greeted:
@@ -221,12 +224,12 @@ class CoordinatorService:
         if kind is not None:
             COORDINATOR_STATES.after(stage.coordinator.state, kind, name)
         # Outside of rounds, arrays are packed with at least one bit per value, which bounds their size.
-        largest = stage.coordinator.largest_array if kind is RoundReply else 64 * len(data)
-        message = decode(data, self.agreement.max_message, largest)
+        most = min(64 * len(data), self.transport.largest)
+        message = decode(data, stage.coordinator.largest_array if kind is RoundReply else most)
         if isinstance(message, Hello):
             stage = self._stage_with(message.config)
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
-        self.transcript.record("in", name, message, data, _stage_name(message, stage))
+        self.transcript.record("in", name, message, (data,), _stage_name(message, stage))
         self._dispatch(name, message, stage)
 
     def _stage_of(self, name: str) -> CoordinatorStage:
@@ -292,6 +295,13 @@ class CoordinatorService:
             earlier.pass_on(name)
         for later in self.stages[place + 1 :]:
             later.lose(name)
+        self._limit_messages()
+
+    def _limit_messages(self) -> None:
+        """Let the transport accept messages as large as the agreement and the number of users require."""
+        sizes = [largest_alignment(self.agreement.max_users if self.host is not None else 0)]
+        sizes += [stage.coordinator.largest_message for stage in self.stages if stage.coordinator.began]
+        self.transport.largest = max(sizes)
 
     def _check_hello(self, name: str, message: Hello, stage: CoordinatorStage) -> None:
         if message.party != name:
@@ -319,19 +329,13 @@ class CoordinatorService:
         except DataError as error:
             self._end_all(error)
         for to, answer in answers:
-            data = encode(answer)
-            if len(data) > self.agreement.max_message:
-                raise ProtocolError(f"{name}: its message for {to} is too large")
-            self.send(to, answer, data)
+            self.send(to, answer)
         if isinstance(message, Aligned) and len(self.host.users) == len(self.agreement.parties):
             log_event("users aligned", method=self.host.method, users=next(iter(self.host.users.values())))
 
     def _start_alignment(self, name: str, message: AlignHello) -> None:
         assert self.host is not None
         self.host.check_hello(name, message)
-        announced = self.host.hellos | {name: message}
-        if self.host.fewest == 1 and len(announced) == len(self.host.names):
-            self._check_size(max(hello.users - PROBES for hello in announced.values()))
         others = {hello.seal_key for other, hello in self.host.hellos.items() if other != name}
         self._check_key(name, "seal", message.seal_key, message.seal_signature, others)
         log_event("party is ready to align", party=name)
@@ -368,17 +372,11 @@ class CoordinatorService:
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def send(self, name: str, message: Message, data: bytes | None = None) -> None:
+    def send(self, name: str, message: Message, data: EncodedMessage | None = None) -> None:
         """Send a message to a party, encoded as `data` if that is given."""
-        data = encode(message) if data is None else data
-        if len(data) > self.agreement.max_message:
-            self._end_all(
-                ConfigError(
-                    f"a message of {len(data):,} bytes exceeds max_message in federation.toml; raise it for all members"
-                )
-            )
+        data = encode_parts(message) if data is None else data
         stage = self._stage_of(name)
-        stage.record.ledger.record(type(message).__name__, "down", name, len(data))
+        stage.record.ledger.record(type(message).__name__, "down", name, size_of(data))
         self.transcript.record("out", name, message, data, _stage_name(message, stage))
         self.transport.send(name, data)
 
@@ -387,19 +385,6 @@ class CoordinatorService:
         for name in self.coordinator.names:
             self.send(name, Refused(reason=str(error)[:500]))
         raise error
-
-    def _check_size(self, users: int) -> None:
-        """End the federation if a Welcome for that many users would exceed the agreed size of a message."""
-        config = self.stages[0].stage.config
-        copies = 3 if config.training.average else 2
-        size = 4 * copies * Model(config.model, users).size
-        if size > self.agreement.max_message:
-            self._end_all(
-                ConfigError(
-                    f"a message about {users:,} users needs {size:,} bytes, more than max_message = "
-                    f"{self.agreement.max_message:,}; raise it in federation.toml at all members"
-                )
-            )
 
     def _announce_waiting(self) -> None:
         """Tell the parties that take part for whom the training waits, whenever that changes."""

@@ -27,7 +27,16 @@ from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
-from verfedgnn.protocol.wire.messages import Finish, Finished, Hello, Message, Refused, Waiting, encode
+from verfedgnn.protocol.wire.framing import EncodedMessage
+from verfedgnn.protocol.wire.messages import (
+    Finish,
+    Finished,
+    Hello,
+    Message,
+    Refused,
+    Waiting,
+    encode_parts,
+)
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
 STALL_SECONDS = 10.0
@@ -42,7 +51,7 @@ class Office(Protocol):
     offences: Counter[str]
     transcript: Transcript
 
-    def send(self, name: str, message: Message, data: bytes | None = None) -> None:
+    def send(self, name: str, message: Message, data: EncodedMessage | None = None) -> None:
         """Send a message to a party, encoded as `data` if that is given."""
 
     def exclude(self, name: str) -> None:
@@ -324,7 +333,7 @@ class CoordinatorStage:
     def _send(self, messages: Sequence[tuple[str, Message]]) -> None:
         """Send messages of the open trip, and wait for the answers from now on; a message to many is encoded once."""
         distinct = {id(message): message for _, message in messages}
-        encoded = {key: encode(message) for key, message in distinct.items()}
+        encoded = {key: encode_parts(message) for key, message in distinct.items()}
         for name, message in messages:
             self.office.send(name, message, encoded[id(message)])
         self._asked = time.monotonic()
@@ -409,7 +418,7 @@ class CoordinatorStage:
         coordinator = self.coordinator
         agreement = self.office.agreement
         message = self._last_message()
-        data = encode(message)
+        data = encode_parts(message)
         seconds = agreement.timeouts.finish
         if not self.stage.last and self.record.ended is None:
             seconds = agreement.absent.deadline or math.inf  # the next training needs every party

@@ -6,6 +6,7 @@ Nothing leaves the party but a handshake with the coordinator, which then logs t
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 import socket
 import ssl
@@ -36,8 +37,8 @@ MOST_SKEW = 60.0
 _PATIENCE = 10.0
 _BASE_BYTES = 470_000_000
 """Memory of a party without data (results/scale.md)."""
-_USER_BYTES = 128
-"""Memory a user and dimension."""
+_VALUE_BYTES = 128
+"""Memory a public parameter, of which every user has the same number."""
 _RATING_BYTES = 84
 _TRIAL_ROUNDS = 3
 """Number of rounds from which the time of a training is estimated."""
@@ -190,20 +191,19 @@ def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:
 
 
 def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings: int) -> Iterator[Finding]:
-    """Compare the disk, the memory and the size of messages with what this many users need."""
+    """Compare the disk and the memory with what this many users need."""
     config = identity.agreement.training_config
     place = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-    copy = 8 * Model(config.model, max(1, users)).size
-    needed = 20 * copy + 100 * ratings  # two checkpoints beside each other, models, and the stored data
+    values = Model(config.model, max(1, users)).size
+    needed = 160 * values + 100 * ratings  # two checkpoints beside each other, models, and the stored data
     free = shutil.disk_usage(place).free
     outcome: Outcome = "failed" if free < needed else "ok"
     yield Finding("disk", outcome, f"{free / 1e9:,.1f} GB free, at least {needed / 1e9:,.2f} GB needed")
-    memory = _BASE_BYTES + _USER_BYTES * config.model.dim * users + _RATING_BYTES * ratings
-    yield Finding("memory", "ok", f"about {memory / 1e9:,.1f} GB needed if all users are yours")
-    most = identity.agreement.max_message
-    outcome = "failed" if copy > most else "ok"
+    memory = _BASE_BYTES + _VALUE_BYTES * values + _RATING_BYTES * ratings
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    outcome = "warning" if memory > here else "ok"
     yield Finding(
-        "messages",
+        "memory",
         outcome,
-        f"{copy / 1e6:,.1f} MB for a copy of the public parameters, {most / 1e6:,.0f} MB allowed",
+        f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine",
     )

@@ -112,7 +112,7 @@ class PartyService:
         self.party: Party | None = None
         """The party of the present stay; None until it has joined."""
         self.state = PartyState.GREETING
-        link.largest = self.candidate.largest_array
+        link.expect(self.candidate.largest_message, self.candidate.largest_array)
         link.stage = stage.name
         link.blocks = UserBlocks(config, self.candidate.setup.model)
         if not stage.first:

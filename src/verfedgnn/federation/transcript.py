@@ -23,6 +23,7 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, writing
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
 from verfedgnn.protocol.wire.messages import Message
 
 TRANSCRIPT = "transcript.jsonl"
@@ -101,7 +102,7 @@ class Transcript:
         way: Literal["in", "out"],
         peer: str,
         message: Message,
-        data: bytes,
+        data: EncodedMessage,
         stage: str,
         common: dict[str, dict[str, Any]] | None = None,
     ) -> None:
@@ -113,14 +114,14 @@ class Transcript:
             stage=stage,
             peer=peer,
             **place,
-            bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
+            bytes=sum(map(len, data)),
+            sha256=_hash_parts(data),
             common=common or None,
         )
 
-    def record_unreadable(self, peer: str, data: bytes, stage: str) -> None:
+    def record_unreadable(self, peer: str, data: Buffer, stage: str) -> None:
         """Append a received message that could not be decoded."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = _hash_parts((data,))
         self._append(way="in", kind="unreadable", stage=stage, peer=peer, bytes=len(data), sha256=digest)
 
     def note(self, kind: str, stage: str | None = None, **values: str | int | float) -> None:
@@ -170,6 +171,13 @@ class Transcript:
         size = os.fstat(self._handle).st_size
         os.truncate(self._handle, good)
         return size - good
+
+
+def _hash_parts(data: EncodedMessage) -> str:
+    found = hashlib.sha256()
+    for part in data:
+        found.update(part)
+    return found.hexdigest()
 
 
 def read_lines(file: Path) -> Iterator[tuple[bytes, TranscriptEntry | None]]:

@@ -21,14 +21,16 @@ from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessagePropKey
 from nvflare.fuel.f3.message import Message
 
+from verfedgnn.federation.transport.frames import LARGEST_FRAME, FrameJoiner, join_frame
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.outbox import Outbox
+from verfedgnn.protocol.wire.framing import EncodedMessage
 
 CHANNEL = "verfedgnn"
 MOST_WAITING = 16
-"""Number of messages of one peer that may wait to be handled, and number that may wait for an earlier one."""
-LARGE_MESSAGE = 1 << 20
-"""Number of bytes from which a message is streamed in chunks instead of sent as one frame."""
+"""Number of frames of one peer that may wait to be handled, and number that may wait for an earlier one."""
+LARGE_FRAME = 1 << 20
+"""Number of bytes from which a frame is sent through FLARE's streams."""
 PULSE_SECONDS = 2.0
 """Longest time between two pulses."""
 
@@ -92,6 +94,7 @@ class JobTransport:
         self._identify = identify
         self._link_seconds = link_seconds
         self._events: queue.Queue[TransportEvent] = queue.Queue()
+        self._joiner = FrameJoiner()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._links = {name: _PeerLink(fqcn) for name, fqcn in peers.items()}
@@ -106,10 +109,19 @@ class JobTransport:
 
     # -- Transport ---------------------------------------------------------------------------------------
 
-    def send(self, to: str, data: bytes) -> None:
+    @property
+    def largest(self) -> int:
+        """Number of bytes of the largest message to accept from a peer."""
+        return self._joiner.largest
+
+    @largest.setter
+    def largest(self, size: int) -> None:
+        self._joiner.largest = size
+
+    def send(self, to: str, message: EncodedMessage) -> None:
         """Queue a message for a peer; one that is not in this job gets nothing."""
         if to in self._outboxes:
-            self._outboxes[to].put(data)
+            self._outboxes[to].put(message)
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event, or None after `timeout` seconds without one."""
@@ -122,7 +134,7 @@ class JobTransport:
                 link = self._links[event.peer]
                 link.waiting -= 1
                 self._release(event.peer, link)
-        return event
+        return join_frame(self._joiner, event)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, and tell the peers that this member leaves."""
@@ -136,13 +148,13 @@ class JobTransport:
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def _write(self, link: _PeerLink, data: bytes) -> None:
+    def _write(self, link: _PeerLink, frame: bytes) -> None:
         with self._lock:
             link.numbered += 1
             epoch = link.epoch
             number = link.numbered
-        message = Message({_EPOCH: epoch, _NUMBER: number}, data)
-        if len(data) < LARGE_MESSAGE:
+        message = Message({_EPOCH: epoch, _NUMBER: number}, frame)
+        if len(frame) < LARGE_FRAME:
             self._fire(link, _MESSAGE, message)
         else:
             self._cell.fire_and_forget(
@@ -228,6 +240,7 @@ class JobTransport:
             or link is None
             or self._closed.is_set()
             or not isinstance(data, bytes | bytearray | memoryview)
+            or len(data) > LARGEST_FRAME
         ):
             return
         with self._lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import queue
 import secrets
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,11 @@ from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
 
 from verfedgnn.core.version import installed_version
+from verfedgnn.federation.transport.frames import FrameJoiner, join_frame
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.outbox import Outbox
 from verfedgnn.federation.transport.tls_driver import INSTANCE, VERSION, PinnedTls, _Connection
+from verfedgnn.protocol.wire.framing import EncodedMessage
 
 COORDINATOR = "server"
 """Name of the coordinator's endpoint, which FLARE reserves for its root."""
@@ -42,8 +43,11 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
     def __init__(self, name: str, driver: PinnedTls, address: tuple[str, int], *, listen: bool) -> None:
         self.name = name
         self._closed = False
-        self._events: queue.Queue[tuple[TransportEvent, Callable[[], None] | None]] = queue.Queue()
-        self._release: Callable[[], None] | None = None
+        self._events: queue.Queue[tuple[TransportEvent, _Connection | None]] = queue.Queue()
+        """Events, and the connection of a frame."""
+        self._handled: _Connection | None = None
+        """Connection of the frame that was taken last."""
+        self._joiner = FrameJoiner()
         self._outboxes: dict[str, Outbox] = {}
         driver.second = self._report_second
         # A random name of this process, by which the coordinator tells a lost connection from a second process.
@@ -59,24 +63,34 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
 
     # -- Transport ---------------------------------------------------------------------------------------------------------
 
-    def send(self, to: str, data: bytes) -> None:
+    @property
+    def largest(self) -> int:
+        """Number of bytes of the largest message to accept from a peer."""
+        return self._joiner.largest
+
+    @largest.setter
+    def largest(self, size: int) -> None:
+        self._joiner.largest = size
+
+    def send(self, to: str, message: EncodedMessage) -> None:
         """Queue a message. Each peer has a thread that writes, so that a slow peer delays nobody else."""
         if to not in self._outboxes:
             self._outboxes[to] = Outbox(
                 to, partial(self._write, to), partial(self.communicator.remove_endpoint, to)
             )
-        self._outboxes[to].put(data)
+        self._outboxes[to].put(message)
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event. Taking it marks the previous one as handled."""
-        if self._release is not None:
-            self._release()
-            self._release = None
+        if self._handled is not None:
+            self._handled.release()
+            self._handled = None
         try:
-            event, self._release = self._events.get(timeout=max(0.0, timeout))
+            event, self._handled = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
-        return event
+        source = "" if self._handled is None else self._handled.name
+        return join_frame(self._joiner, event, source)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""
@@ -86,10 +100,10 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
                 outbox.drain(2.0)
             self.communicator.stop()
 
-    def _write(self, to: str, data: bytes) -> None:
+    def _write(self, to: str, frame: bytes) -> None:
         endpoint = self.communicator.find_endpoint(to)
         if endpoint is not None:
-            self.communicator.send(endpoint, _APP, Message({}, data))
+            self.communicator.send(endpoint, _APP, Message({}, frame))
 
     # -- FLARE's callbacks, from its threads ---------------------------------------------------------------------------------
 
@@ -102,8 +116,8 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
             connection.close()
             return
         connection.taken = True
-        payload = bytes(message.payload) if message.payload is not None else b""
-        self._events.put((TransportEvent("message", connection.peer, payload), connection.release))
+        frame = b"" if message.payload is None else message.payload
+        self._events.put((TransportEvent("message", connection.peer, frame), connection))
 
     def _report_second(self, peer: str) -> None:
         """Queue an event for a second process under the name of a connected peer."""

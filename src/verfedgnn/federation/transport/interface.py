@@ -5,23 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
+
 
 @dataclass(frozen=True)
 class TransportEvent:
-    """A peer that joined or left, a message from it, or a second process that wants to join under its name and was refused.
+    """Something that happened to a peer.
+
+    joined, left: It has connected, or is gone.
+    message: It sent `data`.
+    part: A part of a large message arrived.
+    broken: It sent what is no part of an acceptable message, for the `reason` given.
+    second: A second process wants to join under its name and was refused.
 
     `peer` is authenticated: nobody without its key can use that name.
     """
 
-    kind: Literal["joined", "left", "message", "second"]
+    kind: Literal["joined", "left", "message", "part", "broken", "second"]
     peer: str
-    data: bytes = b""
+    data: Buffer = b""
+    reason: str = ""
 
 
 class Transport(Protocol):
     """A carrier of bytes between a coordinator and its parties, ignorant of their meaning."""
 
-    def send(self, to: str, data: bytes) -> None:
+    largest: int
+    """Number of bytes of the largest message to accept from a peer."""
+
+    def send(self, to: str, message: EncodedMessage) -> None:
         """Queue a message and return at once. A message to an absent peer is lost; a `left` event reports the absence."""
 
     def next(self, timeout: float) -> TransportEvent | None:

@@ -1,4 +1,4 @@
-"""Messages that wait for one peer, written in order by one thread, so that a slow peer delays nobody else."""
+"""Messages that wait for one peer, written in order by one thread as frames, so that a slow peer delays nobody else."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import threading
 import time
 from collections.abc import Callable
 
+from verfedgnn.federation.transport.frames import cut_message, size_of
+from verfedgnn.protocol.wire.framing import EncodedMessage
+
 OUTBOX_MESSAGES = 64
 """Number of messages that may wait for one slow peer before it is disconnected."""
 OUTBOX_BYTES = 1 << 31
-"""Number of bytes that may wait for one slow peer before it is disconnected."""
+"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 
 
 class Outbox:
-    """Messages for one peer. `write` sends one of them; `lose` is called when that fails or too much is waiting."""
+    """Messages for one peer. `write` sends one frame; `lose` is called when that fails or too much is waiting."""
 
     def __init__(self, peer: str, write: Callable[[bytes], None], lose: Callable[[], None]) -> None:
         self._write = write
         self._lose = lose
-        self._waiting: queue.Queue[bytes] = queue.Queue(OUTBOX_MESSAGES)
+        self._waiting: queue.Queue[EncodedMessage] = queue.Queue(OUTBOX_MESSAGES)
         self._size = 0
+        self._limit = OUTBOX_BYTES
         threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
 
-    def put(self, data: bytes) -> None:
+    def put(self, message: EncodedMessage) -> None:
         """Queue a message and return at once."""
+        size = size_of(message)
+        self._limit = max(self._limit, 2 * size)
         try:
-            if self._size > OUTBOX_BYTES:
+            if self._size > self._limit:
                 raise queue.Full
-            self._waiting.put_nowait(data)
-            self._size += len(data)
+            self._waiting.put_nowait(message)
+            self._size += size
         except queue.Full:
             self._lose()
 
@@ -42,13 +48,16 @@ class Outbox:
 
     def _run(self) -> None:
         while True:
-            data = self._waiting.get()
+            message = self._waiting.get()
+            size = size_of(message)
             try:
-                self._write(data)
+                for frame in cut_message(message):
+                    self._write(frame)
             except Exception:
                 # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
                 with contextlib.suppress(Exception):
                     self._lose()
             finally:
-                self._size -= len(data)
+                del message  # it may hold a copy of all public parameters
+                self._size -= size
                 self._waiting.task_done()

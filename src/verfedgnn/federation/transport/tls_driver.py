@@ -36,13 +36,14 @@ from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from verfedgnn.federation.connection_table import ConnectionTable
+from verfedgnn.federation.transport.frames import LARGEST_FRAME
 
 HANDSHAKE_SECONDS = 10.0
 """Number of seconds that a whole handshake may take."""
 FRAMES_IN_FLIGHT = 4
 """Number of data frames of one connection that may be read but not yet handled."""
 FRAME_MARGIN = 4096
-"""Number of bytes in a frame besides the message: FLARE's prefix and headers."""
+"""Number of bytes around a frame: FLARE's prefix and headers."""
 INSTANCE = "instance"
 """Key of the process's random name in FLARE's handshake."""
 VERSION = "version"
@@ -88,14 +89,12 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
         context: ssl.SSLContext,
         roster: Mapping[str, str],
         *,
-        largest: int,
         link_seconds: float,
         refused: Callable[[str], None],
     ) -> None:
         super().__init__()
         self.context = context
         self.roster = roster
-        self.largest = largest + FRAME_MARGIN
         self.link_seconds = link_seconds
         self.refused = refused
         """Callback that receives the reason whenever a connection is not admitted."""
@@ -176,7 +175,7 @@ class PinnedTls(BaseDriver):  # type: ignore[misc]
             sock.close()
             return None
         self._tune(sock)
-        return _Connection(sock, self, name, self.largest, self.link_seconds)
+        return _Connection(sock, self, name, self.link_seconds)
 
     def claim(self, connection: _Connection) -> None:
         """Give a peer's name to a connection whose handshake has arrived; raise `CommError` if another process has it.
@@ -273,14 +272,11 @@ class _Handler(BaseRequestHandler):
 class _Connection(Connection):  # type: ignore[misc]
     """One TLS connection that carries frames."""
 
-    def __init__(
-        self, sock: ssl.SSLSocket, driver: PinnedTls, peer: str, largest: int, patience: float
-    ) -> None:
+    def __init__(self, sock: ssl.SSLSocket, driver: PinnedTls, peer: str, patience: float) -> None:
         super().__init__(driver.connector)
         self.driver = driver
         self.sock = sock
         self.peer = peer
-        self.largest = largest
         self.patience = patience
         self.closing = False
         """Whether the connection is about to end."""
@@ -362,7 +358,7 @@ class _Connection(Connection):  # type: ignore[misc]
         head = bytearray(PREFIX_LEN)
         self._read(memoryview(head))
         prefix = Prefix.from_bytes(head)
-        largest = self.largest if prefix.type == Types.DATA else FRAME_MARGIN
+        largest = LARGEST_FRAME + FRAME_MARGIN if prefix.type == Types.DATA else FRAME_MARGIN
         if not PREFIX_LEN <= prefix.length <= largest or prefix.header_len > min(
             FRAME_MARGIN, prefix.length - PREFIX_LEN
         ):

@@ -48,6 +48,7 @@ from verfedgnn.protocol.round.aggregation import (
 from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_survivors, following_trip
 from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
 from verfedgnn.protocol.round.message_checks import reply_problem
+from verfedgnn.protocol.round.message_sizes import largest_from_party
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.round.user_blocks import UserBlock, completed_passes
@@ -196,7 +197,7 @@ class Coordinator:
             config=self.config.digest(),
             ratings=self.ratings,
             round=self.replica.round,
-            **self.replica.arrays(),
+            **self.replica.full_copy(),
             digest=self.replica.digest(),
             forgotten=self.forgotten,
         )
@@ -514,6 +515,11 @@ class Coordinator:
         gradient = self.model.size * self.gradient_type.itemsize
         return largest_array(self.config, self.replica.blocks.all_users, gradient)
 
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that a party may send."""
+        return largest_from_party(self.config, self.model, len(self.names))
+
     # -- the end -----------------------------------------------------------------------------------------
 
     @property
@@ -537,8 +543,7 @@ class Coordinator:
 
     def checkpoint(self) -> CheckpointState:
         """Return everything that training changed, between two rounds."""
-        arrays = {name: value for name, value in self.replica.arrays().items() if value is not None}
-        state = CheckpointState(arrays)
+        state = CheckpointState(dict(self.replica.arrays()))
         hellos = [self.members.hellos[name] for name in self.names]
         state.values = {
             "training": self.training,
@@ -554,13 +559,12 @@ class Coordinator:
     def restore(self, state: CheckpointState) -> None:
         """Continue from a checkpoint; parties that have not joined yet join as if they came back."""
         values = state.values
-        arrays = state.arrays
         if not self.began:
             self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
             self._start_training()
         self.training = values["training"]
         self.round = values["round"]
-        self.replica.load(arrays["parameters"], arrays["accumulator"], arrays.get("average"), self.round)
+        self.replica.load(state.arrays, self.round)
         self.replied = dict(values["replied"])
         self.continues = values["continues"]
         self.best.restore(state, self.device)

@@ -71,7 +71,7 @@ class Deliveries:
             "neighbourhood_parties": [] if shared is None else shared.parties,
             "neighbourhood_trip": (0, 0) if shared is None else shared.trip,
             "neighbourhoods": None if shared is None else shared.total,
-            **(replica.arrays() if full_copy else {}),
+            **(replica.full_copy() if full_copy else {}),
         }
 
     def note_reply(self, name: str, start: RoundStart, round: int, block: int) -> None:

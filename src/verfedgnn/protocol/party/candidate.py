@@ -22,9 +22,10 @@ from verfedgnn.protocol.party.release_ledger import ReleaseLedger
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
+from verfedgnn.protocol.round.message_sizes import largest_from_coordinator
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
-from verfedgnn.protocol.wire.messages import Hello, Welcome
+from verfedgnn.protocol.wire.messages import Hello, Welcome, copied_state
 
 
 class Candidate:
@@ -72,6 +73,11 @@ class Candidate:
         config = self.setup.config
         model = self.setup.model
         return largest_array(config, UserBlocks(config, model).all_users, FULL_COPY * model.size)
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that the coordinator may send."""
+        return largest_from_coordinator(self.setup.config, self.setup.model)
 
     @property
     def _known_training(self) -> str | None:
@@ -174,7 +180,7 @@ class Candidate:
         replica = Replica(
             config, model, message.items, message.ratings, parameters, accumulator, message.round
         )
-        replica.load(message.parameters, message.accumulator, message.average, message.round)
+        replica.load(copied_state(message), message.round)
         if replica.digest() != message.digest:
             raise ProtocolError(
                 f"{self.name}: the public parameters received are not those that the coordinator announced"

@@ -10,12 +10,14 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from verfedgnn.core.array_files import as_bytes
 from verfedgnn.protocol.party.incoming import split_updates
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.alignment_messages import AlignStart, UserRows
-from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Survivors, Welcome
+from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Survivors, Welcome, copied_state
 
 Statements = dict[str, dict[str, Any]]
 """Values by subject; each value has named fields."""
@@ -59,12 +61,7 @@ def _state_welcome(message: Welcome, _: UserBlocks | None) -> Statements:
 
 
 def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
-    copies = {
-        "parameters": message.parameters,
-        "accumulator": message.accumulator,
-        "average": message.average,
-    }
-    return {name: _hash_array(values) for name, values in copies.items() if values is not None}
+    return {name: _hash_array(values) for name, values in copied_state(message).items()}
 
 
 def _state_round(message: RoundStart, blocks: UserBlocks | None) -> Statements:
@@ -117,10 +114,11 @@ _STATE: dict[type[Message], Callable[[Any, UserBlocks | None], Statements]] = {
 }
 
 
-def _hash(data: bytes | memoryview) -> str:
+def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 def _hash_array(values: NDArray[Any]) -> str:
-    head = f"{values.dtype.str} {values.shape} ".encode()
-    return _hash(head + values.tobytes())
+    found = hashlib.sha256(f"{values.dtype.str} {values.shape} ".encode())
+    found.update(as_bytes(np.ascontiguousarray(values)))
+    return found.hexdigest()

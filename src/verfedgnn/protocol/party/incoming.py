@@ -37,7 +37,7 @@ from verfedgnn.protocol.round.mask_context import sum_digest
 from verfedgnn.protocol.round.replica import Replica, participation_scale
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks
 from verfedgnn.protocol.wire.fixed_point import from_fixed, wrap_signed
-from verfedgnn.protocol.wire.messages import RoundStart
+from verfedgnn.protocol.wire.messages import RoundStart, copied_state
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def update_replica(replica: Replica, message: RoundStart) -> None:
     """Bring the public parameters to the start of the message's round; raise `ProtocolError` if that is not possible."""
     if message.parameters is not None and message.accumulator is not None:
         if replica.round < message.round - 1:
-            replica.load(message.parameters, message.accumulator, message.average, message.round - 1)
+            replica.load(copied_state(message), message.round - 1)
     else:
         for update in split_updates(message, replica.blocks):
             if update.round > replica.round + 1:

@@ -28,6 +28,9 @@ LARGEST_PARAMETER = 1e6
 ROUNDING = 1e-5
 """Relative excess over the model's bound that rounding may cause."""
 
+_ROWS = 1 << 16
+"""Number of user embeddings whose norms are computed at a time."""
+
 
 def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) -> None:
     """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
@@ -126,7 +129,7 @@ def check_full_copy(message: Welcome | RoundStart, config: Config, model: Model)
         check_public(values, model)
     if accumulator is None or accumulator.shape != (model.size,):
         raise ProtocolError("the public parameters received do not have the size of this model's")
-    if not (accumulator >= 0).all() or not np.isfinite(accumulator).all():
+    if not (accumulator.min() >= 0 and accumulator.max() < np.inf):
         raise _refused("the optimiser's sums of squares are negative or not finite")
 
 
@@ -138,12 +141,13 @@ def check_public(parameters: NDArray[Any] | None, model: Model) -> None:
     """
     if parameters is None or parameters.shape != (model.size,):
         raise ProtocolError("the public parameters received do not have the size of this model's")
-    if not np.abs(parameters).max() <= LARGEST_PARAMETER:
+    if not (parameters.max() <= LARGEST_PARAMETER and parameters.min() >= -LARGEST_PARAMETER):
         raise _refused(f"public parameters are not finite or beyond {LARGEST_PARAMETER:,.0f}")
     bound = model.config.bound
     if bound is not None:
         rows = parameters[: model.users * model.config.dim].reshape(model.users, model.config.dim)
-        longest = float(np.linalg.norm(rows.astype(np.float64), axis=1).max())
+        parts = (rows[at : at + _ROWS].astype(np.float64) for at in range(0, model.users, _ROWS))
+        longest = max(float(np.linalg.norm(part, axis=1).max()) for part in parts)
         if longest > bound * (1 + ROUNDING):
             raise _refused(f"user embeddings have a norm of {longest:.3g}, beyond the agreed bound {bound:g}")
 

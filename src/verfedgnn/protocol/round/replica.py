@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -60,6 +60,10 @@ class Replica:
         self._digest: tuple[int, str] | None = None
         self._block_hashes: dict[int, bytes] = {}
         """Hashes of the users' parameters by block, of blocks that have not changed since."""
+        self._copies: WeakValueDictionary[str, NDArray[np.float32]] = WeakValueDictionary()
+        """Arrays of the last full copy, as long as a message holds them."""
+        self._copied = -1
+        """Round of that copy."""
 
     @classmethod
     def initial(
@@ -90,30 +94,40 @@ class Replica:
         """The parameters that are validated and kept: the average if there is one."""
         return self.parameters if self.average is None else self.average
 
-    def arrays(self) -> dict[str, Any]:
-        """Return a full copy, in the form of messages and checkpoints."""
-        average = None if self.average is None else self.average.cpu().numpy()
-        return {
-            "parameters": self.parameters.cpu().numpy(),
-            "accumulator": self.accumulator.cpu().numpy(),
-            "average": average,
-        }
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return the state by name, as arrays that later steps change."""
+        return {name: values.cpu().numpy() for name, values in self._state.items()}
 
-    def load(
-        self,
-        parameters: NDArray[np.float32],
-        accumulator: NDArray[np.float32],
-        average: NDArray[np.float32] | None,
-        round: int,
-    ) -> None:
-        """Take over a full copy."""
-        if self.average is not None and average is not None:
-            self.average.copy_(torch.from_numpy(average))
-        self.parameters.copy_(torch.from_numpy(parameters))
-        self.accumulator.copy_(torch.from_numpy(accumulator))
+    def full_copy(self) -> dict[str, NDArray[np.float32]]:
+        """Return a copy of the state that nobody can write, for messages; all messages of one round share it."""
+        if self._copied != self.round:
+            self._copies.clear()
+            self._copied = self.round
+        found = {}
+        for name, values in self._state.items():
+            copy = self._copies.get(name)
+            if copy is None:
+                copy = values.to("cpu", copy=True).numpy()
+                copy.flags.writeable = False
+                self._copies[name] = copy
+            found[name] = copy
+        return found
+
+    @property
+    def _state(self) -> dict[str, Tensor]:
+        average = {} if self.average is None else {"average": self.average}
+        return {"parameters": self.parameters, "accumulator": self.accumulator} | average
+
+    def load(self, arrays: Mapping[str, NDArray[np.float32]], round: int) -> None:
+        """Take over a full copy; its arrays are asked for one by one."""
+        for name, values in self._state.items():
+            if name in arrays:
+                source = arrays[name]
+                values.copy_(torch.from_numpy(source if source.flags.writeable else source.copy()))
         self.round = round
         self._digest = None
         self._block_hashes.clear()
+        self._copies.clear()
 
     def apply(
         self, total: Tensor, parties: Sequence[int], round: int, start: NDArray[np.int16] | None = None

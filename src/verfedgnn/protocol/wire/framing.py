@@ -13,11 +13,10 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, create_model
 
+from verfedgnn.core.array_files import as_bytes, cut, make_table, view_arrays
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
 
@@ -28,8 +27,14 @@ MAX_JSON = 1 << 20
 """Largest JSON part in bytes."""
 MAX_TABLE = 1 << 16
 """Largest table of contents in front of the arrays, in bytes."""
-MAX_SIZE = 1 << 33
-"""Largest message in bytes, beyond any known federation: a full copy of 100 million parameters has 0.8 GB. A transport may set less."""
+BESIDES_ARRAYS = HEADER.size + MAX_JSON + MAX_TABLE + 8
+"""Largest number of bytes in a message besides its arrays."""
+MAX_ARRAY = 1 << 42
+"""Largest unpacked array in bytes, if the caller knows no better limit."""
+
+Buffer = bytes | bytearray | memoryview
+EncodedMessage = tuple[Buffer, ...]
+"""The bytes of one message, in parts that follow each other."""
 
 Bytes = Annotated[NDArray[np.integer[Any]], SkipValidation]
 Floats = Annotated[NDArray[np.float32], SkipValidation]
@@ -59,28 +64,41 @@ _PACKED = "uint8"
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message."""
+    """Encode a message as one piece."""
+    return b"".join(encode_parts(message))
+
+
+def encode_parts(message: Message) -> EncodedMessage:
+    """Encode a message as parts.
+
+    Arrays that nobody can write, such as those of a `Replica.full_copy`, are shared and not copied. Many messages can therefore hold
+    them at the cost of one.
+    """
     arrays = {name: getattr(message, name) for name in message.arrays}
     present = {name: _packed(value) for name, value in arrays.items() if value is not None}
     text = message.model_dump_json(exclude=set(message.arrays)).encode()
-    body = safetensors.numpy.save(present) if present else b""
-    return b"".join((HEADER.pack(MAGIC, VERSION, message.kind, len(text), len(body)), text, body))
+    table, names = make_table(present) if present else (b"", [])
+    body_size = len(table) + sum(array.nbytes for array in present.values())
+    head = HEADER.pack(MAGIC, VERSION, message.kind, len(text), body_size) + text + table
+    return (head, *(as_bytes(present[name]) for name in names))
 
 
 def _packed(value: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(value) if value.dtype.kind == "f" else pack_integers(value)
+    if value.dtype.kind != "f":
+        return pack_integers(value)
+    return np.array(value, order="C") if value.flags.writeable else np.ascontiguousarray(value)
 
 
-def kind_of(data: bytes) -> type[Message] | None:
+def kind_of(data: Buffer) -> type[Message] | None:
     """Return the class that the header of a message names; None if it names none."""
     return KINDS.get(HEADER.unpack_from(data)[2]) if len(data) >= HEADER.size else None
 
 
-def decode(data: bytes, max_size: int = MAX_SIZE, most: int | None = None) -> Message:
+def decode(data: Buffer, most: int = MAX_ARRAY) -> Message:
     """Decode a message; raise a `ProtocolError` that repeats none of its content if it is not valid.
 
-    The message may have at most `max_size` bytes, and each array unpacked from it at most `most` bytes (default: `max_size`), since
-    few bytes can encode very many zeros.
+    Each array unpacked from it may have at most `most` bytes, since few bytes can encode very many zeros. Arrays of floats are views
+    of `data` if it can be written, and otherwise of a copy.
     """
     if len(data) < HEADER.size:
         raise ProtocolError(f"the message has {len(data)} bytes, fewer than its header")
@@ -93,17 +111,13 @@ def decode(data: bytes, max_size: int = MAX_SIZE, most: int | None = None) -> Me
         )
     if kind not in KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
-    if text_size > MAX_JSON or len(data) > max_size or len(data) != HEADER.size + text_size + body_size:
+    if text_size > MAX_JSON or len(data) != HEADER.size + text_size + body_size:
         raise ProtocolError(
             f"message lengths do not fit: {text_size} + {body_size} bytes announced, {len(data)} received"
         )
     cls = KINDS[kind]
     text = bytes(data[HEADER.size : HEADER.size + text_size])
-    arrays = (
-        _arrays(cls, bytes(data[HEADER.size + text_size :]), max_size if most is None else most)
-        if body_size
-        else {}
-    )
+    arrays = _arrays(cls, memoryview(data)[HEADER.size + text_size :], most) if body_size else {}
     missing = [name for name in cls.arrays if cls.model_fields[name].is_required() and name not in arrays]
     if missing:
         raise ProtocolError(f"{cls.__name__}: array '{missing[0]}' is missing")
@@ -116,13 +130,11 @@ def decode(data: bytes, max_size: int = MAX_SIZE, most: int | None = None) -> Me
         raise ProtocolError(f"{cls.__name__}: field '{known}': {first['type']}") from None
 
 
-def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any]]:
-    if int.from_bytes(body[:8], "little") > MAX_TABLE:
-        raise ProtocolError(f"{cls.__name__}: unreadable arrays (their table of contents is too large)")
+def _arrays(cls: type[Message], body: memoryview, most: int) -> dict[str, NDArray[Any]]:
     try:
-        arrays = safetensors.numpy.load(body)
-    except Exception as error:  # safetensors raises several kinds, and numpy's for odd shapes
-        raise ProtocolError(f"{cls.__name__}: unreadable arrays ({type(error).__name__})") from None
+        arrays = view_arrays(memoryview(bytearray(body)) if body.readonly else body, MAX_TABLE)
+    except ValueError as error:
+        raise ProtocolError(f"{cls.__name__}: unreadable arrays ({error})") from None
     for name, value in arrays.items():
         allowed = _ALLOWED.get(cls.arrays.get(name, ""), ())
         if value.dtype == _PACKED and value.ndim == 1 and name in cls.arrays:
@@ -131,9 +143,14 @@ def _arrays(cls: type[Message], body: bytes, most: int) -> dict[str, NDArray[Any
             allowed = ()
         if str(value.dtype) not in allowed:
             raise ProtocolError(f"{cls.__name__}: unexpected array or type ({value.dtype})")
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
+        if value.dtype.kind == "f" and not _is_finite(value):
             raise ProtocolError(f"{cls.__name__}: array '{name}' holds a value that is not finite")
     return arrays
+
+
+def _is_finite(values: NDArray[Any]) -> bool:
+    """Return whether all values are finite; judged in parts, which take little memory."""
+    return all(np.isfinite(part.view(values.dtype)).all() for part in map(np.asarray, cut(as_bytes(values))))
 
 
 @cache

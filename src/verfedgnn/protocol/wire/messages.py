@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from verfedgnn.protocol.wire.framing import Bytes, Fixed, Floats, Message, decode, encode
+from verfedgnn.protocol.wire.framing import Bytes, Fixed, Floats, Message, decode, encode, encode_parts
 
 __all__ = [
     "Finish",
@@ -24,8 +24,10 @@ __all__ = [
     "Unmask",
     "Waiting",
     "Welcome",
+    "copied_state",
     "decode",
     "encode",
+    "encode_parts",
 ]
 
 _KEY = "^[0-9a-f]{64}$"
@@ -149,6 +151,12 @@ class RoundStart(Message):
     """Full copy instead of updates, for a party that missed many."""
     accumulator: Floats | None = None
     average: Floats | None = None
+
+
+def copied_state(message: Welcome | RoundStart) -> dict[str, Floats]:
+    """Return the full copy of the public parameters in a message, by name of the array; empty if it has none."""
+    arrays = {name: getattr(message, name) for name in ("parameters", "accumulator", "average")}
+    return {name: values for name, values in arrays.items() if values is not None}
 
 
 class RoundReply(Message):

@@ -1,0 +1,118 @@
+"""Messages of any size as frames of a bounded size.
+
+    size of the message 8 | place of this frame's bytes in it 8 | bytes
+
+A message is cut into frames of `FRAME_BYTES`; its last one may be shorter. Frames of one message follow each other in order. A
+receiver holds at most one incomplete message of each peer, and no message that is larger than it expects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from verfedgnn.core.errors import ProtocolError
+from verfedgnn.federation.transport.interface import TransportEvent
+from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
+
+FRAME_BYTES = 1 << 24
+"""Number of bytes of a message in one frame."""
+FRAME_HEAD = struct.Struct("<QQ")
+LARGEST_FRAME = FRAME_HEAD.size + FRAME_BYTES
+
+
+def size_of(message: EncodedMessage) -> int:
+    """Return the number of bytes of an encoded message."""
+    return sum(map(len, message))
+
+
+def cut_message(message: EncodedMessage) -> Iterator[bytes]:
+    """Yield the frames of a message; each is made when it is asked for."""
+    size = size_of(message)
+    rest = deque(map(memoryview, message))
+    for start in range(0, max(1, size), FRAME_BYTES):
+        missing = min(FRAME_BYTES, size - start)
+        pieces: list[Buffer] = [FRAME_HEAD.pack(size, start)]
+        while missing:
+            part = rest.popleft()
+            pieces.append(part[:missing])
+            if len(part) > missing:
+                rest.appendleft(part[missing:])
+            missing -= len(pieces[-1])
+        yield b"".join(pieces)
+
+
+class _Incomplete(NamedTuple):
+    """The received part of a message."""
+
+    source: str
+    data: memoryview
+    filled: int
+
+
+class FrameJoiner:
+    """The incomplete messages of all peers. `largest` is the size of the largest message that a peer may send now.
+
+    Memory for a message is taken when its first frame arrives, and the operating system provides it as it is filled. A peer that
+    announces much and sends little therefore occupies little.
+    """
+
+    def __init__(self, largest: int = FRAME_BYTES) -> None:
+        self.largest = largest
+        self._incomplete: dict[str, _Incomplete] = {}
+
+    def take(self, peer: str, frame: Buffer, source: str = "") -> memoryview | None:
+        """Add a frame of `peer` and return the message that it completes, or None.
+
+        `source` names the connection. The rest of a message that was refused, or that began on another connection, is ignored. Raise
+        `ProtocolError` if a message is too large, or if a frame repeats or leaves out bytes.
+        """
+        if len(frame) < FRAME_HEAD.size:
+            raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than its head")
+        size, start = FRAME_HEAD.unpack_from(frame)
+        body = memoryview(frame)[FRAME_HEAD.size :]
+        known = self._incomplete.get(peer)
+        if known is not None and known.source != source and start == 0 and size > FRAME_BYTES:
+            known = None  # a new connection has replaced the old one
+        if known is not None and known.source == source:
+            del self._incomplete[peer]
+            if (size, start) != (len(known.data), known.filled):
+                raise ProtocolError(f"a frame begins at byte {start:,} where byte {known.filled:,} is due")
+        elif start:
+            return None
+        if size > self.largest:
+            raise ProtocolError(f"a message of {size:,} bytes, where at most {self.largest:,} are expected")
+        if len(body) != min(FRAME_BYTES, size - start):
+            raise ProtocolError(
+                f"a frame has {len(body):,} bytes, fewer or more than its place in the message has"
+            )
+        if start == 0 and len(body) == size:
+            return body
+        data = np.empty(size, np.uint8).data if start == 0 or known is None else known.data
+        data[start : start + len(body)] = body
+        filled = start + len(body)
+        if filled == size:
+            return data
+        self._incomplete[peer] = _Incomplete(source, data, filled)
+        return None
+
+    def drop(self, peer: str) -> None:
+        """Forget the incomplete message of a peer that has left."""
+        self._incomplete.pop(peer, None)
+
+
+def join_frame(joiner: FrameJoiner, event: TransportEvent, source: str = "") -> TransportEvent:
+    """Return what a transport reports for an event whose data is one frame: a message, a part of one, or why it is refused."""
+    if event.kind in ("joined", "left"):
+        joiner.drop(event.peer)
+    if event.kind != "message":
+        return event
+    try:
+        data = joiner.take(event.peer, event.data, source)
+    except ProtocolError as error:
+        return TransportEvent("broken", event.peer, reason=str(error))
+    return TransportEvent("part", event.peer) if data is None else TransportEvent("message", event.peer, data)
