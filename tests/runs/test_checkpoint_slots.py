@@ -10,7 +10,7 @@ import pytest
 
 import verfedgnn as vf
 from verfedgnn.protocol.checkpoint_state import CheckpointState
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots, repack
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots, rewrite
 
 
 def state(number: int) -> CheckpointState:
@@ -83,7 +83,7 @@ def test_a_checkpoint_takes_one_flush(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_other_arrays_keep_the_checkpoint_valid(tmp_path: Path) -> None:
     written(tmp_path, 1)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(repack(path.read_bytes(), state(7).arrays))
+    rewrite(path, state(7).arrays)
     found = CheckpointSlots(tmp_path).read()
     assert found is not None
     assert found.round == 1

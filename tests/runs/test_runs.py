@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import pytest
@@ -94,15 +96,13 @@ def test_killed_between_the_last_round_and_the_figures(
 def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     chosen = config(checkpoint_every=2)
-    real, calls = files.write_through, iter(range(1000))
+    real, calls = files.creating, iter(range(1000))
     with monkeypatch.context() as patch:
-        patch.setattr(
-            files, "write_through", lambda path, data: (real if next(calls) < 6 else full)(path, data)
-        )
+        patch.setattr(files, "creating", lambda path: (real if next(calls) < 6 else full)(path))
         with pytest.raises(vf.RunError, match=r"No space left on device.*free some space"):
             vf.train(small_parties, chosen, out=tmp_path / "run")
     same(vf.resume(tmp_path / "run"), vf.train(small_parties, chosen))
@@ -123,15 +123,17 @@ def test_an_unfinished_checkpoint_leaves_the_last_good_one(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = config(checkpoint_every=3)
-    real, calls = files.write_through, iter(range(1000))
+    real, calls = files.creating, iter(range(1000))
 
-    def dies(path: Path, data: bytes) -> None:
-        if next(calls) == 10:
-            path.write_bytes(data[: len(data) // 2])
-            raise KeyboardInterrupt
-        real(path, data)
+    @contextmanager
+    def dies(path: Path) -> Iterator[BinaryIO]:
+        with real(path) as file:
+            yield file
+            if next(calls) == 10:
+                file.truncate(file.tell() // 2)
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "write_through", dies)
+    monkeypatch.setattr(files, "creating", dies)
     with pytest.raises(KeyboardInterrupt):
         vf.train(small_parties, chosen, out=tmp_path / "run")
     monkeypatch.undo()

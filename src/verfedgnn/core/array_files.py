@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.files import replacing
 
-PART = 1 << 26
+PART = 1 << 24
 """Number of bytes that are read or written at a time."""
 MAX_TABLE = 1 << 24
 """Largest table of contents of a file, in bytes."""
@@ -143,6 +143,11 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write a file of arrays atomically: it is either complete or unchanged."""
     with replacing(path) as file:
         write_parts(file.write, arrays)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read all arrays of a file; raise `ValueError` if it is not valid."""
+    return dict(ArrayFile(path))
 
 
 def write_parts(

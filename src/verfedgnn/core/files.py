@@ -49,14 +49,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_through(path: Path, data: bytes) -> None:
-    """Write `data` to a new file at `path` and flush it to disk. If the process is killed, a partial file may remain."""
+@contextmanager
+def creating(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing, and flush it to disk when the block ends. If the process is killed, a partial file may remain."""
     with _create_private(path) as file:
-        file.write(data)
+        yield file
         _flush(file)
 
 
-def write_all(handle: int, data: bytes) -> None:
+def write_all(handle: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of `data` to an open file; the operating system may take it in parts."""
     rest = memoryview(data)
     while rest:

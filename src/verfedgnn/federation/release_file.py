@@ -67,9 +67,9 @@ class ReleaseFile:
             found = self._last.read()
         except RunError:
             return {}
-        return (
-            found.state.arrays if entries and found is not None and found.round == entries[-1].round else {}
-        )
+        if not entries or found is None or found.round != entries[-1].round:
+            return {}
+        return dict(found.state.arrays)
 
     def append(self, entry: ReleaseEntry, values: Values) -> None:
         """Write a release, and begin to flush it to disk; it may leave the party once `flush` returns."""

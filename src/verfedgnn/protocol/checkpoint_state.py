@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +17,21 @@ EvaluatedModel = tuple[int, dict[str, Tensor]]
 
 @dataclass
 class CheckpointState:
-    """Arrays by name, and values that fit into JSON."""
+    """Arrays, and values that fit into JSON."""
 
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Arrays by name; those of a file are read when they are asked for."""
     values: dict[str, Any] = field(default_factory=dict)
+
+    def put_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Add arrays."""
+        self.arrays = {**self.arrays, **arrays}
 
     def put_model(self, name: str, model: EvaluatedModel | None) -> None:
         """Store an evaluated model and its round, or that there is none."""
         self.values[name] = None if model is None else model[0]
         if model is not None:
-            self.arrays |= {f"{name}.{key}": value.cpu().numpy() for key, value in model[1].items()}
+            self.put_arrays({f"{name}.{key}": value.cpu().numpy() for key, value in model[1].items()})
 
     def get_model(self, name: str, device: torch.device) -> EvaluatedModel | None:
         """Return what `put_model` stored."""

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors.numpy
-
 from verfedgnn.core import files
+from verfedgnn.core.array_files import ArrayFile, write_parts
 from verfedgnn.core.errors import RunError
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 
@@ -40,10 +38,11 @@ def _write_checkpoint(
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(mode=0o700)
     for name, state in states.items():
-        arrays = {key: np.ascontiguousarray(value) for key, value in state.arrays.items()}
-        files.write_through(part / f"{name}.safetensors", safetensors.numpy.save(arrays))
+        with files.creating(part / f"{name}.safetensors") as file:
+            write_parts(file.write, state.arrays)
     plain = {"round": round, "states": {name: state.values for name, state in states.items()}, **values}
-    files.write_through(part / "state.json", json.dumps(plain).encode())
+    with files.creating(part / "state.json") as file:
+        file.write(json.dumps(plain).encode())
     files.sync_folder(part)
     if final.exists():
         aside = folder / f"{final.name}~"
@@ -57,7 +56,10 @@ def _write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str, Any]] | None:
-    """Return the states and plain values of the newest complete checkpoint, or None if there is none."""
+    """Return the states and plain values of the newest complete checkpoint, or None if there is none.
+
+    Arrays are read from their file when they are asked for, so take them before the next checkpoint is written.
+    """
     found = (
         sorted(path for path in folder.glob("round-*") if _NAME.fullmatch(path.name))
         if folder.is_dir()
@@ -70,12 +72,9 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, CheckpointState], dict[str,
     try:
         plain = json.loads((newest / "state.json").read_text("utf-8"))
         states = {
-            name: CheckpointState(
-                safetensors.numpy.load((newest / f"{files.check_file_name(name)}.safetensors").read_bytes()),
-                values,
-            )
+            name: CheckpointState(ArrayFile(newest / f"{files.check_file_name(name)}.safetensors"), values)
             for name, values in plain.pop("states").items()
         }
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise RunError(f"the checkpoint {newest} cannot be read ({error}); train the run again") from None
     return states, plain

@@ -2,6 +2,9 @@
 
 Overwriting a file takes one flush where new files and a rename take four. A file holds a SHA-256 of its content. If a kill or a
 power cut interrupts a write, that file is not valid, and the other one holds the checkpoint before it.
+
+Arrays are written from their own memory and hashed part by part. A checkpoint that is read reads each array when it is asked for.
+No second copy of a checkpoint is therefore ever in memory.
 """
 
 from __future__ import annotations
@@ -9,16 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
-from numpy.typing import NDArray
 
+from verfedgnn.core.array_files import ArrayFile, Arrays, Buffer, as_bytes, cut, write_parts
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, sync_folder, write_all, writing
+from verfedgnn.core.files import make_folder, replacing, sync_folder, write_all, writing
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 
 _SLOTS = ("slot-0.safetensors", "slot-1.safetensors")
@@ -54,7 +56,7 @@ class CheckpointSlots:
             self._next = (0, 0) if newest is None else (newest.sequence + 1, 1 - newest.slot)
         sequence, slot = self._next
         plain = {"sequence": sequence, "round": round, "state": state.values, "values": dict(values)}
-        data = _pack(state.arrays, json.dumps(plain))
+        about = _describe(state.arrays, json.dumps(plain))
         path = self.folder / _SLOTS[slot]
         with writing(self.folder):
             is_new = not path.exists()
@@ -62,8 +64,8 @@ class CheckpointSlots:
                 make_folder(self.folder)
             handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                write_all(handle, data)
-                os.ftruncate(handle, len(data))
+                size = write_parts(lambda part: write_all(handle, part), state.arrays, about)
+                os.ftruncate(handle, size)
                 if self.durable:
                     os.fdatasync(handle)
             finally:
@@ -73,50 +75,61 @@ class CheckpointSlots:
         self._next = (sequence + 1, 1 - slot)
 
     def read(self) -> SlotCheckpoint | None:
-        """Return the newest valid checkpoint, None if there is no file; raise `RunError` if no file is valid."""
+        """Return the newest valid checkpoint, None if there is no file; raise `RunError` if no file is valid.
+
+        Its arrays are read from the file when they are asked for, so take them before the next `write`.
+        """
         paths = [(slot, self.folder / name) for slot, name in enumerate(_SLOTS)]
-        found = [_unpack(path.read_bytes(), slot) for slot, path in paths if path.is_file()]
-        valid = [each for each in found if each is not None]
-        if found and not valid:
+        found = [_open(path, slot) for slot, path in paths if path.is_file()]
+        newest_first = sorted((each for each in found if each is not None), key=lambda each: -each.sequence)
+        for each in newest_first:
+            if _is_valid(each.state.arrays):
+                return each
+        if found:
             raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again")
-        return max(valid, key=lambda each: each.sequence, default=None)
-
-
-def repack(data: bytes, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the content of a checkpoint's file with other arrays; a file without a checkpoint's text gets none."""
-    text = _read_metadata(data).get(_TEXT)
-    return safetensors.numpy.save(dict(arrays)) if text is None else _pack(arrays, text)
-
-
-def _pack(arrays: Mapping[str, NDArray[Any]], text: str) -> bytes:
-    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return safetensors.numpy.save(plain, {_TEXT: text, _HASH: _digest(plain, text)})
-
-
-def _unpack(data: bytes, slot: int) -> SlotCheckpoint | None:
-    """Return the checkpoint in a file's content; None if it is not valid."""
-    try:
-        arrays = safetensors.numpy.load(data)
-        about = _read_metadata(data)
-        if about[_HASH] != _digest(arrays, about[_TEXT]):
-            return None
-        plain = json.loads(about[_TEXT])
-        state = CheckpointState(arrays, plain["state"])
-        return SlotCheckpoint(plain["round"], state, plain["values"], plain["sequence"], slot)
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
         return None
 
 
-def _read_metadata(data: bytes) -> dict[str, str]:
-    """Return the texts in the header of safetensors: its length in eight bytes, then JSON."""
-    length = int.from_bytes(data[:8], "little")
-    found: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    return found
+def rewrite(path: Path, arrays: Arrays) -> None:
+    """Write other arrays to a checkpoint's file, atomically; a file without a checkpoint's text gets none."""
+    text = ArrayFile(path).about.get(_TEXT)
+    with replacing(path) as file:
+        write_parts(file.write, arrays, None if text is None else _describe(arrays, text))
 
 
-def _digest(arrays: Mapping[str, NDArray[Any]], text: str) -> str:
+def _describe(arrays: Arrays, text: str) -> dict[str, str]:
+    """Return the texts of a checkpoint's file: the checkpoint without its arrays, and the hash of everything."""
+    parts = {name: cut(as_bytes(np.ascontiguousarray(array))) for name, array in arrays.items()}
+    heads = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
+    return {_TEXT: text, _HASH: _digest(text, heads, parts)}
+
+
+def _open(path: Path, slot: int) -> SlotCheckpoint | None:
+    """Return the checkpoint in a file whose arrays are not verified; None if the file is not one of a checkpoint."""
+    try:
+        arrays = ArrayFile(path)
+        plain = json.loads(arrays.about[_TEXT])
+        state = CheckpointState(arrays, plain["state"])
+        return SlotCheckpoint(plain["round"], state, plain["values"], plain["sequence"], slot)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_valid(arrays: Arrays) -> bool:
+    """Return whether a file has the content whose hash it holds."""
+    assert isinstance(arrays, ArrayFile)
+    heads = {name: f"{place.dtype} {place.shape}" for name, place in arrays.places.items()}
+    parts = {name: arrays.parts(name) for name in arrays}
+    try:
+        return arrays.about.get(_HASH) == _digest(arrays.about[_TEXT], heads, parts)
+    except ValueError:
+        return False
+
+
+def _digest(text: str, heads: Mapping[str, str], parts: Mapping[str, Iterator[Buffer]]) -> str:
     found = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        found.update(f"\n{name} {arrays[name].dtype} {arrays[name].shape}\n".encode())
-        found.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+    for name in sorted(heads):
+        found.update(f"\n{name} {heads[name]}\n".encode())
+        for part in parts[name]:
+            found.update(part)
     return found.hexdigest()

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
+from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError
 from verfedgnn.core.files import check_links, make_folder, write_bytes, writing
 from verfedgnn.core.option_names import resume_words, worded
@@ -384,7 +384,7 @@ class Run:
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
             others_means = _read_means(folder / "model", parties)
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the run {folder} cannot be read ({error}); restore the folder or train again"
             ) from None
@@ -444,13 +444,13 @@ def _write_models(folder: Path, parties: Sequence[PartyData], models: Sequence[P
 def write_model(path: Path, model: PartyModel) -> None:
     """Write the model that one party serves."""
     arrays = {key: value.contiguous().cpu().numpy() for key, value in model.arrays().items()}
-    write_bytes(path, safetensors.numpy.save(arrays))
+    write_arrays(path, arrays)
 
 
 def _read_models(folder: Path, parties: Sequence[PartyData]) -> list[PartyModel]:
     models = []
     for name in safe_names(parties):
-        arrays = safetensors.numpy.load((folder / f"{name}.safetensors").read_bytes())
+        arrays = read_arrays(folder / f"{name}.safetensors")
         models.append(PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()}))
     return models
 
@@ -459,14 +459,14 @@ def _write_means(folder: Path, parties: Sequence[PartyData], means: Sequence[Ten
     known = zip(safe_names(parties), means or [], strict=False)
     arrays = {name: share.cpu().numpy() for name, share in known if share is not None}
     if arrays:
-        write_bytes(folder / "_others_means.safetensors", safetensors.numpy.save(arrays))
+        write_arrays(folder / "_others_means.safetensors", arrays)
 
 
 def _read_means(folder: Path, parties: Sequence[PartyData]) -> list[Tensor | None] | None:
     file = folder / "_others_means.safetensors"
     if not file.is_file():
         return None
-    arrays = safetensors.numpy.load(file.read_bytes())
+    arrays = read_arrays(file)
     found = [arrays.get(name) for name in safe_names(parties)]
     return [None if array is None else torch.from_numpy(array) for array in found]
 
@@ -493,17 +493,12 @@ def begin_folder(
 def write_public(folder: Path, public: Tensor) -> None:
     """Write the flat public parameters of the best model."""
     make_folder(folder / "model")
-    write_bytes(
-        folder / "model" / "_public.safetensors", safetensors.numpy.save({"public": public.cpu().numpy()})
-    )
+    write_arrays(folder / "model" / "_public.safetensors", {"public": public.cpu().numpy()})
 
 
 def read_public(folder: Path) -> NDArray[np.float32]:
     """Read the flat public parameters of the best model."""
-    found: NDArray[np.float32] = safetensors.numpy.load(
-        (folder / "model" / "_public.safetensors").read_bytes()
-    )["public"]
-    return found
+    return ArrayFile(folder / "model" / "_public.safetensors")["public"]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -23,20 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import load_config
+from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import lock_folder, write_bytes, writing
+from verfedgnn.core.files import lock_folder, writing
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import repack
+from verfedgnn.runs.checkpoint_slots import rewrite
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
@@ -182,21 +182,21 @@ def _repair_models(
     for folder in folders:
         for file, party, part in zip(safe_names(parties), parties, parts, strict=True):
             path = folder / f"{file}.safetensors"
-            arrays = safetensors.numpy.load(path.read_bytes())
+            arrays = read_arrays(path)
             model = PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()})
             items = np.array(journal.items[file], np.int64)
             write_model(path, _repair(model, party, part, rows, items, ranks=ranks))
     means = place / "model" / "_others_means.safetensors"
     if means.is_file():
-        found = safetensors.numpy.load(means.read_bytes())
+        found = read_arrays(means)
         for value in found.values():
             value[rows] = 0
-        write_bytes(means, safetensors.numpy.save(found))
+        write_arrays(means, found)
     public = place / "model" / "_public.safetensors"
     if not is_federated(place):
-        (flat,) = safetensors.numpy.load(public.read_bytes()).values()
+        (flat,) = read_arrays(public).values()
         changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
-        write_bytes(public, safetensors.numpy.save({"public": changed}))
+        write_arrays(public, {"public": changed})
 
 
 def _repair(
@@ -235,12 +235,11 @@ def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
     """Clear the users' rows in all checkpoints: parameters become average, and what was sent or received becomes 0."""
     model = Model(load_config(place / "config.toml").model, users)
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
-        data = path.read_bytes()
-        arrays = {key: value.copy() for key, value in safetensors.numpy.load(data).items()}
+        arrays = read_arrays(path)
         for name, value in arrays.items():
             if not names_item_rows(name, model):
                 arrays[name] = _clear(place, name, value, rows, users)
-        write_bytes(path, repack(data, arrays))
+        rewrite(path, arrays)
 
 
 def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
 from verfedgnn.config import load_config
+from verfedgnn.core.array_files import read_arrays
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import write_bytes
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import find_positions
@@ -26,7 +25,7 @@ from verfedgnn.data.item_table import ItemTable
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import repack
+from verfedgnn.runs.checkpoint_slots import rewrite
 from verfedgnn.runs.feature_table import features_file, read_features, write_features
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
@@ -139,7 +138,7 @@ def _cut_models(place: Path, file: str, stay: Kept) -> None:
         path = folder / f"{file}.safetensors"
         if not path.is_file():
             continue
-        arrays = safetensors.numpy.load(path.read_bytes())
+        arrays = read_arrays(path)
         model = PartyModel.from_arrays({key: torch.from_numpy(value) for key, value in arrays.items()})
         if len(model.items) == len(stay):
             rows = torch.from_numpy(np.flatnonzero(stay))
@@ -174,9 +173,8 @@ def _cut_checkpoints(place: Path, file: str, stay: Kept, users: int, *, alone: b
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
         if not alone and path.stem not in (file, f"{file}_models"):
             continue
-        data = path.read_bytes()
-        arrays = safetensors.numpy.load(data)
+        arrays = read_arrays(path)
         for name, value in arrays.items():
             if names_item_rows(name, model) and len(value) == len(stay):
                 arrays[name] = value[stay]
-        write_bytes(path, repack(data, arrays))
+        rewrite(path, arrays)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.core.files import write_through
+from verfedgnn.core.files import write_bytes
 from verfedgnn.runs.run import write_json
 from verfedgnn.runs.run_layout import FORGET_RECORD
 
@@ -25,7 +25,7 @@ def hash_ids(folder: Path, ids: Iterable[str]) -> list[str]:
     """Return a hash of each id under the key of the run folder, which is created if it is missing."""
     file = folder / _KEY
     if not file.is_file():
-        write_through(file, secrets.token_bytes(32))
+        write_bytes(file, secrets.token_bytes(32))
     key = file.read_bytes()
     return [hmac.new(key, each.encode(), hashlib.sha256).hexdigest() for each in ids]
 

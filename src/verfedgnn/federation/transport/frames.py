@@ -33,7 +33,7 @@ def size_of(message: EncodedMessage) -> int:
 def cut_message(message: EncodedMessage) -> Iterator[bytes]:
     """Yield the frames of a message; each is made when it is asked for."""
     size = size_of(message)
-    rest = deque(map(memoryview, message))
+    rest = deque([memoryview(part) for part in message])
     for start in range(0, max(1, size), FRAME_BYTES):
         missing = min(FRAME_BYTES, size - start)
         pieces: list[Buffer] = [FRAME_HEAD.pack(size, start)]

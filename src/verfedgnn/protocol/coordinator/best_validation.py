@@ -57,7 +57,7 @@ class BestValidation:
 
     def put(self, state: CheckpointState) -> None:
         """Store the best validation in a checkpoint."""
-        state.arrays["best"] = self.parameters.cpu().numpy()
+        state.put_arrays({"best": self.parameters.cpu().numpy()})
         state.values |= {
             "errors": self.errors,
             "digests": list(self.digests.items()),

@@ -87,7 +87,7 @@ class Deliveries:
             "sums_received": {name: list(trips.items()) for name, trips in self._received.items()},
             "neighbourhoods": [[block, known.parties, *known.trip] for block, known in self.sums.items()],
         }
-        state.arrays |= {f"neighbourhoods.{block}": known.total for block, known in self.sums.items()}
+        state.put_arrays({f"neighbourhoods.{block}": known.total for block, known in self.sums.items()})
         self.log.put(state)
 
     def restore(self, state: CheckpointState) -> None:

@@ -53,10 +53,9 @@ class UpdateLog:
     def put(self, state: CheckpointState) -> None:
         """Store the log in a checkpoint."""
         state.values["updates"] = [[update.round, update.parties] for update in self._log]
-        for i, update in enumerate(self._log):
-            state.arrays[f"update.{i}"] = update.total
-            if update.start is not None:
-                state.arrays[f"update.{i}.start"] = update.start
+        state.put_arrays({f"update.{i}": update.total for i, update in enumerate(self._log)})
+        starts = {f"update.{i}.start": update.start for i, update in enumerate(self._log)}
+        state.put_arrays({name: start for name, start in starts.items() if start is not None})
 
     def restore(self, state: CheckpointState) -> None:
         """Read what `put` stored."""

@@ -25,7 +25,7 @@ class SentNeighbourhoods:
     def put(self, state: CheckpointState, name: str) -> None:
         """Store this record in a checkpoint."""
         state.values[name] = self.trip
-        state.arrays[name] = self.values
+        state.put_arrays({name: self.values})
 
     @classmethod
     def get(cls, state: CheckpointState, name: str, device: torch.device) -> SentNeighbourhoods | None:
@@ -49,7 +49,7 @@ class ReceivedNeighbourhoods:
         """Store this record in a checkpoint."""
         state.values[name] = [self.digest, *self.trip]
         if self.others is not None:
-            state.arrays[name] = self.others.cpu().numpy()
+            state.put_arrays({name: self.others.cpu().numpy()})
 
     @classmethod
     def get(cls, state: CheckpointState, name: str, device: torch.device) -> ReceivedNeighbourhoods | None:
@@ -72,7 +72,7 @@ class UserGradient:
     def put(self, state: CheckpointState, name: str) -> None:
         """Store this record in a checkpoint."""
         state.values[name] = self.round
-        state.arrays[name] = self.values.cpu().numpy()
+        state.put_arrays({name: self.values.cpu().numpy()})
 
     @classmethod
     def get(cls, state: CheckpointState, name: str, device: torch.device) -> UserGradient | None:

@@ -82,10 +82,10 @@ class PrivateParameters:
     def put(self, state: CheckpointState, prefix: str) -> None:
         """Store the parameters and their optimiser's state in a checkpoint."""
         for name, value in self.parameters.items():
-            state.arrays[f"{prefix}.{name}"] = value.cpu().numpy()
-            state.arrays[f"{prefix}.{name}.accumulator"] = self.accumulators[name].cpu().numpy()
+            values = {"": value, ".accumulator": self.accumulators[name]}
             if self.averaged:
-                state.arrays[f"{prefix}.{name}.average"] = self.averages[name].cpu().numpy()
+                values[".average"] = self.averages[name]
+            state.put_arrays({f"{prefix}.{name}{key}": each.cpu().numpy() for key, each in values.items()})
 
     def get(self, state: CheckpointState, prefix: str) -> PrivateParameters:
         """Return what `put` stored; raise `RunError` if its shapes differ from these."""
