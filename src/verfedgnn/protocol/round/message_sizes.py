@@ -9,6 +9,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.aggregation import gradient_type, neighbourhood_shape, neighbourhood_type
 from verfedgnn.protocol.round.replica import FULL_COPY
 from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.user_starts import START_BITS
 from verfedgnn.protocol.wire.framing import BESIDES_ARRAYS
 
 ALIGNMENT_BYTES = 40
@@ -22,9 +23,10 @@ def largest_alignment(users: int) -> int:
 
 
 def largest_from_coordinator(config: Config, model: Model) -> int:
-    """Return the bytes of the largest message to a party: a RoundStart with a full copy, missed updates and a sum."""
+    """Return the bytes of the largest message to a party: a RoundStart with a full copy, missed updates, starts and a sum."""
     copies = (3 if config.training.average else 2) * _VALUE + FULL_COPY
-    return BESIDES_ARRAYS + copies * model.size + _neighbourhood_bytes(config, model)
+    starts = START_BITS // 8 * model.users
+    return BESIDES_ARRAYS + copies * model.size + starts + _neighbourhood_bytes(config, model)
 
 
 def largest_from_party(config: Config, model: Model, parties: int) -> int:
