@@ -103,7 +103,7 @@ def receive_in_one_piece(setting: Setting) -> dict[str, float]:
     frame = bytearray(file.read_bytes())
     payload = frame[16:]
     data = bytes(payload)
-    del frame
+    del frame, payload
     arrays = safetensors.numpy.load(bytes(data[84:]))
     setting.replica.load(arrays, 1)
     return {}

@@ -18,8 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from verfedgnn.core.errors import DataError
+
 # torch warns once per process; we use only products of CSR and dense matrices, which are long established.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
+
+MOST_EDGES = 2**31 - 1
+"""Number of edges that a graph holds at most: torch multiplies sparse matrices with 32-bit row pointers only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +154,15 @@ def _csr(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
     return torch.sparse_csr_tensor(pointers, columns, values, shape, check_invariants=False)
 
 
+def check_edges(count: int) -> None:
+    """Raise `DataError` if a graph would have more edges than 32-bit row pointers can count."""
+    if count > MOST_EDGES:
+        raise DataError(
+            f"{count:,} ratings are more than the {MOST_EDGES:,} that one graph holds; divide the items among several parties, "
+            "or leave out old ratings"
+        )
+
+
 def build_graph(
     user: NDArray[np.integer[Any]],
     item: NDArray[np.integer[Any]],
@@ -159,6 +173,7 @@ def build_graph(
     values: NDArray[np.floating[Any]] | None = None,
 ) -> Graph:
     """Build the graph of one party from the user, the item and, if read, the value of each edge. Each pair must occur at most once."""
+    check_edges(len(user))
     by_user_order = np.lexsort((item, user))
     user = user[by_user_order]
     item = item[by_user_order]
@@ -207,6 +222,7 @@ def stack_graphs(graphs: Sequence[Graph]) -> Graph:
     users = graphs[0].users
     items = max(g.items for g in graphs)
     edges = [len(g.order) for g in graphs]
+    check_edges(sum(edges))
     starts = np.concatenate([[0], np.cumsum(edges)])
     user_pointers = []
     item_columns = []

@@ -22,6 +22,10 @@ from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import option
 
 TEXT = pa.string()
+LARGE_TEXT = pa.large_string()
+"""Text whose offsets have 64 bits, for columns of ids with more than 2 GiB."""
+MOST_TEXT_BYTES = 1 << 30
+"""Number of bytes from which ids are converted to `LARGE_TEXT`."""
 StrArray = NDArray[np.str_]
 
 LONGEST_ID = 256
@@ -209,7 +213,13 @@ def order_ids(ids: pa.Array, text: StrArray) -> NDArray[np.int64]:
 
 def sort_ids(ids: StrArray) -> StrArray:
     """Sort ids by `order_ids`, so that all holders of the same ids have them in the same order."""
-    return ids[order_ids(pa.array(ids, type=TEXT), ids)]
+    return ids[order_ids(_as_arrow_ids(ids)[0], ids)]
+
+
+def _as_arrow_ids(*arrays: StrArray) -> list[pa.Array | pa.ChunkedArray]:
+    """Convert arrays of ids to one type of text that holds all of them; NumPy takes four bytes a character, Arrow at most as many."""
+    large = max(ids.nbytes for ids in arrays) > MOST_TEXT_BYTES
+    return [pa.array(ids, type=LARGE_TEXT if large else TEXT) for ids in arrays]
 
 
 def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
@@ -217,6 +227,8 @@ def encode_unordered(values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int
 
     Nulls have the code -1.
     """
+    if is_text(values.type) and values.nbytes > MOST_TEXT_BYTES:
+        values = pc.cast(values, LARGE_TEXT)
     found = pc.dictionary_encode(values)
     # The dictionary of each chunk is a prefix of the last one's.
     chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
@@ -242,7 +254,8 @@ def encode(values: pa.Array | pa.ChunkedArray, what: str) -> tuple[NDArray[np.in
 
 def find_positions(ids: StrArray, among: StrArray) -> NDArray[np.int64]:
     """Return the position of each id in `among`, or -1 if it is absent."""
-    found = pc.index_in(pa.array(ids, type=TEXT), value_set=pa.array(among, type=TEXT))
+    wanted, known = _as_arrow_ids(ids, among)
+    found = pc.index_in(wanted, value_set=known)
     return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 

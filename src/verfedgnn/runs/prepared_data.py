@@ -13,6 +13,7 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.sections import SplitConfig
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.graph import check_edges
 from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.data import (
@@ -74,6 +75,7 @@ def prepare(
     """
     for party in parties:
         check_declared(party.ratings, config)
+        check_edges(len(party.ratings))
     if parts is None:
         parts = [split_ratings(party, config.split, config.seed) for party in parties]
     if [len(part) for part in parts] != [len(party.ratings) for party in parties]:

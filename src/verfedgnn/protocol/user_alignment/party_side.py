@@ -36,6 +36,8 @@ from verfedgnn.protocol.wire.messages import Message
 AlignmentMethod = Literal["keyed", "ecdh"]
 KEYHOLDERS = 2
 """Parties that hold a key under ecdh: the first ones of the roster."""
+MOST_POINTS = (2**31 - 1 - 64) // POINT
+"""Number of points in one sealed message: ChaCha20-Poly1305 of the library takes less than 2 GiB."""
 
 _KEY = b"key"
 _POINTS = b"points"
@@ -94,6 +96,10 @@ class PartyAlignment:
         if most_users and len(own) > most_users:
             raise DataError(
                 f"party '{name}' brings {len(own):,} users, but the agreement allows {most_users:,}: raise max_users there"
+            )
+        if method == "ecdh" and len(self._ids) > MOST_POINTS:
+            raise DataError(
+                f"party '{name}' brings {len(own):,} users, and ecdh seals at most {MOST_POINTS:,} in one message; use keyed alignment"
             )
         self._before = 0 if known is None else len(known)
         self._known = self._rows_before(forms, known)
