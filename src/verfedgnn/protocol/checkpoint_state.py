@@ -23,6 +23,10 @@ class CheckpointState:
     """Arrays by name; those of a file are read when they are asked for."""
     values: dict[str, Any] = field(default_factory=dict)
 
+    def load(self) -> CheckpointState:
+        """Return the state with all arrays in memory, for a holder that outlives their file."""
+        return CheckpointState(dict(self.arrays), self.values)
+
     def put_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Add arrays."""
         self.arrays = {**self.arrays, **arrays}

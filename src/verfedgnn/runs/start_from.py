@@ -54,7 +54,9 @@ def read_start(run: Path, parties: Sequence[PartyData], *, lists: bool = False) 
     public = _public_start(states["_coordinator"], users)
     now = {party.name: party.ratings.item_ids for party in parties}
     private = {
-        party.name: PrivateStart(states[file], users, find_rows(now[party.name], party.ratings.item_ids))
+        party.name: PrivateStart(
+            states[file].load(), users, find_rows(now[party.name], party.ratings.item_ids)
+        )
         for file, party in zip(safe_names(before), before, strict=True)
         if party.name in now
     }
@@ -185,7 +187,7 @@ def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> Pri
     rows = kept_rows(party.ratings.n_users, users)
     rows[list(forgotten)] = -1
     return PrivateStart(
-        found.state,
+        found.state.load(),
         rows,
         find_rows(party.ratings.item_ids, before.ratings.item_ids),
         PublicStart(kept, kept, users),
