@@ -1,8 +1,7 @@
 """Memory and time of what grows with the users: Welcomes, checkpoints, and a party's rounds.
 
     python benchmarks/large_federation.py carry --users 1000000 4000000   # Welcomes and checkpoints, before and after
-    python benchmarks/large_federation.py slopes                          # bytes a user, rating and item of a party
-    python benchmarks/large_federation.py page                            # fill in the tables of results/scale.md
+    python benchmarks/large_federation.py slopes                          # memory a user, rating and item of a party
 
 Every case is a process of its own. Memory is the peak above what the process had before the case. "In one piece" is how messages
 and checkpoints were made before: the library of safetensors joins all arrays to one piece, and a message is one frame.
@@ -37,7 +36,6 @@ from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 
 RECORDS = Path(__file__).parent.parent / "results" / "scale" / "large_federation.json"
 DIM = 32
-TURNS = ("write", "read")
 
 Case = Callable[["Setting"], dict[str, float]]
 
@@ -248,7 +246,7 @@ STEPS = [
 
 
 def measure_party(sizes: dict[str, int]) -> dict[str, Any]:
-    """Return the memory of one of three parties with masks, and its bytes a round; it is a process of its own."""
+    """Return the memory of one of three parties without masks, and its bytes a round; it is a process of its own."""
     config = Config.preset(
         "best",
         epochs=10**6,
@@ -257,7 +255,7 @@ def measure_party(sizes: dict[str, int]) -> dict[str, Any]:
         lists=False,
         dim=sizes["dim"],
         raters=sizes["raters"],
-    )
+    ).with_values({"masking": False, "exchange.mode": "exact"})
     inputs = [
         made_party(f"party-{n}", sizes["users"], 3 * sizes["items"], 3 * sizes["ratings"], 3, seed=n)
         for n in range(3)
