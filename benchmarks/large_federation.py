@@ -235,13 +235,12 @@ def carry(users: int) -> dict[str, Any]:
 BASE = {"users": 100_000, "ratings": 400_000, "items": 2_000, "dim": 32, "raters": 0}
 STEPS = [
     {},
-    {"users": 200_000},
-    {"dim": 16},
-    {"raters": 32},
     {"raters": 64},
+    {"users": 200_000},
+    {"raters": 64, "users": 200_000},
     {"ratings": 800_000},
     {"raters": 64, "ratings": 800_000},
-    {"items": 20_000},
+    {"dim": 16},
 ]
 
 

@@ -38,8 +38,11 @@ _PATIENCE = 10.0
 _BASE_BYTES = 470_000_000
 """Memory of a party without data (results/scale.md)."""
 _VALUE_BYTES = 128
-"""Memory a public parameter, of which every user has the same number."""
+"""Memory a public parameter of the first model."""
+_RATER_VALUE_BYTES = 48
+"""Memory a public parameter of the second model (model.raters)."""
 _RATING_BYTES = 84
+_RATER_RATING_BYTES = 231
 _TRIAL_ROUNDS = 3
 """Number of rounds from which the time of a training is estimated."""
 
@@ -199,7 +202,9 @@ def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings
     free = shutil.disk_usage(place).free
     outcome: Outcome = "failed" if free < needed else "ok"
     yield Finding("disk", outcome, f"{free / 1e9:,.1f} GB free, at least {needed / 1e9:,.2f} GB needed")
-    memory = _BASE_BYTES + _VALUE_BYTES * values + _RATING_BYTES * ratings
+    second = users * (3 * config.model.raters + 1) if config.model.raters else 0
+    rating = _RATER_RATING_BYTES if second else _RATING_BYTES
+    memory = _BASE_BYTES + _VALUE_BYTES * (values - second) + _RATER_VALUE_BYTES * second + rating * ratings
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     outcome = "warning" if memory > here else "ok"
     yield Finding(
