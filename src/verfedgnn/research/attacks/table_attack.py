@@ -52,7 +52,7 @@ QUIETEST = 0.1
 
 
 @dataclass(frozen=True)
-class Table:
+class PublicTable:
     """A public table, and the mean and variance of q_uv among the users who have an item."""
 
     name: str
@@ -61,10 +61,10 @@ class Table:
 
 
 TABLES = (
-    Table("rater_marks", 1.0, 0.0),
-    Table("rater_values", 0.0, 1.0),
-    Table("rater_users", 0.0, 1.0),
-    Table("users", 0.0, 1.0),
+    PublicTable("rater_marks", 1.0, 0.0),
+    PublicTable("rater_values", 0.0, 1.0),
+    PublicTable("rater_users", 0.0, 1.0),
+    PublicTable("users", 0.0, 1.0),
 )
 """Ratings and errors are in units of about one star, so their variances are about 1."""
 
@@ -229,7 +229,7 @@ def item_atoms(party: ObservableParty, round: int) -> dict[str, Tensor]:
 
 
 def item_evidence(
-    series: TableSeries, table: Table, who: Who, how: How, items: Tensor, beside: int, share: Tensor
+    series: TableSeries, table: PublicTable, who: Who, how: How, items: Tensor, beside: int, share: Tensor
 ) -> Tensor:
     r"""Return the log likelihood ratios (V, M) of having an item, from one table.
 
@@ -303,7 +303,9 @@ def _noise(rows: Tensor, over: tuple[int, ...]) -> Tensor:
     return square.mean(over).clamp(min=1e-6 * float(rows.square().mean()) + 1e-30)
 
 
-def _likelihood_ratios(along: Tensor, gram: Tensor, noise: Tensor, share: Tensor, table: Table) -> Tensor:
+def _likelihood_ratios(
+    along: Tensor, gram: Tensor, noise: Tensor, share: Tensor, table: PublicTable
+) -> Tensor:
     r"""Return the log likelihood ratios (V, M) of q ~ N(mean, variance) against q = 0.
 
     .. math::
