@@ -84,7 +84,7 @@ class IdNumbers:
         sorted_ids = self._database.sql(f"select {role} as id, n{about} {rows} order by {order}")
         counts = []
         lengths = [longest, *(min(LONGEST_TITLE, width or 1) for width in widths)]
-        with _all(files, lengths) as arrays:
+        with _open_all(files, lengths) as arrays:
             reader = sorted_ids.to_arrow_reader(_ROWS)
             schema = pa.schema([("id", reader.schema.field("id").type)])
             with pa.parquet.ParquetWriter(self._table(what), schema) as table:
@@ -146,23 +146,23 @@ class IdNumbers:
         except self._failure as error:
             if failed:
                 raise failed[0] from None
-            raise RunError(f"DuckDB could not finish: {str(error).splitlines()[0]}; {_REMEDY}") from error
+            raise RunError(
+                f"DuckDB could not finish: {str(error).splitlines()[0]}; "
+                "give more --memory, or free space on the disk of --out"
+            ) from error
         finally:
             self._database.unregister(name)
 
 
-_REMEDY = "give more --memory, or more space in the folder"
-
-
 @contextmanager
-def _all(files: Sequence[Path], widths: Sequence[int]) -> Iterator[list[Any]]:
+def _open_all(files: Sequence[Path], widths: Sequence[int]) -> Iterator[list[Any]]:
     """Open several arrays of text to write them together."""
     if not files:
         yield []
         return
     with (
         growing_array(files[0], f"<U{max(1, widths[0])}") as array,
-        _all(files[1:], widths[1:]) as others,
+        _open_all(files[1:], widths[1:]) as others,
     ):
         yield [array, *others]
 

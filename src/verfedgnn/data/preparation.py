@@ -41,7 +41,7 @@ from verfedgnn.data.prepared_folder import (
 )
 from verfedgnn.data.rating_reader import find_layout, list_tables, locate, read_ratings
 from verfedgnn.data.rating_shards import ChunkFiles, EventShard, divide_users, find_repeated, rate_shard
-from verfedgnn.data.ratings import Ratings, check_options, note_repeated, repeated_pairs
+from verfedgnn.data.ratings import Ratings, check_catalogue, check_options, note_repeated, repeated_pairs
 from verfedgnn.data.row_stream import EventRows, RatingRows, RowTables, TimeCounts
 from verfedgnn.data.source_address import is_address, redact
 from verfedgnn.data.table_sources import ParquetSource, is_inter, open_table, table_stem
@@ -223,7 +223,7 @@ class Preparation:
         try:
             found = self._number_ids(numbers)
             if self.catalogue is not None:
-                self._check_catalogue(found["items"])
+                check_catalogue(self.name, found["items"], self.catalogue)
             chunks = ChunkFiles(self.work, np.array(found["starts"]))
             self._number_rows(numbers, chunks, found)
         finally:
@@ -240,20 +240,6 @@ class Preparation:
             catalogue=self.catalogue,
             notes=notes,
         )
-
-    def _check_catalogue(self, items: int) -> None:
-        """Raise `DataError` if more items have ratings than are declared."""
-        empty = np.zeros(0)
-        names = np.zeros(items, "U1")
-        Ratings(
-            user=empty.astype(np.int32),
-            item=empty.astype(np.int32),
-            rating=empty.astype(np.float32),
-            user_ids=names[:0],
-            item_ids=names,
-            scale=(0, 1),
-            name=self.name,
-        ).with_catalogue(self.catalogue or 0)
 
     # Step 1
 

@@ -138,11 +138,7 @@ class Ratings:
 
     def with_catalogue(self, size: int) -> "Ratings":
         """Return the same table with a declared number of items; raise `DataError` if more items have ratings."""
-        if size < self.n_items:
-            raise DataError(
-                f"{self.name} has ratings of {format_count(self.n_items, 'item')}, more than the declared catalogue of "
-                f"{size:,}; declare a larger one with {option('catalogue')}"
-            )
+        check_catalogue(self.name, self.n_items, size)
         return replace(self, catalogue=size)
 
 
@@ -155,6 +151,15 @@ def find_missing(
         for ids in (user, item)
     ]
     return dict(zip(("user", "item", "rating"), (*absent, np.isnan(rating)), strict=True))
+
+
+def check_catalogue(name: str, items: int, size: int) -> None:
+    """Raise `DataError` if more items have ratings than the declared catalogue has."""
+    if size < items:
+        raise DataError(
+            f"{name} has ratings of {format_count(items, 'item')}, more than the declared catalogue of "
+            f"{size:,}; declare a larger one with {option('catalogue')}"
+        )
 
 
 def check_options(duplicates: str, missing: str) -> None:
