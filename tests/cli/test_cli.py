@@ -181,7 +181,7 @@ def test_the_next_commands_work(command: Command, shops: list[str], tmp_path: Pa
     code, _, err = command("train", *shops, "--preset", "best", "--out", run, *SHORT)
     assert code == 0, err
     lift = command_after(err)
-    assert lift == ["train", "--resume", str(run), "--lift"]
+    assert lift == ["lift", str(run)]
     code, out, err = command(*lift)
     assert code == 0, err
     assert "Joining pays" in out or "Joining does not pay" in out or "cannot tell" in out

@@ -91,6 +91,11 @@ NOT_RUN = [
             "verfedgnn status",
         )
     ),
+    (
+        "docs/tutorials/does-joining-pay.md",
+        "verfedgnn lift",
+        "two minutes; tests/evaluation/test_lift_over_seeds.py judges small runs",
+    ),
     ("docs/tutorials/flare.md", "verfedgnn recommend", "needs the run of a job"),
     ("docs/tutorials/paper.md", "export VERFEDGNN_DATA", "needs downloads"),
     ("docs/tutorials/paper.md", "verfedgnn paper table3", "needs downloads"),

@@ -16,6 +16,7 @@ from verfedgnn.config import load_config
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.evaluation.bootstrap import gain
+from verfedgnn.evaluation.chance import ERROR, decide_verdicts, holm, p_value
 from verfedgnn.evaluation.lift import count_other_parties, lift
 from verfedgnn.evaluation.verdict import verdict
 from verfedgnn.gnn.model import Propagation
@@ -82,6 +83,67 @@ def test_a_higher_ndcg_is_a_gain_and_a_higher_error_a_loss() -> None:
     assert lists.value == pytest.approx(high.mean() - 0.2)
     assert lists.to_dict()["percent"] == pytest.approx(100 * (high.mean() / 0.2 - 1))
     assert ratings.value == pytest.approx(np.sqrt(0.2) - np.sqrt(high.mean()))
+
+
+def draw_equal_lists(rng: np.random.Generator, runs: int, cells: int, users: int) -> np.ndarray:
+    """Return the NDCG of three equally good lists of each user, in each cell of each run (3, runs, cells, users)."""
+    taste = rng.beta(1, 3, (1, runs, cells, users))
+    return np.where(rng.random((3, runs, cells, users)) < 0.7, taste, rng.beta(1, 3, (3, runs, cells, users)))
+
+
+def test_a_run_of_many_verdicts_seldom_has_a_false_one() -> None:
+    """400 runs of 16 verdicts without a true gain: 37 runs with a false word have a chance of 1 in 4,000 at an error rate of 5 %.
+
+    The gain is over the better of two equal models, as in a lift. Without a correction every third run has a false word or more.
+    """
+    runs, users = 400, 60
+    federated, *others = draw_equal_lists(np.random.default_rng(4), runs, 16, users)
+    better = others[0].mean(-1, keepdims=True) > others[1].mean(-1, keepdims=True)
+    change = federated - np.where(better, *others)
+    value = change.mean(-1)
+    error = change.std(-1, ddof=1) / users**0.5
+    one = gain(np.arange(users), change[0, 0] * 0, change[0, 0], "ndcg@20")
+    assert one is not None
+    assert one.error == pytest.approx(error[0, 0], rel=0.1)
+    wrong = alone = 0
+    for values, errors in zip(value, error, strict=True):
+        chances = [p_value(v, e, users - 1) for v, e in zip(values, errors, strict=True)]
+        wrong += holm(chances).any()
+        alone += min(chances) <= ERROR
+    assert alone > runs / 3
+    assert wrong < 37
+
+
+def test_holms_correction_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]).tolist() == [True, False, False]
+    assert holm([0.03, 0.01, 0.02]).tolist() == [True, True, True]
+    assert holm([0.04]).tolist() == [True]
+    assert holm([]).tolist() == []
+    assert (p_value(0, 0, 9), p_value(1, 0, 9)) == (1.0, 0.0)
+    assert p_value(-2.262, 1, 9) == pytest.approx(0.05, abs=1e-4)
+
+
+def test_the_words_of_a_lift_are_corrected_together() -> None:
+    def row(p: float, users: int = 100) -> dict[str, Any]:
+        return {"users": users, "gain": {"p": p, "low_percent": 0.1, "high_percent": 9.0}, "pays": "yes"}
+
+    parties = [
+        row(0.02) | {"by_own_ratings": [row(0.04)]},
+        row(0.0),
+        row(0.0, users=5) | {"pays": "cannot tell"},
+    ]
+    found = {"parties": parties, "overall": row(0.04)}
+    decide_verdicts(found)
+    assert found["verdicts"] == 3
+    assert [each["pays"] for each in parties] == ["yes", "yes", "cannot tell"]
+    parties[0]["gain"]["p"] = 0.03
+    decide_verdicts(found)
+    assert [each["pays"] for each in (*parties, found["overall"])] == [
+        "cannot tell",
+        "yes",
+        *["cannot tell"] * 2,
+    ]
+    assert parties[0]["by_own_ratings"][0]["pays"] == "yes"
 
 
 def test_few_users_cannot_tell() -> None:

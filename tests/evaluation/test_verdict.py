@@ -54,6 +54,7 @@ def tables(
     ]
     return {
         "metric": metric,
+        "verdicts": 12,
         "overall": row(known),
         "parties": named,
         "by_own_ratings": activity,
@@ -180,15 +181,32 @@ def test_customers_who_lose_are_not_hidden_behind_the_others() -> None:
     assert "with 51 or more ratings at the party, -3.1 %" in text
 
 
-def test_a_close_verdict_asks_for_other_seeds() -> None:
+def test_a_verdict_that_may_be_chance_is_named() -> None:
     found = tables("rmse", "yes", "yes", ("yes", "yes"))
-    assert "seed" not in summarise(found)
-    close = {"percent": 4.2, "low_percent": 0.1, "high_percent": 8.0}
-    found["parties"] = [row("yes", name="shop0", gain=close), row("yes", name="shop1")]
+    assert "12 verdicts (Holm's correction)" in summarise(found)
+    assert "can be chance" not in summarise(found)
+    doubtful = {"percent": 4.2, "low_percent": 0.1, "high_percent": 8.0}
+    found["parties"] = [row("cannot tell", name="shop0", gain=doubtful), row("yes", name="shop1")]
     text = summarise(found)
     check_sentences(text)
-    assert "close: predicted ratings for known customers at shop0." in text
-    assert "repeat with two other seeds (`seed`)" in text
+    assert "excludes 0 for predicted ratings for known customers at shop0, but among 12 verdicts" in text
+    assert "`vf.lift(run, seeds=3)` judges three" in text
+
+
+def test_a_gain_is_compared_with_what_a_party_really_has() -> None:
+    found = tables("ndcg@20", "yes", "yes", ("yes", "yes"))
+    found["newcomers"]["overall"] |= {"simple": 1.05001}
+    known, new = list_points(found)[:2]
+    assert known.endswith("compared with the parties' own models.")
+    assert new.endswith("compared with the parties' popularity.")
+    known, _ = list_points(narrow_lift(found, "shop0"))[:2]
+    assert known.endswith("compared with its own model.")
+
+
+def test_one_party_of_three_that_gains_is_no_yes_for_all() -> None:
+    for others, expected in (("yes", "yes"), ("cannot tell", "mixed"), ("no", "mixed")):
+        assert verdict(tables("rmse", "yes", "yes", ("yes", others, others))) == expected
+    assert verdict(tables("rmse", "no", "no", ("no", "cannot tell"))) == "no"
 
 
 def test_a_small_gain_is_called_small_in_the_headline() -> None:
@@ -281,28 +299,28 @@ def test_the_verdict_without_parties_is_that_of_all_tables() -> None:
             ("yes", "yes"),
             ("no", "no"),
             "Joining improves some predictions and worsens others.",
-            "RMSE of predicted ratings for known customers, lower is better",
+            "Known customers: predicted ratings (RMSE) +4.2 % (+2.6 to +5.6), lists (NDCG@20) -3.1 % (",
         ),
         (
             ("cannot tell", "yes"),
             None,
             "Joining pays for newcomers.",
-            "federated 0.9000, alone 1.0500, item means 1.1000; gain over alone +4.2 % (+2.6 to +5.6).",
+            "Newcomers: predicted ratings (RMSE) +4.2 % (+2.6 to +5.6).",
         ),
         (
             (None, None),
             ("yes", "cannot tell"),
             "Joining pays for known customers.",
-            "NDCG@20 of lists for known customers",
+            "Known customers: lists (NDCG@20) +4.2 % (+2.6 to +5.6).",
         ),
         (
             ("cannot tell", "no"),
             None,
             "Joining does not pay.",
-            "item means 1.1000; gain over alone -3.1 %",
+            "Newcomers: predicted ratings (RMSE) -3.1 %",
         ),
-        (("no", None), None, "Joining does not pay.", "federated 0.9000, alone 1.0500, own means 1.1000"),
-        (("cannot tell", None), ("cannot tell", None), "The data cannot tell", "own means"),
+        (("no", None), None, "Joining does not pay.", "Known customers: predicted ratings (RMSE) -3.1 %"),
+        (("cannot tell", None), ("cannot tell", None), "The data cannot tell", "lists (NDCG@20) +0.4 %"),
         ((None, None), None, "The data cannot tell", "no test cases"),
     ],
 )

@@ -28,6 +28,7 @@ from verfedgnn.cli.diff_command import diff
 from verfedgnn.cli.evaluate_command import evaluate
 from verfedgnn.cli.export_command import export
 from verfedgnn.cli.forget_command import forget
+from verfedgnn.cli.lift_command import lift
 from verfedgnn.cli.next_step import add_columns, command_text
 from verfedgnn.cli.paper_command import paper
 from verfedgnn.cli.party_command import align, party
@@ -85,7 +86,7 @@ def root(
 # The modules of commands import what they need when a command runs, so that `--help` and completion do not wait for torch.
 _TRAIN = "Train"
 app.add_typer(data.app, rich_help_panel=_TRAIN)
-for command in (train, evaluate, settings, tune):
+for command in (train, lift, evaluate, settings, tune):
     app.command(rich_help_panel=_TRAIN)(command)
 for command in (recommend, serve, export, report, runs, diff, promote):
     app.command(rich_help_panel="Use a trained model")(command)

@@ -246,7 +246,7 @@ def _command(step: Step, folder: Path, words: TrainingWords | None) -> Words | N
     if step.action in ("report", "serve"):
         return [step.action, str(folder)]
     if step.action == "lift":
-        return ["train", "--resume", str(folder), "--lift"]
+        return ["lift", str(folder)]
     if words is None:
         return None
     if step.action == "train":

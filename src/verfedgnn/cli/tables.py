@@ -249,7 +249,7 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
 def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
     """Return the answer to "does joining pay?": a line for each party, all parties together in words, then the tables."""
     from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts, verdict
-    from verfedgnn.reports.lift_view import readable_tables
+    from verfedgnn.reports.lift_view import SEED_NOTE, readable_tables, seed_table
 
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     for party in party_verdicts(lift):
@@ -260,6 +260,14 @@ def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
     for point in list_points(lift):
         points.add_row("-", Text(point))
     texts += [points, ""]
+    seeds = seed_table(lift)
+    if seeds is not None:
+        header, rows = seeds
+        by_seed = Table(*header, title="Gains by seed", title_justify="left", caption_justify="left")
+        by_seed.caption = SEED_NOTE
+        for row in rows:
+            by_seed.add_row(*(escape(cell) for cell in row))
+        texts += [by_seed, ""]
     for table in readable_tables(lift):
         texts += [_lift_table(table), ""]
     return texts

@@ -12,6 +12,7 @@ import typer
 
 from verfedgnn.cli.completion import among, complete_run_folders
 from verfedgnn.cli.items_command import read_feature_options
+from verfedgnn.cli.lift_command import compute_lift
 from verfedgnn.cli.next_step import TrainingWords, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
@@ -262,7 +263,10 @@ def train(
             NewItems(folder, run, name).set_features(table)
         if lift and "lift" not in run.metrics:
             progress.clock = progress.clock or _plan(run.parties, run.config, lift=lift)
-            _lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
+            try:
+                compute_lift(run, folder, stack=not one_by_one, watch=progress.round, stop=halt.asked)
+            except Interrupted:
+                raise Interrupted("the federation is trained, but its lift is not computed") from None
         if folder is not None:
             with report_to_track(run, folder, track) as files:
                 log_to.result(folder, run.metrics, files)
@@ -295,22 +299,6 @@ def _resumable(folder: Path | None, words: list[str], training: TrainingWords | 
     finally:
         if folder is not None and training is not None and (folder / "config.toml").is_file():
             training.save(folder)
-
-
-def _lift(run: Run, folder: Path | None, **options: Any) -> None:
-    from verfedgnn.core.files import writing
-    from verfedgnn.evaluation.lift import lift as compute_lift
-    from verfedgnn.reports.lift_report import lift_document
-    from verfedgnn.runs.run import write_json
-
-    try:
-        run.metrics["lift"] = compute_lift(run, **options)
-    except Interrupted:
-        raise Interrupted("the federation is trained, but its lift is not computed") from None
-    if folder is not None:
-        with writing(folder):
-            write_json(folder / "metrics.json", run.metrics)
-        lift_document(run.metrics["lift"], folder.resolve().name).write(folder / "lift", "lift")
 
 
 def _report(run: Run, folder: Path | None, words: TrainingWords | None, output: Output) -> None:

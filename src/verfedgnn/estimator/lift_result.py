@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.estimator.frames import make_frame
-from verfedgnn.evaluation.lift import lift as compute_lift
+from verfedgnn.evaluation.seeds import lift_over_seeds
 from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, list_points, party_verdicts, summarise
 from verfedgnn.reports.lift_report import lift_html
 from verfedgnn.reports.lift_view import band
@@ -22,15 +22,22 @@ _GAINS = {"gain_percent": "percent", "low_percent": "low_percent", "high_percent
 
 
 def lift(
-    run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: Stop = never, verbose: bool = True
+    run: Run,
+    *,
+    seeds: int = 1,
+    stack: bool = True,
+    watch: Watcher | None = None,
+    stop: Stop = never,
+    verbose: bool = True,
 ) -> Lift:
     """Return what joining gains each party, for ratings and lists, known customers and newcomers.
 
-    It trains the parties alone and pooled, and a second federation to judge newcomers. Terminals and notebooks show its
+    It trains the parties alone and pooled, and a second federation to judge newcomers. With `seeds=3` it trains everything with two
+    more seeds, and joining pays only where it pays over all of them. Terminals and notebooks show its
     progress, unless `verbose` is False. `watch` is called after every round.
     """
     with watching(verbose, watch) as watcher:
-        return Lift(compute_lift(run, stack=stack, watch=watcher, stop=stop))
+        return Lift(lift_over_seeds(run, seeds, stack=stack, watch=watcher, stop=stop))
 
 
 class Lift(Mapping[str, Any]):

@@ -234,14 +234,15 @@ class VerFedRecommender:
         """
         return self._fitted().evaluate(k)
 
-    def lift(self, watch: Watcher | None = None) -> Lift:
-        """Return what joining gains each party, and add it to `metrics_`; it is computed once.
+    def lift(self, watch: Watcher | None = None, *, seeds: int = 1) -> Lift:
+        """Return what joining gains each party, and add it to `metrics_`; it is computed once for a number of seeds.
 
-        It covers ratings and lists, known customers and newcomers. It runs further trainings.
+        It covers ratings and lists, known customers and newcomers. It runs further trainings, see `vf.lift`.
         """
         run = self._fitted()
-        if "lift" not in run.metrics:
-            run.metrics["lift"] = lift(run, watch=watch, verbose=self.verbose).to_dict()
+        known = run.metrics.get("lift")
+        if known is None or len(known.get("seeds", [0])) != seeds:
+            run.metrics["lift"] = lift(run, seeds=seeds, watch=watch, verbose=self.verbose).to_dict()
         return Lift(run.metrics["lift"])
 
     def report(self, path: str | Path) -> Path:

@@ -32,6 +32,8 @@ class Gain:
     users: int
     reference: float
     """RMSE or NDCG@20 of the first model."""
+    error: float
+    """Standard error of `value`."""
 
     @property
     def pays(self) -> str:
@@ -50,6 +52,7 @@ class Gain:
             "percent": self.value * scale,
             "low_percent": self.low * scale,
             "high_percent": self.high * scale,
+            "error_percent": self.error * scale,
             "margin_percent": (self.high - self.low) / 2 * scale,
         }
 
@@ -80,10 +83,12 @@ def gain(
     for size in _chunks(len(count)):
         weights = rng.multinomial(len(count), np.full(len(count), 1 / len(count)), size)
         drawn.append(_gains(weights.astype(np.float64) @ sums, metric))
-    low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
+    gains = np.concatenate(drawn)
+    low, high = np.quantile(gains, [0.025, 0.975])
     whole = sums.sum(0, keepdims=True)
     reference = float(measure(whole[:, 0], whole[:, 2], metric)[0])
-    return Gain(float(_gains(whole, metric)[0]), float(low), float(high), len(count), reference)
+    value = float(_gains(whole, metric)[0])
+    return Gain(value, float(low), float(high), len(count), reference, float(gains.std(ddof=1)))
 
 
 def _chunks(users: int) -> list[int]:

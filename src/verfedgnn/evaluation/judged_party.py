@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.evaluation.bootstrap import Floats, Metric, gain, measure
+from verfedgnn.evaluation.chance import p_value
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.simple_models import liked
@@ -118,7 +119,8 @@ def lift_row(judged: Sequence[JudgedParty], chosen: Choice | None = None) -> dic
     reference = better(WITHOUT_JOINING, key=lambda way: row[way])
     found = gain(user, by_way[reference], by_way["federated"], metric)
     assert found is not None
-    return row | {"reference": reference, "gain": found.to_dict(), "pays": found.pays}
+    chance = {"p": p_value(found.value, found.error, max(1, found.users - 1))}
+    return row | {"reference": reference, "gain": found.to_dict() | chance, "pays": found.pays}
 
 
 def lift_by_party(judged: Sequence[JudgedParty]) -> dict[str, Any]:

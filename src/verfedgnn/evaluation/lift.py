@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from verfedgnn.data import PartyData, find_pooled_items, pool_parties
+from verfedgnn.evaluation.chance import decide_verdicts
 from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_by_party, lift_tables
 from verfedgnn.evaluation.verdict import summarise
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
+from verfedgnn.runs.run_layout import LIFT_FORMAT
 from verfedgnn.training.alone import train_alone
 from verfedgnn.training.party_gate import gate_alone
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -50,6 +52,8 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     found["newcomers"]["training"] = "own" if known is None else "second"
     if "lists" in tables:
         found["lists"] = tables["lists"]
+    decide_verdicts(found)
+    found["format"] = LIFT_FORMAT
     found["summary"] = summarise(found)
     return found
 
@@ -65,7 +69,8 @@ def quick_lift(run: Run) -> dict[str, Any] | None:
         return None
     tables = [_add_weights(lift_by_party(_judge(each, pooled=None)), each) for each in models]
     found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
-    return found | {"summary": summarise(found)}
+    decide_verdicts(found)
+    return found | {"format": LIFT_FORMAT, "summary": summarise(found)}
 
 
 def judge_models(

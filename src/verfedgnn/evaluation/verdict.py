@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verfedgnn.core.option_names import option, worded
+from verfedgnn.core.option_names import worded
 from verfedgnn.data.ratings import format_count
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.chance import excludes_zero
 from verfedgnn.evaluation.gain_text import format_percent, join_names
 
 YES, NO, UNCLEAR = "yes", "no", "cannot tell"
 MIXED = "mixed"
-"""Joining pays for some customers or parties and costs others."""
+"""Joining pays for some customers or parties, and not for others."""
 WHAT = {"rmse": "predicted ratings", "ndcg@20": "lists"}
 KNOWN = "known customers"
 NEW = "newcomers"
-CLOSE = 0.1
-"""A verdict is close if an end of the interval is nearer to 0 than this share of the interval's length."""
 SMALL = 0.5
 """A gain below this many per cent is called small in the headline."""
-_BETTER = {"rmse": "lower", "ndcg@20": "higher"}
+SAME = 0.00005
+"""Figures that differ by less than this are printed alike."""
 _SIMPLE = {
     ("rmse", KNOWN): "own means",
     ("rmse", NEW): "item means",
@@ -61,7 +61,7 @@ def list_points(lift: Mapping[str, Any]) -> list[str]:
     points += [
         *_list_losers(lift),
         _describe_activity(_halves(lift)[-1]),
-        _describe_close(lift),
+        _describe_chance(lift),
         _advise(lift),
     ]
     return [point for point in points if point is not None]
@@ -92,9 +92,15 @@ def party_verdicts(lift: Mapping[str, Any]) -> list[PartyVerdict]:
 
 
 def verdict(lift: Mapping[str, Any]) -> str:
-    """Return the verdict that the parties agree on, or mixed if they do not; undecided parties are judged together."""
-    parties = {party.pays for party in party_verdicts(lift)} - {UNCLEAR}
-    found = parties or {_combine(table["overall"]["pays"] for _, table in judged_tables(lift))}
+    """Return yes if joining pays for every party, no if it pays for none, and mixed if it pays for some of them.
+
+    If the data of no single party can tell, the parties are judged together.
+    """
+    found = {party.pays for party in party_verdicts(lift)}
+    if found <= {UNCLEAR}:
+        found = {_combine(table["overall"]["pays"] for _, table in judged_tables(lift))}
+    if len(found) > 1 and not found & {YES, MIXED}:
+        return NO
     return found.pop() if len(found) == 1 else MIXED
 
 
@@ -126,25 +132,29 @@ def headline(lift: Mapping[str, Any]) -> str:
 
 
 def deciding_figures(lift: Mapping[str, Any]) -> str:
-    """Return a sentence with the figures of all parties together in the first table that has the verdict.
+    """Return sentences with the gain in each table, for all parties together.
 
-    They are federated, alone and simple. Without such a table, it is the first one that has a verdict, or the first with cases.
+    The order is always the same: known customers before newcomers, predicted ratings (RMSE) before lists (NDCG@20).
     """
-    word = verdict(lift)
     tables = [(customers, table) for customers, table in judged_tables(lift) if table["overall"]["gain"]]
     if not tables:
         return "There are no test cases to decide by."
-    rank = [YES if word == MIXED else word, NO, YES, UNCLEAR]
-    customers, table = min(tables, key=lambda pair: rank.index(pair[1]["overall"]["pays"]))
-    row = table["overall"]
-    metric = table["metric"]
-    ways = {"federated": "federated", "alone": "alone", "simple": _SIMPLE[metric, customers]}
-    figures = ", ".join(f"{name} {row[way]:.4f}" for way, name in ways.items())
-    whose = " at all parties together" if len(lift["parties"]) > 1 else ""
-    return (
-        f"{metric.upper()} of {WHAT[metric]} for {customers}{whose}, {_BETTER[metric]} is better: {figures}; "
-        f"gain over {ways[row['reference']]} {_format(row)}."
-    )
+    whose = ", at all parties together" if len(lift["parties"]) > 1 else ""
+    sentences = [f"Gain over the best without joining{whose}{_describe_seeds(lift)}."]
+    for who in (KNOWN, NEW):
+        figures = [
+            f"{WHAT[table['metric']]} ({table['metric'].upper()}) {_format(table['overall'])}"
+            for customers, table in tables
+            if customers == who
+        ]
+        if figures:
+            sentences.append(f"{_capitalise(who)}: {', '.join(figures)}.")
+    return " ".join(sentences)
+
+
+def _describe_seeds(lift: Mapping[str, Any]) -> str:
+    """Return over how many seeds a lift is the mean, as the end of a sentence."""
+    return f", mean of {len(lift['seeds'])} seeds" if "seeds" in lift else ""
 
 
 def _halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -218,8 +228,7 @@ def _describe_table(customers: str, table: Mapping[str, Any]) -> str:
         return f"No customer in the test part is new to one party and known to another, so {WHAT[metric]} for newcomers are not judged."
     if row["gain"] is None:
         return f"There are no test cases to judge {WHAT[metric]} by."
-    reference = {"alone": "the parties' own models", "simple": f"the parties' {_SIMPLE[metric, customers]}"}
-    compared = f", compared with {reference[row['reference']]}"
+    compared = f", compared with {_name_reference(customers, table)}"
     if row["users"] < FEWEST_USERS:
         text = f"Fewer than {FEWEST_USERS} customers are too few to judge {what}"
     elif row["pays"] == YES:
@@ -231,6 +240,15 @@ def _describe_table(customers: str, table: Mapping[str, Any]) -> str:
     else:
         text = f"Joining makes no clear difference to {what}: {_format(row)}{compared}"
     return f"{text}.{_list_exceptions(table['parties'], row['pays'])}"
+
+
+def _name_reference(customers: str, table: Mapping[str, Any]) -> str:
+    """Return what a party has without joining, with which the gain of all parties together compares."""
+    row = table["overall"]
+    several = len(table["parties"]) != 1
+    alone = row["reference"] == "alone" and abs(row["alone"] - row["simple"]) >= SAME
+    model = f"own model{'s' if several else ''}" if alone else _SIMPLE[table["metric"], customers]
+    return f"{'the parties' + chr(39) if several else 'its'} {model}"
 
 
 def _list_exceptions(rows: Sequence[Mapping[str, Any]], overall: str) -> str:
@@ -296,31 +314,25 @@ def _describe_activity(table: Mapping[str, Any]) -> str | None:
     return f"For customers with {format_count(same, 'rating')} or more at a party, {WHAT[table['metric']]} do not improve clearly."
 
 
-def _describe_close(lift: Mapping[str, Any]) -> str | None:
-    """Return a sentence that names the verdicts that another seed may change."""
-    close = [
+def _describe_chance(lift: Mapping[str, Any]) -> str | None:
+    """Return how chance is dealt with, and the verdicts that are unclear for this reason only."""
+    count = lift["verdicts"]
+    if not count:
+        return None
+    among = f" among its {count} verdicts (Holm's correction)" if count > 1 else ""
+    text = f"Without a true gain or loss, at most 1 run in 20 has a false yes or no{among}."
+    doubtful = [
         f"{WHAT[table['metric']]} for {customers} at {row['name']}"
         for customers, table in judged_tables(lift)
         for row in table["parties"]
-        if _is_close(row)
+        if row["pays"] == UNCLEAR and excludes_zero(row)
     ]
-    if not close:
-        return None
-    is_are = "This verdict is" if len(close) == 1 else "These verdicts are"
-    return (
-        f"{is_are} close: {join_names(close)}. An end of the interval is near 0, so another draw of the test ratings may change "
-        f"the word; repeat with two other seeds (`{option('seed')}`)."
-    )
-
-
-def _is_close(row: Mapping[str, Any]) -> bool:
-    """Return whether an end of the interval is close to 0, on either side."""
-    found = row["gain"]
-    if not found or row["users"] < FEWEST_USERS or _is_zero(row):
-        return False
-    low = found["low_percent"]
-    high = found["high_percent"]
-    return bool(min(abs(low), abs(high)) < CLOSE * (high - low))
+    if doubtful:
+        text += f" The interval excludes 0 for {join_names(doubtful)}, but among {count} verdicts this can be chance."
+    if "seeds" not in lift:
+        judge = worded("`verfedgnn lift RUN --seeds 3`", "`vf.lift(run, seeds=3)`")
+        text += f" This run is one split of the ratings; {judge} judges three."
+    return text
 
 
 def _advise(lift: Mapping[str, Any]) -> str:

@@ -202,7 +202,12 @@ def _lift(metrics: Mapping[str, Any]) -> Finding:
     if len(metrics["parties"]) < 2:
         return Finding("one party", "This run holds one party, so its model can be served.", Step("serve"))
     if "lift" not in metrics:
-        return Finding("not judged", "What joining gains each party is not judged yet.", Step("lift"))
+        text = "What joining gains each party is not judged yet."
+        if metrics.get("old_lift"):
+            text = (
+                "An earlier version judged what joining gains each party, in another format; judge it again."
+            )
+        return Finding("not judged", text, Step("lift"))
     pays = verdict(metrics["lift"])
     if pays in (YES, MIXED):
         return Finding("pays", f"{headline(metrics['lift'])} The report shows by how much.", Step("report"))

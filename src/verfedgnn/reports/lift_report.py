@@ -22,6 +22,7 @@ from verfedgnn.reports.document import (
 from verfedgnn.reports.lift_view import (
     MEASURES,
     PAYS_TONES,
+    SEED_NOTE,
     SHORT_HEADER,
     SHORT_NOTE,
     SIMPLE,
@@ -30,6 +31,7 @@ from verfedgnn.reports.lift_view import (
     halves,
     party_lines,
     readable_tables,
+    seed_table,
     short_rows,
 )
 from verfedgnn.reports.phrases import format_metric
@@ -81,8 +83,17 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
         Points(party_lines(lift)),
         Table(SHORT_HEADER, short_rows(lift), "The lift of all parties together", PAYS_TONES),
         Paragraph(SHORT_NOTE),
+        *_seeds(lift),
         Points(list_points(lift)),
     )
+
+
+def _seeds(lift: Mapping[str, Any]) -> list[Paragraph | Table]:
+    """Return the gains by seed, if the lift is over several."""
+    found = seed_table(lift)
+    if found is None:
+        return []
+    return [Paragraph(f"**Gains by seed.** {SEED_NOTE}"), Table(*found, "Gains by seed", PAYS_TONES)]
 
 
 def add_lift(document: Document, lift: Mapping[str, Any]) -> None:

@@ -23,7 +23,8 @@ _NOTES = {
 _COLUMNS = (
     "federated: what the party serves. pooled: the model trained on all data in one place, unprotected. "
     "gain: over {simple} or alone, the better of the two in the row, with its 95 % interval. "
-    f"cannot tell: the interval includes 0, or there are fewer than {FEWEST_USERS} users."
+    f"cannot tell: the interval includes 0, there are fewer than {FEWEST_USERS} users, or a gain as large can be chance among so "
+    "many rows (Holm's correction)."
 )
 _POOLED_NOTE = (
     "pooled is worse than {simple} here: it is a single model that is not mixed with {simple}, and customers with few ratings "
@@ -77,7 +78,12 @@ SHORT_NOTE = (
     "Newcomers have no training ratings at the party and some at another. "
     "simple: own means or popularity. alone: the best mixture that a party has without the others. federated: what it serves; "
     "for newcomers, what a second training without their ratings would serve. "
-    "gain: over simple or alone, the better of the two in the row, with its 95 % interval."
+    "gain: over simple or alone, the better of the two in the row, with its 95 % interval. "
+    "pays: corrected for the number of verdicts, so beside *cannot tell* an interval can exclude 0."
+)
+SEED_NOTE = (
+    "spread: the standard deviation between the seeds. yes or no: the gain has the same sign with every seed, and the interval over "
+    "all seeds is clear of 0 after the correction for the number of verdicts."
 )
 
 
@@ -90,6 +96,24 @@ def short_rows(lift: Mapping[str, Any]) -> list[list[str]]:
         name = f"{WHAT[table['metric']]}, {customers}"
         rows.append([name, f"{row['users']:,}", *figures, format_gain(row), row["pays"]])
     return rows
+
+
+def seed_table(lift: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | None:
+    """Return the header and the rows of the gains by seed; None for a lift of one seed."""
+    if "seeds" not in lift:
+        return None
+    header = ["party", "of", "for", *(f"seed {seed}" for seed in lift["seeds"]), "mean", "spread", "pays"]
+    rows = []
+    for customers, table in judged_tables(lift):
+        parties = [(row["name"], row) for row in table["parties"]]
+        for name, row in [*parties, ("all parties", table["overall"])]:
+            gain = row["gain"]
+            if gain is not None:
+                seeds = [f"{percent:+.1f} %" for percent in gain["by_seed"]]
+                spread = f"{gain['spread_percent']:.1f}"
+                about = [name, WHAT[table["metric"]], customers]
+                rows.append([*about, *seeds, format_gain(row), spread, row["pays"]])
+    return header, rows
 
 
 def halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:

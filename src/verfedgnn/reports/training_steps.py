@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,14 +12,27 @@ if TYPE_CHECKING:
 
 _NEW = "newcomers, "
 """Beginning of the names of the trainings without the ratings of newcomers."""
+_SEED = re.compile(r"seed \d+, ")
+"""Beginning of the names of the trainings with another seed."""
 _LISTS = 4.0
 """Time of a training of lists, in trainings of ratings; measured on three small shops."""
 _POOLED = 0.5
 """Time of a training on pooled data, in federated trainings."""
 
 
-def list_steps(parties: Sequence[str], config: Config, *, lift: bool) -> list[str]:
+def strip_step(step: str) -> str:
+    """Return the name of the same training with the run's seed and with the ratings of newcomers."""
+    return _SEED.sub("", step, count=1).removeprefix(_NEW)
+
+
+def list_steps(parties: Sequence[str], config: Config, *, lift: bool, seeds: int = 1) -> list[str]:
     """Return the names of all trainings of a command, as progress reports call them."""
+    steps = _list_steps_of_seed(parties, config, lift=lift)
+    others = range(config.seed + 1, config.seed + seeds)
+    return steps + [f"seed {seed}, {step}" for seed in others for step in steps]
+
+
+def _list_steps_of_seed(parties: Sequence[str], config: Config, *, lift: bool) -> list[str]:
     loops = ["lists"] if config.training.ranks else ["federation", "lists"][: 1 + config.trains_lists]
     alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
     pooled = ["pooled lists" if loop == "lists" else "pooled" for loop in loops]
@@ -36,8 +50,9 @@ def list_steps(parties: Sequence[str], config: Config, *, lift: bool) -> list[st
 class StepClock:
     """Measures the trainings of a command and estimates the time that is left for all of them.
 
-    A training without the ratings of newcomers takes as long as the same training with them. Other trainings are estimated from
-    those that are finished, or from the current one, by the usual ratio of their times.
+    A training without the ratings of newcomers, or with another seed, takes as long as the same training with them or with the
+    run's seed. Other trainings are estimated from those that are finished, or from the current one, by the usual ratio of their
+    times.
     """
 
     def __init__(self, steps: Sequence[str], parties: int) -> None:
@@ -64,13 +79,14 @@ class StepClock:
         if self.current not in self.weights or (elapsed < 1 and not self.spent):
             return None
         share = (done - self.first) / max(1, total - self.first)
-        whole = self.spent.get(self.current.removeprefix(_NEW))
+        alike = {strip_step(step): seconds for step, seconds in self.spent.items()}
+        whole = alike.get(strip_step(self.current))
         if whole is None or whole <= elapsed:
             whole = elapsed / share if share else self._unit() * self.weights[self.current]
         known = sum(self.weights[step] for step in self.spent if step in self.weights)
         unit = self._unit() if known else whole / self.weights[self.current]
         later = self.steps[self.steps.index(self.current) + 1 :]
-        rest = sum(self.spent.get(step.removeprefix(_NEW), unit * self.weights[step]) for step in later)
+        rest = sum(alike.get(strip_step(step), unit * self.weights[step]) for step in later)
         return max(0.0, whole - elapsed) + rest
 
     def describe(self, step: str) -> str:
@@ -87,7 +103,7 @@ class StepClock:
 
 
 def _weigh(step: str, parties: int) -> float:
-    name = step.removeprefix(_NEW)
+    name = strip_step(step)
     lists = _LISTS if name.endswith("lists") else 1.0
     if name.startswith("pooled"):
         return lists * _POOLED

@@ -41,7 +41,7 @@ from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_par
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.runs.run_folder import holds_run
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import LIFT_FORMAT, LISTS
 
 if TYPE_CHECKING:
     from verfedgnn.serving.run_answers import RunAnswers
@@ -380,7 +380,7 @@ class Run:
             own = folder / "model" / "alone"
             alone = _read_models(own, parties) if own.is_dir() else None
             public = read_public(folder)
-            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
+            metrics = _leave_out_old_lift(json.loads((folder / "metrics.json").read_text("utf-8")))
             ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text("utf-8")))
             history = read_history(folder)
             others_means = _read_means(folder / "model", parties)
@@ -400,6 +400,14 @@ class Run:
             alone=alone,
             others_means=others_means,
         )
+
+
+def _leave_out_old_lift(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Remove a lift that an earlier version saved in another format, and say so in `old_lift`."""
+    if "lift" in metrics and metrics["lift"].get("format") != LIFT_FORMAT:
+        del metrics["lift"]
+        metrics["old_lift"] = True
+    return metrics
 
 
 def read_added_items(folder: Path, parties: Sequence[PartyData]) -> list[dict[str, AddedItem]]:

@@ -7,7 +7,7 @@ The steps of `forget_users` are, in this order:
 3. In every model, the users get the vector of the average user, and the items that they rated are estimated again from the other
    users' ratings (`item_prior.py`). EASE loses the users' items.
 4. Checkpoints lose the users' rows.
-5. The tables lose the users' ratings, and last the users' ids.
+5. The tables lose the users' ratings, and last the users' ids. Unfinished trainings of other seeds (`lift --seeds`) are deleted.
 6. The record says what was done and what remains, and the journal is removed.
 
 Each step can be repeated. If the process is killed, the next call finishes the journal first. Files are replaced, and no copy is kept.
@@ -17,6 +17,7 @@ Each step can be repeated. If the process is killed, the next call finishes the 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from verfedgnn.runs.checkpoint_slots import rewrite
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import LISTS, SEEDS
 from verfedgnn.upkeep.forget_items import ItemJournal, names_item_rows, plan_items, remove_items
 from verfedgnn.upkeep.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
@@ -107,6 +108,8 @@ def finish_forgetting(folder: Path) -> dict[str, Any] | None:
     """Carry out the journal in `folder` and return the record; None if there is no journal."""
     if not (folder / JOURNAL).is_file():
         return None
+    for unfinished in (folder / SEEDS).glob("*/"):  # trainings of `lift --seeds`, with the ratings
+        shutil.rmtree(unfinished)
     values = json.loads((folder / JOURNAL).read_text("utf-8"))
     if "party" in values:
         with writing(folder):

@@ -1,0 +1,73 @@
+"""`verfedgnn lift`: judge what joining gains each party, over one seed or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verfedgnn.cli.next_step import TrainingWords, show_run_findings
+from verfedgnn.cli.output import Output
+from verfedgnn.cli.shared_options import AsJson, Quiet, Threads, WholeRun, use_threads
+from verfedgnn.cli.signals import Halt
+from verfedgnn.cli.tables import lift_texts
+from verfedgnn.core.errors import Interrupted
+from verfedgnn.reports.round_progress import RoundProgress
+from verfedgnn.reports.training_steps import StepClock, list_steps
+
+if TYPE_CHECKING:
+    from verfedgnn.runs.run import Run
+
+
+def lift(
+    run: WholeRun,
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds: that of the run and the following ones.", min=1)
+    ] = 1,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge what joining gains each party of a run, in ratings and lists, for known customers and newcomers.
+
+    With `--seeds 3` the run is trained twice more, with other seeds, and joining pays only where it pays over all of them. Lifts of
+    finished seeds are kept: after Ctrl-C, the same command resumes.
+    """
+    from verfedgnn.runs.run import Run
+
+    use_threads(threads)
+    output = Output(quiet=quiet, as_json=as_json)
+    loaded = Run.load(run, added=False)
+    with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet) as halt:
+        progress.clock = plan_lift(loaded, seeds)
+        try:
+            compute_lift(loaded, run, seeds, watch=progress.round, stop=halt.asked)
+        except Interrupted as stop:
+            raise Interrupted(stop.what) from None
+    output.result(loaded.metrics["lift"], *lift_texts(loaded.metrics["lift"]))
+    output.remark(f"written: {run / 'lift' / 'lift.html'}")
+    show_run_findings(output, loaded, run, TrainingWords.load(run))
+
+
+def plan_lift(run: Run, seeds: int) -> StepClock:
+    """Return a clock of the trainings of a lift; the run is trained, so its own are finished."""
+    names = [party.name for party in run.parties]
+    trained = list_steps(names, run.config, lift=False)
+    steps = [step for step in list_steps(names, run.config, lift=True, seeds=seeds) if step not in trained]
+    return StepClock(steps, len(names))
+
+
+def compute_lift(run: Run, folder: Path | None, seeds: int = 1, **options: Any) -> None:
+    """Add the lift to the metrics of a run and, if it has a folder, write both and the page of the lift."""
+    from verfedgnn.core.files import writing
+    from verfedgnn.evaluation.seeds import lift_over_seeds
+    from verfedgnn.reports.lift_report import lift_document
+    from verfedgnn.runs.run import write_json
+
+    run.metrics["lift"] = lift_over_seeds(run, seeds, folder=folder, **options)
+    run.metrics.pop("old_lift", None)
+    if folder is not None:
+        with writing(folder):
+            write_json(folder / "metrics.json", run.metrics)
+        lift_document(run.metrics["lift"], folder.resolve().name).write(folder / "lift", "lift")
