@@ -15,7 +15,7 @@ from verfedgnn.data.synthetic import synthetic_tables
 from verfedgnn.privacy.rating_dp import fit_budget
 from verfedgnn.research.attacks import overlap_attack
 from verfedgnn.research.attacks.audit import THIS, Audit
-from verfedgnn.research.attacks.audit_report import audit_document, strongest
+from verfedgnn.research.attacks.audit_report import _describe_price, audit_document, strongest
 from verfedgnn.research.attacks.federation_sample import PARTY_USERS, sample_users
 from verfedgnn.research.attacks.overlap_attack import Listener, attack_overlap
 from verfedgnn.research.attacks.recording import record_federation
@@ -130,7 +130,7 @@ def audited(folder: Path, rounds: int) -> Audit:
 def test_the_audit_says_what_a_party_learns_about_its_own_users(
     few: list[vf.PartyData], tmp_path: Path
 ) -> None:
-    config = vf.Config.preset("best").with_values({"epochs": 12, "gate": False, "dim": 4})
+    config = vf.Config.preset("best").with_values({"epochs": 12, "dim": 4})
     vf.train(few, config, out=tmp_path / "run")
     work = audited(tmp_path / "run", 11)
     (reached,) = (each for each in strongest(work.found[THIS]) if each.attacker == "overlap")
@@ -141,6 +141,15 @@ def test_the_audit_says_what_a_party_learns_about_its_own_users(
     )
     assert "11 rounds with 144 users were recorded" in text
     assert "the party names the right one in 100% of all cases" in text
+    assert (
+        "learnt more than a guess from the training of ratings. The training of lists was not attacked."
+        in text
+    )
+    assert "| any of them, from the training of lists | the same | – | – | – | not attacked |" in text
+    assert "Privacy guarantees of the lists' training" in text
+    assert "sample" not in _describe_price(work)
+    work.settings["ratings"] -= 1
+    assert f"on all data, has {work.run.metrics['test']['rmse']:.4f}" in _describe_price(work)
     text = audit_document(audited(tmp_path / "run", 1)).markdown()
     assert "No sum arrived in the recorded rounds" in text
 

@@ -84,7 +84,7 @@ def audit(
             clock.finish(number)
     page, text = audit_document(work).write(run / "audit", "audit")
     reached = strongest(work.found[THIS])
-    headline, _ = summarise_findings(work.found[THIS])
+    headline, _ = summarise_findings(work.found[THIS], lists=work.run.lists is not None)
     style = "bold red" if any(each.learnt for each in reached) else "bold green"
     header = ["attacker", "tries to learn", "strongest attack", "guess", "more than a guess"]
     lines = Table(*header, title_justify="left", caption_justify="left")
@@ -94,6 +94,14 @@ def audit(
         compared = [f"{each.figure} {each.found:.2f}", f"{each.guess:.2f}"]
         verdict = Text("yes", "bold red") if each.learnt else Text("no")
         lines.add_row(attacker.title, attacker.learns, *compared, verdict)
+    if work.run.lists is not None:
+        lines.add_row(
+            "any of them, from the training of lists",
+            "the same",
+            "–",
+            "–",
+            Text("not attacked", "bold yellow"),
+        )
     figures = [
         {
             "attacker": each.attacker,
@@ -122,7 +130,7 @@ def _show_next(output: Output, work: Audit, folder: Path) -> None:
         return sum(each.learnt for each in strongest(work.found[variant]))
 
     now = count_learning(THIS)
-    headline, text = summarise_findings(work.found[THIS])
+    headline, text = summarise_findings(work.found[THIS], lists=work.run.lists is not None)
     sentences = [headline, text]
     if not now:
         show_next(output, sentences, ["serve", str(folder)])
@@ -141,7 +149,9 @@ def _show_next(output: Output, work: Audit, folder: Path) -> None:
         before = work.found[THIS]["model"]["rmse"]
         after = work.found[safer]["model"]["rmse"]
         cost = (
-            "" if before is None or after is None else f", at an RMSE of {after:.4f} instead of {before:.4f}"
+            ""
+            if before is None or after is None
+            else f", at an RMSE of {after:.4f} instead of {before:.4f}{' on the sample' if work.is_sampled else ''}"
         )
         left = f"{count_learning(safer) or 'none'} of them {'does' if count_learning(safer) == 1 else 'do'}"
         sentences.append(f"With the variant '{safer}' {left}{cost}.")

@@ -13,12 +13,14 @@ from verfedgnn.reports.privacy_card import add_guarantees
 from verfedgnn.reports.svg_charts import BAD_COLOUR, UNCLEAR_COLOUR, Bars, draw_bars, draw_points
 from verfedgnn.research.attacks.audit import THIS, Audit
 from verfedgnn.research.attacks.overlap_attack import FEWEST, ROUNDS, USERS
+from verfedgnn.runs.run import Run
 
 MARGIN = 0.02
 """Margin above the guess up to which an attack counts as a guess: about two standard errors with 500
 victims.
 """
-LEARNT_TONES: dict[str, Tone] = {"yes": "bad", "no": "good"}
+LEARNT_TONES: dict[str, Tone] = {"yes": "bad", "no": "good", "not attacked": "unclear"}
+LISTS_UNTRIED = "The training of lists was not attacked."
 NEARLY_CERTAIN = 0.9
 """AUC from which on a party is said to see which of its users are elsewhere."""
 
@@ -105,9 +107,14 @@ def strongest(found: Mapping[str, Any]) -> list[Reached]:
     return reached
 
 
-def summarise_findings(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the headline of one variant's findings, and who learns what in words."""
+def summarise_findings(found: Mapping[str, Any], *, lists: bool) -> tuple[str, str]:
+    """Return the headline of one variant's findings, and who learns what in words.
+
+    `lists` says whether the run has a training of lists. It is not attacked, and the headline says so.
+    """
     reached = strongest(found)
+    source = " from the training of ratings" if lists else ""
+    also = f" {LISTS_UNTRIED}" if lists else ""
     leaks = [
         f"{ATTACKERS[r.attacker].title} {ATTACKERS[r.attacker].verb} {ATTACKERS[r.attacker].learns}"
         for r in reached
@@ -115,11 +122,11 @@ def summarise_findings(found: Mapping[str, Any]) -> tuple[str, str]:
     ]
     if not leaks:
         return (
-            "No attack learnt more than a guess.",
+            f"No attack learnt more than a guess{source}.{also}",
             "Attacks are lower bounds; only guarantees hold against everybody.",
         )
     return (
-        f"{len(leaks)} of {len(reached)} attackers learnt more than a guess.",
+        f"{len(leaks)} of {len(reached)} attackers learnt more than a guess{source}.{also}",
         f"{_capitalize('; '.join(leaks))}.",
     )
 
@@ -127,34 +134,50 @@ def summarise_findings(found: Mapping[str, Any]) -> tuple[str, str]:
 def audit_document(audit: Audit) -> Document:
     """Build the report: findings with their assumptions, and what to change."""
     run = audit.run
-    found = audit.found[THIS]
     document = Document("Privacy audit")
     names = ", ".join(party.name for party in run.parties)
     users = run.parties[0].ratings.n_users
-    _add_verdict(document, found)
+    _add_verdict(document, audit)
     document.add(
         Paragraph(f"A federation of {len(run.parties)} parties ({names}) with {users:,} users, trained for "
-                  f"{run.metrics['rounds']:,} rounds with a test RMSE of {_format_rmse(run.metrics['test']['rmse'])}. This report says what each participant could learn."),
+                  f"{run.metrics['rounds']:,} rounds. The run has a test RMSE of {_format_rmse(run.metrics['test']['rmse'])} on all its "
+                  "data. This report says what each participant could learn."),
+        Paragraph(_describe_lists(run)) if run.lists is not None else None,
     )  # fmt: skip
     document.add(
         Heading("Who sees what"), Table(HEADER, who_sees_what(run.config, len(run.parties)), "Who sees what")
     )
     add_guarantees(document, run.metrics["privacy"])
+    if "lists" in run.metrics:
+        add_guarantees(document, run.metrics["lists"]["privacy"], "Privacy guarantees of the lists' training")
     _attacks(document, audit)
     _changes(document, audit)
     _limits(document, audit)
     return document
 
 
-def _add_verdict(document: Document, found: Mapping[str, Any]) -> None:
+def _describe_lists(run: Run) -> str:
+    """Return what the training of lists adds to what an attacker can see."""
+    lists = run.metrics["lists"]
+    return (
+        f"**Lists:** a second training of {lists['rounds']:,} rounds orders lists. It sends the same kinds of messages as the training of "
+        "ratings, and its guarantees are below. No attack of this audit uses its messages, and no price includes it."
+    )
+
+
+def _add_verdict(document: Document, audit: Audit) -> None:
     """Add the verdict, and the strongest attack of each attacker as a table and as a chart."""
+    found = audit.found[THIS]
+    lists = audit.run.lists is not None
     reached = strongest(found)
     rows = [
         [ATTACKERS[r.attacker].title, ATTACKERS[r.attacker].learns, r.figure, f"{r.found:.2f}", f"{r.guess:.2f}",
          "yes" if r.learnt else "no"]
         for r in reached
     ]  # fmt: skip
-    headline, text = summarise_findings(found)
+    if lists:
+        rows.append(["any of them, from the training of lists", "the same", "–", "–", "–", "not attacked"])
+    headline, text = summarise_findings(found, lists=lists)
     title = "The strongest attack of each attacker, next to a guess without an attack"
     bars = [
         Bars(
@@ -291,7 +314,7 @@ def _changes(document: Document, audit: Audit) -> None:
     base = audit.found[THIS]["model"]["rmse"]
     header = [
         "variant",
-        "test RMSE",
+        "test RMSE on the sample" if audit.is_sampled else "test RMSE",
         "change",
         *(ATTACKERS[a].title for a in ATTACKERS),
         "epsilon for a rating",
@@ -332,6 +355,7 @@ def _changes(document: Document, audit: Audit) -> None:
         Paragraph(
             "Each variant was trained and attacked on this run's data with one seed. The guess is in brackets."
         ),
+        Paragraph(_describe_price(audit)),
         Table(header, rows),
         Paragraph("The cheapest change after which an attacker learns no more than a guess:")
         if advice
@@ -340,6 +364,19 @@ def _changes(document: Document, audit: Audit) -> None:
         picture("changes", title, chart),
         Points([f"`{name}`: {HOW[name]}" for name in others]),
     )
+
+
+def _describe_price(audit: Audit) -> str:
+    """Return which trainings the RMSE of the variants is of."""
+    text = "The price is the RMSE of predicted ratings"
+    if audit.is_sampled:
+        whole = _format_rmse(audit.run.metrics["test"]["rmse"])
+        sample = _format_rmse(audit.found[THIS]["model"]["rmse"])
+        text += (
+            f", of trainings on the sample described above. The settings of this run reach {sample} there; the run itself, on "
+            f"all data, has {whole}"
+        )
+    return f"{text}. What a variant costs in lists (NDCG@20) was not measured."
 
 
 HOW = {
@@ -359,7 +396,8 @@ def _limits(document: Document, audit: Audit) -> None:
         Points([
             "Attacks are lower bounds: a better one may exist. Only the guarantees hold against every attacker.",
             "The attackers are curious, not malicious. They open fake accounts, but send no false messages.",
-            "The alignment of users before training is not attacked, nor is the training of lists.",
+            "The alignment of users before training is not attacked.",
+            *([f"{LISTS_UNTRIED} Its releases are of the same kinds, so expect no less from it."] if run.lists is not None else []),
             "There is one seed and one pair of attacker and target. Figures for other data sets are in `results/attacks.md`.",
         ]),
         Heading("Provenance"),
