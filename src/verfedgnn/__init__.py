@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from verfedgnn.estimator.rating_split import RatingSplit
     from verfedgnn.estimator.recommender import VerFedRecommender
     from verfedgnn.estimator.setting_list import settings
+    from verfedgnn.estimator.train_run import resume, train
     from verfedgnn.plugins import register
     from verfedgnn.runs.run import Recommendation, Run
-    from verfedgnn.training.train import resume, train
 
     __version__: str
 
@@ -78,10 +78,10 @@ _HOMES = {
     "read_parties": "data",
     "read_ratings": "data",
     "register": "plugins",
-    "resume": "training.train",
+    "resume": "estimator.train_run",
     "settings": "estimator.setting_list",
     "split_items": "data",
-    "train": "training.train",
+    "train": "estimator.train_run",
 }
 """Where each name lives; it is imported when it is asked for, so that a process that needs no torch does not load it."""
 

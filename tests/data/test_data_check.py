@@ -515,10 +515,26 @@ def test_equal_ratings_are_for_lists(tmp_path: Path) -> None:
     assert "preset ranking" in describe_outlook(found, None)
 
 
+@pytest.mark.parametrize(
+    ("columns", "flag"),
+    [
+        ("client,film,genre_of_film,stars", "user=client,item=film"),
+        ("user,song_id,length,stars", "item=song_id"),
+        ("user,title,year,stars", "item=title"),
+        ("member_no,year,book,grade", "user=member_no,item=book,rating=grade"),
+    ],
+)
+def test_a_column_named_after_its_things_is_guessed(tmp_path: Path, columns: str, flag: str) -> None:
+    put(tmp_path / "shop.csv", f"{columns}\n1,2,3,4\n")
+    with on_command_line(), pytest.raises(MissingColumns) as caught:
+        read_parties([f"shop={tmp_path / 'shop.csv'}"])
+    assert f"did you mean --columns {flag}?" in str(caught.value).replace("shop:", "")
+
+
 def test_missing_columns_are_named_with_a_flag_that_works(tmp_path: Path) -> None:
     """Of all tables at once; a column that no usual name is like is guessed if it is the only one left."""
     put(tmp_path / "films.csv", "customer_id,film,stars,when\n1,7,5,959756400\n")
-    put(tmp_path / "books.csv", "client;volume;score\n1;2;3\n")
+    put(tmp_path / "books.csv", "k;v;score\n1;2;3\n")
     put(tmp_path / "games.csv", "user,item,rating_value,date_added\n1,2,3,2024-01-01\n")
     sources = [f"{name}={tmp_path / name}.csv" for name in ("films", "books", "games")]
     with on_command_line(), pytest.raises(MissingColumns) as caught:

@@ -17,6 +17,7 @@ from verfedgnn.evaluation.verdict import (
     summarise,
     verdict,
 )
+from verfedgnn.reports.lift_view import readable_tables
 
 RESULTS = ("yes", "no", "cannot tell", None)
 """Verdicts, and None where there are no cases."""
@@ -201,6 +202,29 @@ def test_a_gain_is_compared_with_what_a_party_really_has() -> None:
     assert new.endswith("compared with the parties' popularity.")
     known, _ = list_points(narrow_lift(found, "shop0"))[:2]
     assert known.endswith("compared with its own model.")
+
+
+def test_a_metric_of_lists_that_falls_is_not_hidden_behind_one_that_rises() -> None:
+    found = tables("ndcg@20", "yes", "yes", ("yes", "no"))
+    assert "falls" not in summarise(found)
+    ways = {"simple": 0.5, "alone": 0.6, "federated": 0.59}
+    found["newcomers"]["parties"] = [
+        row(pays, name=f"shop{n}", **{"hitrate@20": ways, "recall@20": ways | {"federated": 0.7}})
+        for n, pays in enumerate(("yes", "no"))
+    ]
+    text = summarise(found)
+    check_sentences(text)
+    falls = "NDCG@20 rises, but another metric of the same lists falls: HitRate@20 for newcomers at shop0 (0.6000 to 0.5900)."
+    assert falls in text
+
+
+def test_customers_without_training_ratings_are_not_called_newcomers() -> None:
+    found = tables("rmse", "yes", "yes", ("yes", "yes"))
+    found["by_own_ratings"] = [row("no", **{"from": 0, "to": 0})]
+    assert "worse for customers without training ratings at the party, -3.1 %" in summarise(found)
+    (table,) = (each for each in readable_tables(found) if each.label == "own ratings")
+    assert table.rows[0][0] == "none in training"
+    assert "not the newcomers above" in table.note
 
 
 def test_one_party_of_three_that_gains_is_no_yes_for_all() -> None:

@@ -154,9 +154,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not server": ({"coordinator": member("film")}, "must be named 'server'"),
     "bad name": ({"parties": [{"name": "a b", "certificate": SERVER}]}, "'a b' cannot be a name"),
     "bad federation name": ({"name": "a\nb"}, r"'a\\nb' cannot be a name"),
-    "time": ({"timeouts": {"reply": 0}}, r"timeouts\.reply: Input should be greater than 0"),
+    "time": ({"timeouts": {"reply": 0}}, r"timeouts\.reply must be greater than 0"),
     "alignment": ({"alignment": "guess"}, "'keyed', 'ecdh' or 'none'"),
-    "quorum": ({"min_parties": -1}, "min_parties: Input should be greater"),
+    "quorum": ({"min_parties": -1}, "min_parties must be at least"),
     "config": ({"config": {"model": {"dim": 0}}}, r"config\.model\.dim"),
     "contradiction": (
         {"config": {"masking": True, "gradients": {"mechanism": "laplace"}}},

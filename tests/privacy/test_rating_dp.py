@@ -168,7 +168,7 @@ def test_budgets_and_settings_that_cannot_be() -> None:
         ({"l2_rating": 0.1}, "l2_rating"),
         ({"error_clip": None}, "error_clip"),
         ({"participation": 0.5}, "participation"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier: Input should be greater than 0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be greater than 0"),
     ):
         with pytest.raises(vf.ConfigError, match=named):
             private(**values)

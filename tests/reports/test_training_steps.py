@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.reports.training_steps import StepClock, list_steps
+from verfedgnn.reports import round_progress
+from verfedgnn.reports.round_progress import RoundProgress
+from verfedgnn.reports.training_steps import StepClock, list_steps, strip_step
 from verfedgnn.training.progress import Progress
 
 SHOPS = ["film", "book", "album"]
@@ -23,6 +25,24 @@ def test_the_plan_names_every_training_that_runs() -> None:
         vf.lift(run, watch=events.append)
         assert {event.label for event in events} == set(list_steps(names, config, lift=True))
     assert len(list_steps(SHOPS, vf.Config.preset("best"), lift=True)) == 20
+
+
+def test_training_in_python_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    parties = vf.split_items(vf.data.synthetic_ratings(users=40, items=20, ratings=400, seed=2), parties=3)
+    bar = RoundProgress(hidden=True)
+    monkeypatch.setattr(round_progress, "_make_bar", lambda: bar)
+    config = vf.Config.preset("paper", epochs=1)
+    vf.train(parties, config, verbose=False)
+    assert not bar.tasks
+    vf.train(parties, config)
+    assert list(bar.tasks) == ["federation"]
+
+
+def test_other_seeds_are_steps_of_their_own() -> None:
+    config = vf.Config.preset("best")
+    one = list_steps(SHOPS, config, lift=True)
+    assert list_steps(SHOPS, config, lift=True, seeds=2) == [*one, *(f"seed 1, {step}" for step in one)]
+    assert strip_step("seed 12, newcomers, film alone, lists") == "film alone, lists"
 
 
 def test_the_time_left_is_that_of_all_trainings() -> None:

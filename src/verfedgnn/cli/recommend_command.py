@@ -121,9 +121,15 @@ def _check_user(run: Run, folder: Path, user: str, party: str | None) -> None:
     rating = f"{owner.name}:{find_popular_item(owner.ratings)}={owner.ratings.scale[1]:g}"
     words = ["recommend", str(folder), "--rated", rating]
     command = command_text([*words, *([] if party is None else ["--party", party])])
-    nearest = ", ".join(f"'{each}'" for each in IdIndex(table.user_ids).find_similar(user, 3))
+    similar = [f"'{each}'" for each in IdIndex(table.user_ids).find_similar(user, 3)]
+    examples = [f"'{each}'" for each in table.user_ids[table.known_users[:2]]]
+    near = (
+        f"similar ids are {', '.join(similar)}"
+        if similar
+        else f"none with a similar id; ids look like {' and '.join(examples)}"
+    )
     raise RunError(
-        f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, and the nearest ids are {nearest}. "
+        f"user '{user}' was not in training; this run knows {len(table.known_users):,} users, {near}. "
         f"For someone new, pass their ratings, for example: {command}"
     )
 
@@ -143,7 +149,7 @@ def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> Non
     sentences = (
         [warning] if warning is not None else ["The lists are at least as good as the most popular items."]
     )
-    show_next(output, sentences, ["serve", str(folder), *([] if party is None else ["--party", party])])
+    show_next(output, sentences, ["serve", str(folder)])
 
 
 def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:

@@ -249,11 +249,29 @@ def setting_path(key: str) -> str:
     return resolve_setting(key, settings())
 
 
+_WORDS = {
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "extra_forbidden": "is not known",
+}
+"""Problems that pydantic finds, in words for people; the others are in its own words."""
+
+
 def explain_invalid(error: ValidationError) -> str:
     """Return the first problem of a validation as one line that names the setting."""
     first = error.errors()[0]
     where = _location(first["loc"])
-    text = first["msg"].removeprefix("Value error, ")
+    text = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+    text = text.replace("Input should", "must").replace("greater than or equal to", "at least")
+    text = text.replace("less than or equal to", "at most")
     if isinstance(first.get("ctx", {}).get("error"), ConfigError):  # it names its place
         return text
     if first["type"] == "value_error" and isinstance(
@@ -270,7 +288,8 @@ def explain_invalid(error: ValidationError) -> str:
     if first["type"] == "literal_error":
         text += _variant(first["loc"])
     given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
-    return f"{where}: {text}{given}" if where else text
+    colon = "" if text.startswith("must ") else ":"
+    return f"{where}{colon} {text}{given}" if where else text
 
 
 def _location(location: tuple[int | str, ...]) -> str:

@@ -91,7 +91,7 @@ def check_variants(tree: Mapping[str, Any]) -> dict[str, Any]:
         tag = section.get(choice.tag, choice.default)
         if tag not in choice.variants:
             known = either([f"'{known}'" for known in choice.variants])
-            raise ValueError(f"{choice.path}: Input should be {known} (it is {tag!r})")
+            raise ValueError(f"{choice.path} must be {known} (it is {tag!r})")
         for field in section:
             having = choice.having(field)
             if having and tag not in having:

@@ -59,6 +59,45 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "image": ("image", "imageurl", "picture", "poster", "cover"),
 }
 
+# Names that say what a column may hold, but too little to read it unasked; the user confirms them with the option `columns`.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "user": (
+        *(
+            "client",
+            "member",
+            "person",
+            "account",
+            "buyer",
+            "shopper",
+            "reader",
+            "viewer",
+            "listener",
+            "player",
+            "patron",
+        ),
+        *("guest", "subscriber", "profile"),
+    ),
+    "item": (
+        *(
+            "film",
+            "movie",
+            "book",
+            "song",
+            "track",
+            "album",
+            "artist",
+            "game",
+            "show",
+            "series",
+            "video",
+            "article",
+            "volume",
+        ),
+        *("product", "business", "restaurant", "recipe", "course", "podcast", "app", "title", "name"),
+    ),
+    "rating": ("grade", "mark", "vote", "points", "note", "value", "feedback"),
+}
+
 
 def if_events() -> str:
     """Return the advice for a table without ratings."""
@@ -101,6 +140,8 @@ def match_columns(
     if absent or missing:
         left = [column for column in found if column not in names.values()]
         guesses = _guess([role for role in (*wanted, *missing) if role not in names], left)
+        if "item" in missing and "item" not in guesses and "title" in names:
+            guesses["item"] = names["title"]  # a title names an item, if nothing else does
         named = {role: names[role] for role in wanted if role in names}
         named |= {
             role: guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing) if role not in names
@@ -127,12 +168,20 @@ def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
             if any(alias in name for alias in ALIASES.get(role, ()) if len(alias) > 3)
             or get_close_matches(name, ALIASES.get(role, ()), 1, 0.75)
         ]
+        similar = similar or [name for name in plain if _is_synonym(name, role)]
         if similar:
             found[role] = plain.pop(similar[0])
     open_roles = [role for role in roles if role not in found]
     if len(plain) == 1 and open_roles in (["user"], ["item"]):
         found[open_roles[0]] = next(iter(plain.values()))
     return found
+
+
+def _is_synonym(name: str, role: str) -> bool:
+    """Return whether a column's name is a synonym of a role, also in the plural or with a word for its ids."""
+    return any(
+        re.fullmatch(f"{word}s?(id|no|nr|number|code|key)?s?", name) for word in SYNONYMS.get(role, ())
+    )
 
 
 def _check_roles(wanted: Mapping[str, str], known: Sequence[str], *, lacks: bool) -> None:

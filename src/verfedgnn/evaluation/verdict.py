@@ -60,6 +60,7 @@ def list_points(lift: Mapping[str, Any]) -> list[str]:
     points: list[str | None] = [_describe_table(customers, table) for customers, table in judged_tables(lift)]
     points += [
         *_list_losers(lift),
+        _describe_falls(lift),
         _describe_activity(_halves(lift)[-1]),
         _describe_chance(lift),
         _advise(lift),
@@ -274,7 +275,7 @@ def _list_losers(lift: Mapping[str, Any]) -> list[str]:
     for customers, table in judged_tables(lift):
         groups = {
             **{_describe_overlap(row): row for row in table.get("by_other_parties", [])},
-            **{_describe_band(row): row for row in table.get("by_own_ratings", [])},
+            **{_describe_band(row): row for row in table.get("by_own_ratings", []) if customers == KNOWN},
         }
         if len(lift["parties"]) < 2 or table["overall"]["pays"] == NO:
             continue
@@ -283,6 +284,24 @@ def _list_losers(lift: Mapping[str, Any]) -> list[str]:
         if losers:
             found.append(f"Joining makes {what} worse for customers {'; '.join(losers)}.")
     return found
+
+
+def _describe_falls(lift: Mapping[str, Any]) -> str | None:
+    """Return where fewer liked items are in the lists although they stand higher up; None if nowhere."""
+    found = []
+    for customers, table in judged_tables(lift):
+        everybody = [("all parties together", table["overall"])] if len(table["parties"]) > 1 else []
+        for name, row in [*((row["name"], row) for row in table["parties"]), *everybody]:
+            if not row["gain"] or row["gain"]["percent"] <= 0:
+                continue
+            for metric, label in (("recall@20", "Recall@20"), ("hitrate@20", "HitRate@20")):
+                before = row.get(metric, {}).get(row["reference"])
+                after = row.get(metric, {}).get("federated")
+                if before is not None and before - after >= SAME:
+                    found.append(f"{label} for {customers} at {name} ({before:.4f} to {after:.4f})")
+    if not found:
+        return None
+    return f"NDCG@20 rises, but another metric of the same lists falls: {join_names(found)}."
 
 
 def _describe_overlap(row: Mapping[str, Any]) -> str:
@@ -295,6 +314,8 @@ def _describe_overlap(row: Mapping[str, Any]) -> str:
 def _describe_band(row: Mapping[str, Any]) -> str:
     low = row["from"]
     high = row.get("to")
+    if high == 0:
+        return "without training ratings at the party"
     count = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
     return f"with {count} {'rating' if count == '1' else 'ratings'} at the party"
 

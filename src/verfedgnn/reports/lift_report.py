@@ -26,7 +26,7 @@ from verfedgnn.reports.lift_view import (
     SHORT_HEADER,
     SHORT_NOTE,
     SIMPLE,
-    band,
+    band_label,
     group_tables,
     halves,
     party_lines,
@@ -113,21 +113,23 @@ def add_lift(document: Document, lift: Mapping[str, Any]) -> None:
 
 
 def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
-    """Add Recall@20 and HitRate@20 of lists, for known customers and for newcomers."""
+    """Add Recall@20 and HitRate@20 of lists by party, for known customers and for newcomers."""
     if "recall@20" not in part["overall"]:
         return
     ways = [way for way in WAYS if way in part["overall"]]
-    tables = {"known customers": part["overall"]}
+    tables = {"known customers": part}
     if "newcomers" in part:
-        tables["newcomers"] = part["newcomers"]["overall"]
+        tables["newcomers"] = part["newcomers"]
     rows = [
-        [who, name, *(format_metric(row[name][way]) for way in ways)]
-        for who, row in tables.items()
-        for name in ("recall@20", "hitrate@20")
+        [name, who, label, *(format_metric(row[metric][way]) for way in ways)]
+        for who, table in tables.items()
+        for metric, label in (("recall@20", "Recall@20"), ("hitrate@20", "HitRate@20"))
+        for name, row in [*((row["name"], row) for row in table["parties"]), ("**all**", table["overall"])]
     ]
-    header = ["for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in ways)]
+    header = ["party", "for", "metric", *(SIMPLE[part["metric"]] if way == "simple" else way for way in ways)]
     title = "Other metrics of lists"
-    document.add(Paragraph(f"**{title}.** Higher is better."), Table(header, rows, title))
+    note = "Higher is better. Recall@20: the share of liked items that are in the list. HitRate@20: the share of customers with one or more."
+    document.add(Paragraph(f"**{title}.** {note}"), Table(header, rows, title))
 
 
 def _charts(part: Mapping[str, Any]) -> list[Picture | None]:
@@ -174,7 +176,7 @@ def _activity_chart(part: Mapping[str, Any], what: str, simple: str) -> Picture 
         "training ratings at the party",
         MEASURES[part["metric"]],
         colours={name: WAYS[way] for way, name in names.items()},
-        names=[band(row) for row in rows],
+        names=[band_label(row) for row in rows],
     )
     return picture(f"{_kind(part)}-activity", title, svg)
 

@@ -26,6 +26,12 @@ _COLUMNS = (
     f"cannot tell: the interval includes 0, there are fewer than {FEWEST_USERS} users, or a gain as large can be chance among so "
     "many rows (Holm's correction)."
 )
+NOT_TRAINED = "none in training"
+"""Name of the customers without training ratings at the party."""
+NOT_TRAINED_NOTE = (
+    f"{NOT_TRAINED}: customers with so few ratings here that none fell into the training part. They are not the newcomers above: "
+    "those had ratings, and all of them were held out."
+)
 _POOLED_NOTE = (
     "pooled is worse than {simple} here: it is a single model that is not mixed with {simple}, and customers with few ratings "
     "of many items teach it little."
@@ -133,10 +139,11 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
         if new is not None and new["overall"]["cases"]:
             tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift)))
     for part in parts:
-        rows = [(band(row), row) for row in part.get("by_own_ratings", [])]
+        rows = [(band_label(row), row) for row in part.get("by_own_ratings", [])]
         title = f"By a customer's training ratings at the party: {_title(part)}"
+        note = NOT_TRAINED_NOTE if rows and rows[0][0] == NOT_TRAINED else ""
         if rows:
-            tables.append(LiftTable(title, "own ratings", part["metric"], rows))
+            tables.append(LiftTable(title, "own ratings", part["metric"], rows, note=note))
     for part in parts:
         rows = [(str(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
         title = f"By other parties that know the customer: {_title(part)}"
@@ -151,7 +158,7 @@ def group_tables(lift: Mapping[str, Any], most_parties: int) -> list[LiftTable]:
     for part in halves(lift):
         parties = part["parties"][:most_parties]
         rows = [
-            (f"{row['name']}: {band(each)}", each)
+            (f"{row['name']}: {band_label(each)}", each)
             for row in parties
             for each in row.get("by_own_ratings", [])
         ]
@@ -173,6 +180,11 @@ def band(row: Mapping[str, Any]) -> str:
     """Format a range of numbers of ratings, such as `3-5`."""
     low, high = row["from"], row["to"]
     return f"{low}" if low == high else f"{low}+" if high is None else f"{low}-{high}"
+
+
+def band_label(row: Mapping[str, Any]) -> str:
+    """Format a range of numbers of ratings for readers; 0 says that these are no newcomers."""
+    return NOT_TRAINED if row["to"] == 0 else band(row)
 
 
 def format_weights(weights: Mapping[str, float]) -> str:

@@ -11,6 +11,8 @@ from verfedgnn.data.ids import StrArray
 
 NEIGHBOURS = 200
 """Ids before and after a text, in alphabetical order, among which the most similar ones are searched."""
+SIMILAR = 0.75
+"""Share of equal characters, as difflib counts them, from which on an id is called similar."""
 
 
 class IdIndex:
@@ -36,7 +38,7 @@ class IdIndex:
         return [int(self._order[i]) for i in candidates if str(self._sorted[i]).startswith(prefix)]
 
     def find_similar(self, text: str, limit: int) -> list[str]:
-        """Return up to `limit` ids that are most similar to an unknown one."""
+        """Return up to `limit` ids that differ from an unknown one by a slip of the keyboard; none if there are no such ids."""
         place = bisect_left(self._sorted, text)
         among = self._sorted[max(0, place - NEIGHBOURS) : place + NEIGHBOURS]
-        return get_close_matches(text, [str(each) for each in among], limit, cutoff=0.0)
+        return get_close_matches(text, [str(each) for each in among], limit, cutoff=SIMILAR)
