@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"masking": True, "gradients": {"mechanism": "laplace"}}},
         "masking needs integers",
     ),
-    "unknown": ({"secret": "x"}, "secret: Extra inputs"),
+    "unknown": ({"secret": "x"}, "secret is not known"),
     "another authority": (
         {"authority": c.new_authority("trial")[1]},
         "the certificate of server is not signed by",

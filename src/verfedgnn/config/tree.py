@@ -288,7 +288,7 @@ def explain_invalid(error: ValidationError) -> str:
     if first["type"] == "literal_error":
         text += _variant(first["loc"])
     given = f" (it is {first['input']!r})" if where and not isinstance(first["input"], dict) else ""
-    colon = "" if text.startswith("must ") else ":"
+    colon = "" if text.startswith(("must ", "is ")) else ":"
     return f"{where}{colon} {text}{given}" if where else text
 
 

@@ -139,9 +139,9 @@ def match_columns(
     _check_roles(wanted, (*ALIASES, *required, *keep), lacks=bool(absent or missing))
     if absent or missing:
         left = [column for column in found if column not in names.values()]
-        guesses = _guess([role for role in (*wanted, *missing) if role not in names], left)
-        if "item" in missing and "item" not in guesses and "title" in names:
-            guesses["item"] = names["title"]  # a title names an item, if nothing else does
+        guesses = _guess(
+            [role for role in (*wanted, *missing) if role not in names], left, names.get("title")
+        )
         named = {role: names[role] for role in wanted if role in names}
         named |= {
             role: guesses.get(role, UNKNOWN_COLUMN) for role in (*wanted, *missing) if role not in names
@@ -157,8 +157,11 @@ def match_columns(
     return names
 
 
-def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
-    """Return the columns that a reader may have meant: names like the usual ones, or the only column that is left."""
+def _guess(roles: Sequence[str], left: Sequence[str], title: str | None) -> dict[str, str]:
+    """Return the columns that a reader may have meant: names like the usual ones, or the only column that is left.
+
+    A `title` names an item, if nothing else does.
+    """
     plain = {normalise_name(column): column for column in reversed(left)}
     found: dict[str, str] = {}
     for role in roles:
@@ -171,6 +174,8 @@ def _guess(roles: Sequence[str], left: Sequence[str]) -> dict[str, str]:
         similar = similar or [name for name in plain if _is_synonym(name, role)]
         if similar:
             found[role] = plain.pop(similar[0])
+    if "item" in roles and "item" not in found and title is not None:
+        found["item"] = title
     open_roles = [role for role in roles if role not in found]
     if len(plain) == 1 and open_roles in (["user"], ["item"]):
         found[open_roles[0]] = next(iter(plain.values()))

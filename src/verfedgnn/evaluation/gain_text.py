@@ -24,7 +24,7 @@ def format_percent(value: float, low: float, high: float) -> str:
     digits = next(
         (n for n in range(1, MOST_DIGITS) if all(round(end, n) or not end for end in (low, high))), 4
     )
-    gain, first, last = (_format_signed(number, digits) for number in (value, low, high))
+    gain, first, last = (format_signed(number, digits) for number in (value, low, high))
     return f"{gain} % ({first} to {last})"
 
 
@@ -44,6 +44,7 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
-def _format_signed(number: float, digits: int) -> str:
+def format_signed(number: float, digits: int = 1) -> str:
+    """Format a number with its sign; 0, also after rounding, has none."""
     rounded = round(number, digits) + 0.0  # without a negative zero
     return f"{rounded:+.{digits}f}" if rounded else f"{0:.{digits}f}"

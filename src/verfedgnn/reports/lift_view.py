@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
-from verfedgnn.evaluation.gain_text import format_gain
+from verfedgnn.evaluation.gain_text import format_gain, format_signed
 from verfedgnn.evaluation.verdict import MIXED, WHAT, judged_tables, party_verdicts
 from verfedgnn.reports.document import Tone
 
@@ -115,7 +115,7 @@ def seed_table(lift: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | N
         for name, row in [*parties, ("all parties", table["overall"])]:
             gain = row["gain"]
             if gain is not None:
-                seeds = [f"{percent:+.1f} %" for percent in gain["by_seed"]]
+                seeds = [f"{format_signed(percent)} %" for percent in gain["by_seed"]]
                 spread = f"{gain['spread_percent']:.1f}"
                 about = [name, WHAT[table["metric"]], customers]
                 rows.append([*about, *seeds, format_gain(row), spread, row["pays"]])

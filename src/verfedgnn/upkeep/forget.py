@@ -2,12 +2,12 @@
 
 The steps of `forget_users` are, in this order:
 
-1. The journal names the rows of the users and the items that they rated.
+1. The journal names the rows of the users and the items that they rated. Unfinished trainings of `lift --seeds` are deleted.
 2. Items that were added after the training lose the users' ratings, and their vectors are estimated again.
 3. In every model, the users get the vector of the average user, and the items that they rated are estimated again from the other
    users' ratings (`item_prior.py`). EASE loses the users' items.
 4. Checkpoints lose the users' rows.
-5. The tables lose the users' ratings, and last the users' ids. Unfinished trainings of other seeds (`lift --seeds`) are deleted.
+5. The tables lose the users' ratings, and last the users' ids.
 6. The record says what was done and what remains, and the journal is removed.
 
 Each step can be repeated. If the process is killed, the next call finishes the journal first. Files are replaced, and no copy is kept.
