@@ -199,7 +199,7 @@ def test_a_gain_is_compared_with_what_a_party_really_has() -> None:
     found["newcomers"]["overall"] |= {"simple": 1.05001}
     known, new = list_points(found)[:2]
     assert known.endswith("compared with the parties' own models.")
-    assert new.endswith("compared with the parties' popularity.")
+    assert new.endswith("compared with the parties' most popular items.")
     known, _ = list_points(narrow_lift(found, "shop0"))[:2]
     assert known.endswith("compared with its own model.")
 
@@ -207,7 +207,7 @@ def test_a_gain_is_compared_with_what_a_party_really_has() -> None:
 def test_a_metric_of_lists_that_falls_is_not_hidden_behind_one_that_rises() -> None:
     found = tables("ndcg@20", "yes", "yes", ("yes", "no"))
     assert "falls" not in summarise(found)
-    ways = {"simple": 0.5, "alone": 0.6, "federated": 0.59}
+    ways = {"simple": 0.5, "alone": 0.6, "federated": 0.59, "pooled": 0.6}
     found["newcomers"]["parties"] = [
         row(pays, name=f"shop{n}", **{"hitrate@20": ways, "recall@20": ways | {"federated": 0.7}})
         for n, pays in enumerate(("yes", "no"))

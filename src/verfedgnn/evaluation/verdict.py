@@ -20,13 +20,15 @@ KNOWN = "known customers"
 NEW = "newcomers"
 SMALL = 0.5
 """A gain below this many per cent is called small in the headline."""
+FALL = 0.01
+"""Share of its value that Recall@20 or HitRate@20 must lose to be said to fall."""
 SAME = 0.00005
 """Figures that differ by less than this are printed alike."""
 _SIMPLE = {
     ("rmse", KNOWN): "own means",
     ("rmse", NEW): "item means",
-    ("ndcg@20", KNOWN): "popularity",
-    ("ndcg@20", NEW): "popularity",
+    ("ndcg@20", KNOWN): "most popular items",
+    ("ndcg@20", NEW): "most popular items",
 }
 """The name of the simple model, by metric and customers."""
 
@@ -297,7 +299,7 @@ def _describe_falls(lift: Mapping[str, Any]) -> str | None:
             for metric, label in (("recall@20", "Recall@20"), ("hitrate@20", "HitRate@20")):
                 before = row.get(metric, {}).get(row["reference"])
                 after = row.get(metric, {}).get("federated")
-                if before is not None and before - after >= SAME:
+                if before is not None and before - after >= FALL * before:
                     found.append(f"{label} for {customers} at {name} ({before:.4f} to {after:.4f})")
     if not found:
         return None
@@ -342,14 +344,13 @@ def _describe_chance(lift: Mapping[str, Any]) -> str | None:
         return None
     among = f" among its {count} verdicts (Holm's correction)" if count > 1 else ""
     text = f"Without a true gain or loss, at most 1 run in 20 has a false yes or no{among}."
-    doubtful = [
-        f"{WHAT[table['metric']]} for {customers} at {row['name']}"
-        for customers, table in judged_tables(lift)
-        for row in table["parties"]
-        if row["pays"] == UNCLEAR and excludes_zero(row)
-    ]
+    doubtful = []
+    for customers, table in judged_tables(lift):
+        names = [row["name"] for row in table["parties"] if row["pays"] == UNCLEAR and excludes_zero(row)]
+        if names:
+            doubtful.append(f"{WHAT[table['metric']]} for {customers} at {join_names(names)}")
     if doubtful:
-        text += f" The interval excludes 0 for {join_names(doubtful)}, but among {count} verdicts this can be chance."
+        text += f" The interval excludes 0 for {'; '.join(doubtful)}, but among {count} verdicts this can be chance."
     if "seeds" not in lift:
         judge = worded("`verfedgnn lift RUN --seeds 3`", "`vf.lift(run, seeds=3)`")
         text += f" This run is one split of the ratings; {judge} judges three."
