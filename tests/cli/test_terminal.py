@@ -103,6 +103,7 @@ def test_help_and_a_slip_of_the_pen(command: Command, name: str) -> None:
 
 MISTAKES = {
     "train": "--data none.csv",
+    "lift": "none",
     "evaluate": "none",
     "settings": "nothing",
     "recommend": "none --user 1",
