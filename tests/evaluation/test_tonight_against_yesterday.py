@@ -197,6 +197,26 @@ def test_the_command_prints_and_writes_the_same(nights: Path, tmp_path: Path, co
     assert command("diff", nights / "monday", nights / "tuesday", "--out", tmp_path / "diff")[0] == 2
 
 
+def test_a_report_says_what_changed_from_the_run_it_started_from(
+    nights: Path, runs: tuple[vf.Run, vf.Run], tmp_path: Path, command: Command
+) -> None:
+    """The figures are those of `diff`, and no user is named."""
+    assert command("report", nights / "tuesday", "--out", tmp_path / "beside", "--json")[0] == 0
+    text = (tmp_path / "beside" / "report.md").read_text()
+    section = text[text.index("Since the run it started from") :]
+    overall = difference(*runs)["figures"]["rmse"]["overall"]
+    assert "It started from `monday`" in section
+    assert f"{overall['before']:.4f}" in section
+    assert f"{overall['after']:.4f}" in section
+    assert not any(str(user) in section for user in runs[1].parties[0].ratings.user_ids)
+    shutil.copytree(nights / "tuesday", tmp_path / "moved" / "tuesday")
+    assert command("report", tmp_path / "moved" / "tuesday", "--json")[0] == 0
+    text = (tmp_path / "moved" / "tuesday" / "report" / "report.md").read_text()
+    assert "is not in the same folder" in text
+    assert command("report", nights / "monday", "--out", tmp_path / "first", "--json")[0] == 0
+    assert "Since the run" not in (tmp_path / "first" / "report.md").read_text()
+
+
 # -- champion and challenger ---------------------------------------------------------------------------------------------
 
 

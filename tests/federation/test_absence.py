@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,11 +22,13 @@ import verfedgnn as vf
 from hub import QUICK, SERVER, Trial, agree
 from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.agreement import Absence
+from verfedgnn.federation.agreement import FILE, Absence, save_agreement
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.revocation import RevocationWatch
+from verfedgnn.federation.roster import remove_party
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.wire.framing import kind_of
-from verfedgnn.protocol.wire.messages import Welcome
+from verfedgnn.protocol.wire.messages import RoundReply, Welcome, encode
 
 
 def lose_in_round(
@@ -83,6 +86,51 @@ def test_after_the_deadline_the_others_continue_if_agreed(
     assert service.coordinator.deliveries.log.last[0].parties == [1, 2]
     first, second = (federated.public(name) for name in list(federated.parties)[1:])
     assert torch.equal(first, second)
+
+
+def test_a_revoked_party_is_locked_out_and_the_others_go_on(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Attack: go on with a leaked key after it was revoked. The coordinator hears nothing of it, and the quorum finishes."""
+    federated = trial(tmp_path, small_parties, settings(), min_parties=2)
+    save_agreement(tmp_path / FILE, federated.agreement)
+    gone, *rest = federated.parties
+    revoked = threading.Event()
+
+    def revoke(reply: RoundReply) -> bytes:
+        """Revoke the party before its reply of a round leaves, and wait until the coordinator has noticed."""
+        remove_party(tmp_path, gone)
+        wait_until(lambda: gone in federated.services[SERVER].revoked)
+        revoked.set()
+        return encode(reply)
+
+    federated.run({gone: in_round(5, revoke)})
+    service = federated.services[SERVER]
+    assert revoked.is_set()
+    assert service.coordinator.round == 9
+    assert service.record.ended is None
+    assert service.coordinator.deliveries.log.last[0].parties == [1, 2]
+    assert torch.equal(*(federated.public(name) for name in rest))
+    assert list(federated.errors) == [gone]
+    assert "was revoked" in str(federated.errors[gone][0])
+    metrics = json.loads((tmp_path / f"run-{SERVER}" / "metrics.json").read_text())
+    assert [party["has_result"] for party in metrics["parties"]] == [False, True, True]
+
+
+def test_a_renewed_certificate_with_the_same_key_locks_nobody_out(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    federated = trial(tmp_path, small_parties, settings())
+    save_agreement(tmp_path / FILE, federated.agreement)
+    watch = RevocationWatch(federated.identities[SERVER])
+    assert watch.find() == []
+    save_agreement(tmp_path / FILE, federated.agreement)
+    assert watch.find() == []
+    (tmp_path / FILE).write_text("not an agreement")
+    assert watch.find() == []
+    others = federated.agreement.with_values(parties=federated.agreement.parties[1:])
+    save_agreement(tmp_path / FILE, others)
+    assert watch.find() == [small_parties[0].name]
 
 
 def test_exact_sums_are_never_continued_without_a_party(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from verfedgnn.privacy.identifiers import normalise_ids
 from verfedgnn.protocol.round.start_state import PublicStart, shrinkage
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import Welcome, decode
+from verfedgnn.runs.start_from import claim_ancestor
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.recommendation_table import write_table
 from verfedgnn.upkeep.forget import forget_users
@@ -208,6 +209,34 @@ def test_a_training_continued_with_more_users_equals_one_machine(
     assert [*records, served["from"], local] == [ancestor] * 5
 
 
+def test_a_private_training_that_continues_another_spends_both_budgets(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Attack: spend the budget twice, in two trainings that look cheap. Every party's ledger begins where the last one ended."""
+    config = vf.Config.preset("private", **REPEATABLE, gate=False)
+    first, second = continued(tmp_path, small_parties, config)
+    second.run({"party-1": killed_at(9)})
+    assert not second.errors
+    on_one_machine(first, stack=False, out=tmp_path / "local")
+    run = on_one_machine(second, stack=False, start_from=tmp_path / "local")
+    assert_same(second, run)
+    for name in second.parties:
+        before, after = (federated.runs[name].metrics["privacy"] for federated in (first, second))
+        assert after["gradients"] == run.metrics["privacy"]["gradients"]
+        assert after["gradients"]["releases"] == 2 * before["gradients"]["releases"]
+        assert after["validation"]["releases"] == 2 * before["validation"]["releases"]
+        assert before["spent"]["epsilon"] < after["spent"]["epsilon"]
+        assert after["spent"]["epsilon"] == after["gradients"]["composed"]["epsilon"]
+        assert second.runs[name].metrics["from"]["spent"]["gradients"] == before["gradients"]["releases"]
+    other = config.with_values({"gradients.noise_multiplier": 20.0})
+    third = trial(tmp_path / "third", spelled(small_parties, 0.5), other, alignment="keyed")
+    third.start_from = tmp_path / "first" / f"run-{SERVER}"
+    for member in (SERVER, "party-0"):
+        folder = tmp_path / "first" / f"run-{member}"
+        with pytest.raises(vf.ConfigError, match="budgets do not compose"):
+            claim_ancestor(tmp_path / "third" / member, folder, third.agreement.training_config)
+
+
 def test_a_forgotten_user_is_new_to_every_member(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
     """The request travels as a row number in the next start. Its old public row is not used, and all members record that."""
     config = vf.Config.preset("best", **REPEATABLE, lists=False)
@@ -234,7 +263,9 @@ def test_a_forgotten_user_is_new_to_every_member(tmp_path: Path, small_parties: 
     kept = torch.isclose(started[: table.n_users], shrinkage(model, "users") * before).all(1)
     assert (~kept).nonzero().flatten().tolist() == [row], "only the forgotten row is drawn again"
     assert not model.views(torch.from_numpy(welcome.accumulator.copy()))["users"][row].any()
-    assert [run.metrics["from"]["forgotten"] for run in second.runs.values()] == [[row]] * len(second.parties)
+    served = json.loads((tmp_path / "second" / f"run-{SERVER}" / "metrics.json").read_text())
+    records = [*(run.metrics for run in second.runs.values()), served]
+    assert [metrics["from"]["forgotten"] for metrics in records] == [[row]] * 4
 
 
 def test_a_coordinator_that_keeps_a_forgotten_row_is_refused(

@@ -62,6 +62,7 @@ def compute_lift(run: Run, folder: Path | None, seeds: int = 1, **options: Any) 
     """Add the lift to the metrics of a run and, if it has a folder, write both and the page of the lift."""
     from verfedgnn.core.files import writing
     from verfedgnn.evaluation.seeds import lift_over_seeds
+    from verfedgnn.reports.ancestor_section import add_ancestor
     from verfedgnn.reports.lift_report import lift_document
     from verfedgnn.runs.run import write_json
 
@@ -70,4 +71,6 @@ def compute_lift(run: Run, folder: Path | None, seeds: int = 1, **options: Any) 
     if folder is not None:
         with writing(folder):
             write_json(folder / "metrics.json", run.metrics)
-        lift_document(run.metrics["lift"], folder.resolve().name).write(folder / "lift", "lift")
+        document = lift_document(run.metrics["lift"], folder.resolve().name)
+        add_ancestor(document, run, folder)
+        document.write(folder / "lift", "lift")

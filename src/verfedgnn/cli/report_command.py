@@ -30,6 +30,7 @@ def report(
     It names the parties, but no user and no item, unless you give --errors.
     """
     from verfedgnn.core.files import check_writable
+    from verfedgnn.reports.ancestor_section import add_ancestor
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
 
@@ -38,7 +39,9 @@ def report(
     folder = run / "report" if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
-        page, text = run_document(loaded, run.resolve().name, errors=errors).write(folder, "report")
+        document = run_document(loaded, run.resolve().name, errors=errors)
+        add_ancestor(document, loaded, run)
+        page, text = document.write(folder, "report")
     output.result({"page": page, "markdown": text}, f"written: {page} and {text.name}")
     findings = diagnose_run(loaded)
     command = next_command(findings, run, TrainingWords.load(run))

@@ -21,6 +21,7 @@ from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.coordinator_store import TrainingRecord
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import MemberIdentity, check_key
+from verfedgnn.federation.revocation import RevocationWatch
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT, Transcript
@@ -101,6 +102,9 @@ class CoordinatorService:
         )
         self.offences: Counter[str] = Counter()
         """Number of refused messages of each party."""
+        self.revoked: set[str] = set()
+        """Parties whose certificates were revoked since the coordinator was started; nothing of them is heard."""
+        self._revocations = RevocationWatch(identity)
         self._hello_times: dict[str, list[float]] = {}
         self._heard: dict[str, float] = {}
         """Time of the last sign of each party."""
@@ -166,6 +170,7 @@ class CoordinatorService:
             if event is not None:
                 self._handle(event)
             self._take_request(stage)
+            self._lock_out_revoked()
             while stage.step():
                 pass
             self._announce_waiting()
@@ -178,6 +183,17 @@ class CoordinatorService:
             if not stage.finishing and stage.record.ended is None:
                 stage.end("the coordinator's operator asked to finish")
             remove_request(self.folder)
+
+    def _lock_out_revoked(self) -> None:
+        """Go on without parties whose certificates an operator has revoked."""
+        for name in self._revocations.find():
+            if name not in self.revoked:
+                self.revoked.add(name)
+                log_warning("certificate revoked, going on without the party", party=name)
+                self.send(name, Refused(reason=f"the certificate of {name} was revoked"))
+                self._lose(name)
+                for stage in self.stages:
+                    stage.revoked.add(name)
 
     def _add_lists(self) -> None:
         """Report the training of lists in the figures of the run."""
@@ -200,7 +216,7 @@ class CoordinatorService:
             self._lose(name)
         elif event.kind == "second":
             self._report_second(name)
-        elif event.kind != "part" and self.offences[name] < MOST_OFFENCES:
+        elif event.kind != "part" and self.offences[name] < MOST_OFFENCES and name not in self.revoked:
             try:
                 if event.kind == "broken":
                     raise ProtocolError(f"{name}: {event.reason}")

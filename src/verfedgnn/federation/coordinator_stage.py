@@ -75,6 +75,8 @@ class CoordinatorStage:
     ) -> None:
         agreement = office.agreement
         self.stage = stage
+        self.revoked: set[str] = set()
+        """Parties whose certificates were revoked; they do not get the result."""
         self.office = office
         self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
         self.coordinator = Coordinator(
@@ -120,8 +122,8 @@ class CoordinatorStage:
 
     @property
     def without_result(self) -> list[str]:
-        """Parties that have not received the result."""
-        return [name for name in self.coordinator.names if name not in self.record.finished]
+        """Parties that have not received the result and may still fetch it."""
+        return [name for name in self.coordinator.names if name not in self.record.finished | self.revoked]
 
     @property
     def skipped(self) -> bool:

@@ -130,6 +130,8 @@ class CoordinatorStore:
         ancestor = recorded_ancestor(self.folder)
         if ancestor is not None:
             metrics["from"] = ancestor
+            if coordinator.forgotten:
+                metrics["from"]["forgotten"] = coordinator.forgotten
         with writing(self.folder):
             write_public(self.folder, best.parameters)
             write_json(self.folder / "ledger.json", record.ledger.to_dict())
