@@ -68,17 +68,29 @@ class PublicStart:
     def matches(self, replica: Replica, forgotten: Sequence[int] = ()) -> bool:
         """Return whether a replica has the parameters of known users and the shared weights of this start.
 
-        It must know nothing of the `forgotten` rows: other embeddings, and no state of the optimiser.
+        It must know nothing of the `forgotten` rows: their parameters are as drawn, and the optimiser has no state of them.
         """
         expected = replica.parameters.clone()
         self._map(replica.model, self.parameters, expected, forgotten, shrink=True)
-        whole = expected.clone()
-        self._map(replica.model, self.parameters, whole, shrink=True)
+        return torch.equal(expected, replica.parameters) and self._has_reset(replica, forgotten)
+
+    def _has_reset(self, replica: Replica, forgotten: Sequence[int]) -> bool:
+        model = replica.model
         gone = torch.tensor([row for row in forgotten if row < self.users], dtype=torch.int64)
-        reset = (replica.model.views(whole)["users"] != replica.model.views(expected)["users"])[gone].any(1)
-        sums = replica.model.views(replica.accumulator)
-        unknown = reset.all() and not any(sums[name][gone].any() for name in replica.model.per_user)
-        return torch.equal(expected, replica.parameters) and bool(unknown)
+        if replica.average is not None and not torch.equal(replica.average, replica.parameters):
+            return False
+        sums = model.views(replica.accumulator)
+        if any(sums[name][gone].any() for name in model.per_user):
+            return False
+        now = model.views(replica.parameters)
+        if (
+            not model.config.biases
+        ):  # users' embeddings may carry the typical rating, which a party does not know
+            whole = replica.parameters.clone()
+            self._map(model, self.parameters, whole, shrink=True)
+            return bool((model.views(whole)["users"] != now["users"])[gone].any(1).all())
+        drawn = model.views(model.initial_public(replica.config.seed, 0.0).to(replica.parameters.device))
+        return all(torch.equal(now[name][gone], drawn[name][gone]) for name in model.per_user)
 
     def _map(
         self, model: Model, old: Tensor, new: Tensor, forgotten: Sequence[int] = (), *, shrink: bool
