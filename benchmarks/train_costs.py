@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from dataclasses import replace
@@ -20,7 +21,7 @@ import torch
 
 from pays_numbers import read_case
 from verfedgnn.config import Config, parse_settings
-from verfedgnn.data import PartyData, read_parties
+from verfedgnn.data import PartyData, read_parties, read_ratings, split_items
 from verfedgnn.data.synthetic_shapes import LIKE, write_ratings
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
@@ -30,10 +31,11 @@ PARTIES = {"yelpzip": 5, "yelp": 10}
 
 
 def read_data(case: str, seed: int) -> list[PartyData]:
-    """Return the parties of a case. `yelpzip` and `yelp` are made up; `yelpzip/8` has an eighth of the users, items and ratings."""
+    """Return the parties of a case. `yelpzip/8` has an eighth of the users, items and ratings; `ml-1m/100` has a hundred parties."""
     name, _, part = case.partition("/")
     if name not in LIKE:
-        return read_case(case, seed)
+        whole = read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / name) if part else None
+        return read_case(case, seed) if whole is None else split_items(whole, int(part), seed=seed)
     shape = LIKE[name]
     counts = {key: round(getattr(shape, key) / float(part or 1)) for key in ("users", "items", "ratings")}
     with tempfile.TemporaryDirectory() as folder:

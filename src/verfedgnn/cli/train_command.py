@@ -39,13 +39,14 @@ from verfedgnn.cli.tables import gate_table, lift_texts, run_table
 from verfedgnn.core.errors import ConfigError, Interrupted
 from verfedgnn.plugins import check_gnn
 from verfedgnn.reports.round_progress import RoundProgress
-from verfedgnn.reports.training_steps import StepClock, list_steps
+from verfedgnn.reports.training_steps import StepClock, describe_cost, list_steps
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
     from verfedgnn.data import PartyData
     from verfedgnn.data.read_options import ReadOptions
     from verfedgnn.runs.run import Run
+    from verfedgnn.training.cost_forecast import CostForecast
     from verfedgnn.training.progress import Progress as RoundEvent
 
 
@@ -150,6 +151,7 @@ def train(
     from verfedgnn.runs.run import read_run_config
     from verfedgnn.runs.run_folder import holds_run
     from verfedgnn.runs.tracking.tracker import tracked
+    from verfedgnn.training.cost_forecast import forecast
     from verfedgnn.training.train import resume as resume_run
     from verfedgnn.training.train import train as train_run
     from verfedgnn.upkeep.new_items import NewItems
@@ -254,7 +256,13 @@ def train(
         if resume is not None:
             run = resume_run(resume, **watch)
         else:
-            progress.clock = _plan(read, chosen, lift=lift)
+            expected = None
+            if not quiet and from_ is None:
+                with output.busy("estimating time and bytes"):
+                    expected = forecast(read, chosen, device=device, stack=not one_by_one)
+            progress.clock = _plan(read, chosen, expected, lift=lift)
+            if expected is not None:
+                output.remark(describe_cost(progress.clock.steps, chosen, expected, len(read)))
             run = train_run(read, chosen, out=out, overwrite=overwrite, start_from=from_, **watch)
         for name, table in read_feature_options(
             features or [], [party.name for party in run.parties]
@@ -273,10 +281,12 @@ def train(
     _report(run, folder, training, output)
 
 
-def _plan(parties: Sequence[PartyData], config: Config, *, lift: bool) -> StepClock:
+def _plan(
+    parties: Sequence[PartyData], config: Config, expected: CostForecast | None = None, *, lift: bool
+) -> StepClock:
     """Return a clock of all trainings of the command."""
     names = [party.name for party in parties]
-    return StepClock(list_steps(names, config.for_parties(len(names)), lift=lift), len(names))
+    return StepClock(list_steps(names, config.for_parties(len(names)), lift=lift), len(names), expected)
 
 
 @contextmanager

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+
+from verfedgnn.reports.phrases import format_duration, format_size
 
 if TYPE_CHECKING:
     from verfedgnn.config import Config
+    from verfedgnn.training.cost_forecast import CostForecast
 
 _NEW = "newcomers, "
 """Beginning of the names of the trainings without the ratings of newcomers."""
@@ -47,17 +51,31 @@ def _list_steps_of_seed(parties: Sequence[str], config: Config, *, lift: bool) -
     return steps + judged + [f"{_NEW}{step}" for step in steps] + new
 
 
+def describe_cost(steps: Sequence[str], config: Config, expected: CostForecast, parties: int) -> str:
+    """Say how long a command takes and what a party sends and receives, at most."""
+    seconds = sum(expected.seconds_of(step) for step in steps)
+    rounds = sum(cost.rounds for cost in expected.federated.values())
+    own = sum(" alone" in step for step in steps)
+    trainings = f"{rounds:,} rounds" + (f" and {own} trainings of single parties" if own else "")
+    times = 2 if any(step.startswith(_NEW) for step in steps) else 1
+    sent = format_size(times * expected.bytes / parties)
+    early = ", and less if the validation error stops falling" if config.training.patience else ""
+    return f"expected: about {format_duration(seconds)} for {trainings}, {sent} a party{early}"
+
+
 class StepClock:
     """Measures the trainings of a command and estimates the time that is left for all of them.
 
     A training without the ratings of newcomers, or with another seed, takes as long as the same training with them or with the
-    run's seed. Other trainings are estimated from those that are finished, or from the current one, by the usual ratio of their
-    times.
+    run's seed. Other trainings are estimated from those that are finished, or from the current one, by the ratio of their
+    expected times (`cost_forecast`), or by the usual ratio.
     """
 
-    def __init__(self, steps: Sequence[str], parties: int) -> None:
+    def __init__(self, steps: Sequence[str], parties: int, expected: CostForecast | None = None) -> None:
         self.steps = list(steps)
-        self.weights = {step: _weigh(step, parties) for step in steps}
+        self.expected = expected
+        weigh = partial(_weigh, parties=parties) if expected is None else expected.seconds_of
+        self.weights = {step: weigh(step) for step in steps}
         self.spent: dict[str, float] = {}
         self.current = ""
         self.began = 0.0

@@ -1,0 +1,119 @@
+"""The expected time and bytes of a training, measured in a trial of its first rounds and extrapolated to all of them.
+
+A trial runs two cycles of the exchange, each `exchange.every` passes over all users. The second one has every kind of round, and
+messages of the usual size: neighbourhoods are 0 at first, and zeros take few bytes. The federation of the trial is thrown away and
+changes nothing of the training that follows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verfedgnn.config import Config
+from verfedgnn.data import PartyData
+from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.training.alone import home_config, solo_config
+from verfedgnn.training.local_runtime import LocalRuntime, local_federation
+from verfedgnn.training.loop import device_of, usable_device
+from verfedgnn.training.simple_models import liked
+
+FEWEST_ROUNDS = 100
+"""Number of rounds below which a forecast takes longer than it is worth."""
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """The cost of one training if it runs to its last round."""
+
+    rounds: int
+    seconds: float
+    bytes: float
+    """Bytes of all parties, in both directions."""
+
+
+@dataclass(frozen=True)
+class CostForecast:
+    """The cost of the trainings of a command."""
+
+    federated: dict[str, TrainingCost]
+    """Cost of the trainings of all parties, by name: federation and lists."""
+    alone: dict[str, float]
+    """Seconds of each party's own trainings, by name."""
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all parties, in both directions."""
+        return sum(cost.bytes for cost in self.federated.values())
+
+    def seconds_of(self, step: str) -> float:
+        """Return the seconds of one step of a command (`list_steps`)."""
+        name = step.removeprefix("newcomers, ")
+        if name in self.federated:
+            return self.federated[name].seconds
+        if not name.startswith("pooled"):
+            return self.alone.get(name, 0.0)
+        # One table with all ratings takes as long as all parties' own tables.
+        lists = name.endswith("lists")
+        return sum(seconds for each, seconds in self.alone.items() if each.endswith("lists") == lists)
+
+
+def forecast(
+    parties: Sequence[PartyData], config: Config, *, device: str = "cpu", stack: bool = True
+) -> CostForecast | None:
+    """Return the expected cost of the trainings of `train`; None if they are too short for a trial."""
+    config = config.with_code().for_parties(len(parties))
+    if config.training.epochs * config.training.user_blocks < FEWEST_ROUNDS:
+        return None
+    prepared = prepare(parties, config, usable_device(device))
+    configs = {"lists" if config.training.ranks else "federation": config}
+    if config.trains_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
+        configs["lists"] = config.for_lists()
+    federated = {name: try_rounds(prepared, each, stack=stack) for name, each in configs.items()}
+    alone: dict[str, float] = {}
+    if config.training.gate:
+        largest = max(prepared, key=lambda each: len(each.train))
+        ratings = sum(len(each.train) for each in prepared)
+        for name, each in configs.items():
+            solo = solo_config(home_config(each), len(largest.train) / ratings)
+            seconds = try_rounds([largest], solo, stack=stack).seconds
+            suffix = ", lists" if name == "lists" else ""
+            for party in prepared:
+                share = len(party.train) / len(largest.train)
+                alone[f"{party.party.name} alone{suffix}"] = share * seconds
+    return CostForecast(federated, alone)
+
+
+def try_rounds(prepared: Sequence[Prepared], config: Config, *, stack: bool = True) -> TrainingCost:
+    """Run two cycles of a training and one validation, and return the cost of all its rounds."""
+    every = 5 if config.exchange.mode == "off" else config.exchange.every
+    cycle = every * config.training.user_blocks
+    trial = config.with_values({"training.evaluate_every": 2 * cycle + 2})
+    runtime = local_federation([each.input for each in prepared], trial, device_of(prepared), stack=stack)
+    joined = runtime.ledger.total()
+    seconds, sizes = zip(*(_measure_round(runtime) for _ in range(2 * cycle + 2)), strict=True)
+    trained = runtime.ledger.total()
+    runtime.finish()
+    replica = runtime.coordinator.replica
+    usual = slice(cycle + 1, 2 * cycle + 1)
+    # The second round of a cycle, with and without a validation.
+    validation = max(0.0, seconds[-1] - seconds[cycle + 1])
+    validations = replica.rounds // (config.training.evaluate_every or replica.rounds_per_epoch)
+    return TrainingCost(
+        replica.rounds,
+        replica.rounds * sum(seconds[usual]) / cycle + validations * validation,
+        joined
+        + sum(sizes[: cycle + 1])
+        + (replica.rounds - cycle - 1) * sum(sizes[usual]) / cycle
+        + runtime.ledger.total()
+        - trained,
+    )
+
+
+def _measure_round(runtime: LocalRuntime) -> tuple[float, int]:
+    """Run a round and return its seconds and bytes."""
+    sent = runtime.ledger.total()
+    began = time.perf_counter()
+    runtime.round()
+    return time.perf_counter() - began, runtime.ledger.total() - sent

@@ -1,0 +1,60 @@
+"""The expected cost of a training: bytes are nearly exact, and a trial changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import verfedgnn as vf
+from verfedgnn.reports.training_steps import StepClock, describe_cost, list_steps
+from verfedgnn.training.cost_forecast import CostForecast, TrainingCost, forecast
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"user_blocks": 2, "bits": 12, "from_means": True}, {"exchange.mode": "off"}],
+    ids=["best", "blocks", "no exchange"],
+)
+def test_bytes_are_those_of_the_whole_training(
+    small_parties: list[vf.PartyData], values: dict[str, object]
+) -> None:
+    """Within 5 %: sums of signs are packed by how many are not 0, and that varies."""
+    given = {"dim": 4, "epochs": 100, "gate": False, "lists": False, "patience": 0}
+    config = vf.Config.preset("best").with_values(given | values)
+    expected = forecast(small_parties, config)
+    assert expected is not None
+    run = vf.train(small_parties, config)
+    assert expected.federated["federation"].rounds == run.metrics["rounds"]
+    assert expected.bytes == pytest.approx(run.ledger.total(), rel=0.05)
+    assert expected.federated["federation"].seconds > 0
+
+
+def test_a_trial_does_not_change_the_training(small_parties: list[vf.PartyData]) -> None:
+    config = vf.Config.preset("best").with_values({"dim": 2, "epochs": 2, "gate": False, "lists": False})
+    before = vf.train(small_parties, config)
+    assert forecast(small_parties, config) is None, "two rounds are over sooner than a trial"
+    assert forecast(small_parties, config.with_values({"epochs": 100})) is not None
+    assert torch.equal(before.public, vf.train(small_parties, config).public)
+
+
+def test_every_step_of_a_command_is_in_the_sum() -> None:
+    expected = CostForecast(
+        {"federation": TrainingCost(800, 60.0, 9e6), "lists": TrainingCost(800, 120.0, 3e6)},
+        {"a alone": 6.0, "b alone": 3.0, "a alone, lists": 20.0, "b alone, lists": 10.0},
+    )
+    config = vf.Config.preset("best")
+    steps = list_steps(["a", "b"], config, lift=False)
+    text = describe_cost(steps, config, expected, 2)
+    assert text.startswith(
+        "expected: about 3 min 39 s for 1,600 rounds and 4 trainings of single parties, 6.0 MB a party"
+    )
+    assert "less if the validation error stops falling" in text
+    whole = list_steps(["a", "b"], config, lift=True)
+    seconds = sum(expected.seconds_of(step) for step in whole)
+    assert seconds == 2 * (219 + 9 + 30), (
+        "newcomers take as long again; pooled takes as long as all parties alone"
+    )
+    assert "12.0 MB a party" in describe_cost(whole, config, expected, 2)
+    clock = StepClock(steps, 2, expected)
+    clock.report("federation", 1, now=0)
+    assert clock.seconds_left(401, 801, now=60) == pytest.approx(60 + 2 * 159)  # twice as slow as expected
