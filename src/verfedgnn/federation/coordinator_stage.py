@@ -17,6 +17,7 @@ from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.federation.absence import AbsenceClock
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
+from verfedgnn.federation.cost_outlook import CostOutlook
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.mask_faults import LiarSearch
 from verfedgnn.federation.stages import Stage
@@ -96,6 +97,7 @@ class CoordinatorStage:
         """Missing parties without which no round can start; None if there are enough."""
         self._reply_deadline = 0.0
         self._round_began = 0.0
+        self._outlook = CostOutlook(stage.config, stage.name)
         self._finish_deadline: float | None = None
         """Time until which absent parties may fetch the result; None while training."""
         self.absence = AbsenceClock(agreement.absent.deadline)
@@ -395,6 +397,7 @@ class CoordinatorStage:
         record = self.record
         record.seconds += time.monotonic() - self._round_began
         self._round_began = 0.0
+        self._outlook.note_round(closed.round, coordinator.rounds, record.ledger.total())
         if closed.valid_error is not None:
             record.history.append(
                 history_entry(

@@ -16,6 +16,7 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
+from verfedgnn.federation.cost_outlook import CostOutlook
 from verfedgnn.federation.event_log import log_event
 from verfedgnn.federation.party_store import FIRST_ROUNDS, PartyStore, StageResult
 from verfedgnn.federation.release_file import open_ledger
@@ -127,6 +128,7 @@ class PartyService:
         """Parties for whom the training waits, according to the coordinator."""
         self._waits_since: float | None = None
         self._rounds: int | None = None
+        self._outlook = CostOutlook(self.config, stage.name)
         self._saved_models: int | None = None
         """Round of the models in the last checkpoint."""
         self._checkpoints = CheckpointSlots(self.folder / "checkpoint" / "party")
@@ -245,6 +247,8 @@ class PartyService:
         if self.party.masks is not None:
             self.party.masks.prepare_next()  # while the others compute
         self.seconds += time.monotonic() - began
+        if not message.trip:
+            self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
         error = self._record_validation(reply)
         self.publisher.close_round(ClosedRound(message.round, error), self.status)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
+from verfedgnn.protocol.round.exchange_plan import exchange_cycle
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.alone import home_config, solo_config
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
@@ -87,8 +88,7 @@ def forecast(
 
 def try_rounds(prepared: Sequence[Prepared], config: Config, *, stack: bool = True) -> TrainingCost:
     """Run two cycles of a training and one validation, and return the cost of all its rounds."""
-    every = 5 if config.exchange.mode == "off" else config.exchange.every
-    cycle = every * config.training.user_blocks
+    cycle = exchange_cycle(config)
     trial = config.with_values({"training.evaluate_every": 2 * cycle + 2})
     runtime = local_federation([each.input for each in prepared], trial, device_of(prepared), stack=stack)
     joined = runtime.ledger.total()

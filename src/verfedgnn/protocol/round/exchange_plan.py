@@ -20,6 +20,12 @@ def exchanges_in_trip(config: Config, round: int, trip: int) -> bool:
     return trip > 0 or completed_passes(config, round) % config.exchange.every == 0
 
 
+def exchange_cycle(config: Config) -> int:
+    """Return the number of rounds after which the kinds of rounds repeat: `exchange.every` passes over all users."""
+    every = 5 if config.exchange.mode == "off" else config.exchange.every  # without an exchange, a few alike
+    return every * config.training.user_blocks
+
+
 def fewest_survivors(config: Config, *, parties: int, active: int, smallest: int, exchange: bool) -> int:
     """Return how many of the `active` parties a masked sum must include after dropouts.
 
