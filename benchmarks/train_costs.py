@@ -1,7 +1,8 @@
-"""Measure the cost of whole trainings: validation RMSE against CPU seconds and bytes. Writes results/scale/trainings/CASE-NAME.json.
+"""Measure the cost of whole trainings: validation RMSE against CPU seconds and bytes. Writes OUT/CASE-NAME-SEED.json.
 
-    VERFEDGNN_DATA=... .venv/bin/python benchmarks/train_costs.py CASE NAME [--preset best] [--model gcn] [--set dim=8] [--seed 0]
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/train_costs.py CASE NAME --out OUT [--preset best] [--model gcn] [--set dim=8]
 
+results/scale/trainings.jsonl has the records that results/scale.md reports, one a line.
 A case is one of pays_numbers.py, or `yelpzip` (the shape that `data synth --like yelpzip` writes, five parties). The gate and lists
 are off: the figures are of the shared model. CPU seconds are of one thread for all parties and the coordinator; bytes are one party's.
 """
@@ -26,7 +27,6 @@ from verfedgnn.data.synthetic_shapes import LIKE, write_ratings
 from verfedgnn.training.progress import Progress
 from verfedgnn.training.train import train
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "scale" / "trainings"
 PARTIES = {"yelpzip": 5, "yelp": 10}
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so many seconds")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     record = measure(options)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -318,7 +318,7 @@ BAD = {
     "unknown setting": (lambda _: ["--set", "dimm=3"], "did you mean"),
     "unprotected": (lambda _: ["--preset", "paper", "--set", "ratio=1"], "unprotected"),
     "unknown model": (lambda _: ["--model", "mlp"], "gcn, gat, ggnn"),
-    "unknown preset": (lambda _: ["--preset", "worst"], "best, paper"),
+    "unknown preset": (lambda _: ["--preset", "worst"], "best, lean, paper"),
     "unknown device": (lambda _: ["--device", "abacus"], "--device cpu"),
     "odd device": (lambda _: ["--device", "meta"], "--device cpu"),
     "odd file": (lambda folder: ["--config", write(folder / "c.toml", 'model = "gat"')], "model"),

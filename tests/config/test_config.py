@@ -16,7 +16,7 @@ from verfedgnn.core.option_names import on_command_line
 
 
 def test_presets_are_complete_and_distinct() -> None:
-    assert presets() == ["best", "paper", "private", "ranking"]
+    assert presets() == ["best", "lean", "paper", "private", "ranking"]
     paper = Config.preset("paper", model="gat")
     assert (paper.model.gnn, paper.model.dim, paper.model.layers) == ("gat", 6, 2)
     assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange.ratio) == (

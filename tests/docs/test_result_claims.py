@@ -401,9 +401,6 @@ FIGURES_FROM = {
 """By page: files of results/ that contain its other figures with four decimals, printed alike."""
 EARLIER = "a validation RMSE of the search described there, whose records are not kept"
 NOT_FROM_RESULTS: dict[str, dict[str, str]] = {
-    "docs/model.md": dict.fromkeys(
-        ("0.8574", "0.0008"), "three seeds, of which results/scale.md keeps the first"
-    ),
     "docs/paper-notes.md": dict.fromkeys(
         [
             "1.7739",

@@ -191,13 +191,13 @@ def test_the_strongest_attack_is_the_one_furthest_above_its_guess() -> None:
     ]
 
 
-@pytest.mark.parametrize("preset", ["paper", "best", "private", "ranking"])
+@pytest.mark.parametrize("preset", ["paper", "best", "lean", "private", "ranking"])
 def test_safer_variants_are_other_configurations_that_show_less(preset: str) -> None:
     config = vf.Config.preset(preset, seed=5)
     variants = safer(config)
     assert config not in variants.values()
     assert all(variant.seed == 5 and variant.split == config.split for variant in variants.values())
-    assert ("preset private" in variants) == (preset in ("paper", "best"))
+    assert ("preset private" in variants) == (preset in ("paper", "best", "lean"))
     if preset == "paper":
         assert variants["masks"].masking
         assert (
