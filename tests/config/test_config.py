@@ -91,7 +91,7 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text("[model]\nsize = 3\n")
     with pytest.raises(ConfigError, match=r"model\.size"):
         build_config(file=tmp_path / "odd.toml")
-    with pytest.raises(ConfigError, match="there is no preset 'worst'; choose best, paper"):
+    with pytest.raises(ConfigError, match="there is no preset 'worst'; choose best, lean, paper"):
         build_config(preset="worst")
 
 

@@ -19,7 +19,7 @@ def test_bytes_are_those_of_the_whole_training(
     small_parties: list[vf.PartyData], values: dict[str, object]
 ) -> None:
     """Within 5 %: sums of signs are packed by how many are not 0, and that varies."""
-    given = {"dim": 4, "epochs": 100, "gate": False, "lists": False, "patience": 0}
+    given = {"dim": 4, "raters": 0, "epochs": 100, "gate": False, "lists": False, "patience": 0}
     config = vf.Config.preset("best").with_values(given | values)
     expected = forecast(small_parties, config)
     assert expected is not None
