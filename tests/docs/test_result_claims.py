@@ -154,6 +154,11 @@ def persons(column: str) -> list[Source]:
 PLANTED = "training | all channels"
 
 
+def table_attack(row: str) -> list[Source]:
+    """Return a source for an AUC against held-out ratings in the table about public tables in results/attacks.md."""
+    return cell("attacks.md", f"{row} fake accounts", "against held-out")
+
+
 def best(row: str, column: str = "test RMSE", *nth: int) -> list[Source]:
     """Return sources for a cell of results/best.md."""
     return cell("best.md", row, column, *nth)
@@ -218,8 +223,10 @@ CLAIMS = [
     ),
     Claim(
         "docs/is-it-for-me.md",
-        "| which of their own customers are elsewhere | {} |",
-        NO_EXCHANGE,
+        "a hint at single items (AUC {}, guess 0.5; {} with `--set model.raters=0`) | {} |",
+        table_attack("ten parties | 0 | one party with")
+        + table_attack("ten parties, without the second model | 0 | one party with")
+        + NO_EXCHANGE,
     ),
     Claim(
         "docs/is-it-for-me.md",
