@@ -238,7 +238,7 @@ def test_a_small_gain_is_called_small_in_the_headline() -> None:
     small = {"percent": 0.06, "low_percent": 0.01, "high_percent": 0.1}
     for part in (found, found["newcomers"]):
         part["parties"] = [row("yes", name="shop0"), row("yes", name="shop1", gain=small)]
-    assert headline(found) == "Joining pays for shop0. It gains less than 0.5 % for shop1."
+    assert headline(found) == "Joining pays for shop0. It gains 0.5 % or less for shop1."
 
 
 def test_a_party_sees_the_figures_that_cannot_tell() -> None:
@@ -248,6 +248,25 @@ def test_a_party_sees_the_figures_that_cannot_tell() -> None:
     found["newcomers"]["parties"] = [row("cannot tell", name=f"shop{n}", gain=nearly) for n in (0, 1)]
     (line, _) = party_verdicts(found)
     assert "Cannot tell: predicted ratings for 1,234 newcomers, -0.5 % (-1.1 to +0.1)" in line.text
+
+
+def test_a_short_training_is_called_preliminary() -> None:
+    found = tables("rmse", "yes", "yes", ("yes", "yes"))
+    assert "preliminary" not in summarise(found)
+    found["short"] = {"epochs": 30, "preset": "best", "usual": 300}
+    text = summarise(found)
+    check_sentences(text)
+    assert "This verdict is preliminary: the run has 30 of the 300 epochs of preset best" in text
+
+
+def test_a_large_gain_that_is_not_clear_is_no_reason_to_stay_alone() -> None:
+    found = tables("rmse", "cannot tell", "cannot tell", ("cannot tell", "cannot tell"))
+    wide = {"percent": 43.9, "low_percent": -10.6, "high_percent": 98.3}
+    found["newcomers"]["overall"]["gain"] = wide
+    text = summarise(found)
+    check_sentences(text)
+    assert "No gain is clear yet. The largest is +43.9 % (-10.6 to +98.3), in predicted ratings" in text
+    assert "stay with what each party has alone" not in text
 
 
 def test_no_difference_is_called_so() -> None:

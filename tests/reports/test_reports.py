@@ -69,7 +69,7 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
     ]
     document.add(
         *blocks,
-        Picture("drawn", HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2)], HOSTILE) or ""),
+        Picture("drawn", HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2, HOSTILE)], HOSTILE) or ""),
     )
     page, text = document.write(tmp_path / "new", "page")
     for path in (page, text):
@@ -376,14 +376,19 @@ def test_a_gain_of_few_users_is_not_shown() -> None:
 
 
 def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> None:
-    rows = [Interval("<a & b>", 10, 5, 15), Interval("b", -10, -15, -5), Interval("c", 0, -5, 5)]
+    rows = [
+        Interval("<a & b>", 10, 5, 15, "yes"),
+        Interval("b", -10, -15, -5, "no"),
+        Interval("c", 0, -5, 5, "cannot tell"),
+        Interval("chance", 4, 1, 7, "cannot tell"),
+    ]
     svg = draw_intervals("title", rows, "axis")
     assert svg is not None
     root = ElementTree.fromstring(svg)
     assert "<a & b>" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
-    assert [dot.get("fill") for dot in dots] == [GOOD_COLOUR, BAD_COLOUR, UNCLEAR_COLOUR]
-    first, second, third = (float(dot.get("cx", "nan")) for dot in dots)
+    assert [dot.get("fill") for dot in dots] == [GOOD_COLOUR, BAD_COLOUR, UNCLEAR_COLOUR, UNCLEAR_COLOUR]
+    first, second, third, _ = (float(dot.get("cx", "nan")) for dot in dots)
     assert first - third == pytest.approx(third - second, abs=0.2)
     assert draw_intervals("title", [], "axis") is None
 

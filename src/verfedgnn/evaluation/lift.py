@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from verfedgnn.config import Config, presets
 from verfedgnn.data import PartyData, find_pooled_items, pool_parties
 from verfedgnn.evaluation.chance import decide_verdicts
 from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_by_party, lift_tables
@@ -53,7 +54,7 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     if "lists" in tables:
         found["lists"] = tables["lists"]
     decide_verdicts(found)
-    found["format"] = LIFT_FORMAT
+    found |= {"format": LIFT_FORMAT, **_note_short_training(run)}
     found["summary"] = summarise(found)
     return found
 
@@ -70,7 +71,19 @@ def quick_lift(run: Run) -> dict[str, Any] | None:
     tables = [_add_weights(lift_by_party(_judge(each, pooled=None)), each) for each in models]
     found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
     decide_verdicts(found)
-    return found | {"format": LIFT_FORMAT, "summary": summarise(found)}
+    found |= {"format": LIFT_FORMAT, **_note_short_training(run)}
+    return found | {"summary": summarise(found)}
+
+
+def _note_short_training(run: Run) -> dict[str, Any]:
+    """Return the epochs of a run and of its preset if it has fewer and its last validation was its best."""
+    epochs = run.config.training.epochs
+    preset = run.config.base if run.config.base in presets() else "best"
+    usual = Config.preset(preset).training.epochs
+    improves = any(each.metrics["best_round"] == each.metrics["rounds"] for each in _models(run))
+    if epochs >= usual or not improves or "from" in run.metrics:
+        return {}
+    return {"short": {"epochs": epochs, "preset": preset, "usual": usual}}
 
 
 def judge_models(

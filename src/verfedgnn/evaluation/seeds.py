@@ -118,6 +118,7 @@ def combine_lifts(lifts: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> d
     """
     found = _combine_tables(lifts)
     found["seeds"] = list(seeds)
+    found |= {"short": lifts[0]["short"]} if "short" in lifts[0] else {}
     found["format"] = LIFT_FORMAT
     decide_verdicts(found)
     found["summary"] = summarise(found)

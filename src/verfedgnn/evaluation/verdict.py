@@ -59,7 +59,8 @@ def summarise(lift: Mapping[str, Any]) -> str:
 
 def list_points(lift: Mapping[str, Any]) -> list[str]:
     """Return what the `lift` part of metrics.json shows for all parties together, who differs, and what to do."""
-    points: list[str | None] = [_describe_table(customers, table) for customers, table in judged_tables(lift)]
+    points: list[str | None] = [_describe_training(lift)]
+    points += [_describe_table(customers, table) for customers, table in judged_tables(lift)]
     points += [
         *_list_losers(lift),
         _describe_falls(lift),
@@ -121,7 +122,7 @@ def headline(lift: Mapping[str, Any]) -> str:
     if small:
         subject = "It" if sentences else "Joining"
         whose = _name_parties(small, parties)
-        sentences.append(f"{subject} gains less than {SMALL:g} % for {whose}{_scope(small)}.")
+        sentences.append(f"{subject} gains {SMALL:g} % or less for {whose}{_scope(small)}.")
     if named[MIXED]:
         subject = "It" if sentences else "Joining"
         whose = _name_parties(named[MIXED], parties)
@@ -357,6 +358,18 @@ def _describe_chance(lift: Mapping[str, Any]) -> str | None:
     return text
 
 
+def _describe_training(lift: Mapping[str, Any]) -> str | None:
+    """Return that the verdict is preliminary if the training was shorter than its preset's and still improved."""
+    if "short" not in lift:
+        return None
+    short = lift["short"]
+    leave = worded("without `--set epochs`", "without `epochs`")
+    return (
+        f"This verdict is preliminary: the run has {short['epochs']} of the {short['usual']} epochs of preset {short['preset']}, and "
+        f"validation still improved in its last round. Train {leave} before you decide."
+    )
+
+
 def _advise(lift: Mapping[str, Any]) -> str:
     """Return sentences that recommend what to do next."""
     tables = judged_tables(lift)
@@ -375,6 +388,13 @@ def _advise(lift: Mapping[str, Any]) -> str:
         return f"Join for the newcomers{whose}. {_describe_weights(lift)}"
     if gains == {KNOWN}:
         return "Join; newcomers gain nothing yet, so look again when more customers are shared."
+    likely = [(customers, table) for customers, table in tables if table["overall"]["gain"]]
+    likely.sort(key=lambda found: -found[1]["overall"]["gain"]["percent"])
+    if verdict(lift) != NO and likely and likely[0][1]["overall"]["gain"]["percent"] >= SMALL:
+        customers, table = likely[0]
+        row = table["overall"]
+        what = f"{WHAT[table['metric']]} for {_count(row['users'], customers)}"
+        return f"No gain is clear yet. The largest is {_format(row)}, in {what}; more customers, ratings or seeds can make it clear."
     found = "does not pay" if verdict(lift) == NO else "shows no clear gain"
     return (
         f"On this data joining {found}: look at the overlap with {worded('`verfedgnn data check`', '`vf.check`')}, add a "

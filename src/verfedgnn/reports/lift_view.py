@@ -85,7 +85,7 @@ SHORT_NOTE = (
     "simple: own means or popularity. alone: the best mixture that a party has without the others. federated: what it serves; "
     "for newcomers, what a second training without their ratings would serve. "
     "gain: over simple or alone, the better of the two in the row, with its 95 % interval. "
-    "pays: corrected for the number of verdicts, so beside *cannot tell* an interval can exclude 0."
+    "pays: corrected for the number of verdicts, so beside cannot tell an interval can exclude 0."
 )
 SEED_NOTE = (
     "spread: the standard deviation between the seeds. yes or no: the gain has the same sign with every seed, and the interval over "

@@ -42,11 +42,13 @@ class Interval:
     value: float
     low: float
     high: float
+    pays: str
+    """The verdict: yes, no or cannot tell."""
 
     @property
     def colour(self) -> str:
-        """The colour of a gain, of a loss, or of an interval that includes 0."""
-        return GOOD_COLOUR if self.low > 0 else BAD_COLOUR if self.high < 0 else UNCLEAR_COLOUR
+        """The colour of the verdict."""
+        return {"yes": GOOD_COLOUR, "no": BAD_COLOUR}.get(self.pays, UNCLEAR_COLOUR)
 
     @property
     def text(self) -> str:

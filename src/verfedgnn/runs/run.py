@@ -176,7 +176,7 @@ class Run:
             return self._answers().recommend(
                 None if user is None else id_text(user, "user"), ratings, k, party
             )
-        if user is None:
+        if user is None or isinstance(user, Mapping):
             raise RunError(
                 "whom to recommend to? Pass the id of a user, or ratings={item: stars} of a newcomer"
             )
