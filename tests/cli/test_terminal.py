@@ -361,7 +361,18 @@ def test_a_stopped_training_says_how_it_goes_on(
 ) -> None:
     monkeypatch.chdir(place)
     out = f"stopped-{number}"
-    words = ["train", *SMALL, "--out", out, "--set", "epochs=120", "--json", "--quiet"]
+    words = [
+        "train",
+        *SMALL,
+        "--out",
+        out,
+        "--set",
+        "epochs=60",
+        "--set",
+        "list_epochs=1",
+        "--json",
+        "--quiet",
+    ]
     code, err = interrupted(words, (place / out / "history.jsonl").exists, number, place)
     assert code == 4, err
     assert err.count("\n") == 1
@@ -370,7 +381,7 @@ def test_a_stopped_training_says_how_it_goes_on(
     if number is signal.SIGINT:
         code, out, err = command(*again)
         assert (code, err) == (0, "")
-        assert json.loads(out)["rounds"] == 120
+        assert json.loads(out)["rounds"] == 60
 
 
 def test_a_stopped_comparison_goes_on_by_the_same_command(place: Path) -> None:

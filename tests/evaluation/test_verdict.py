@@ -269,6 +269,20 @@ def test_a_large_gain_that_is_not_clear_is_no_reason_to_stay_alone() -> None:
     assert "stay with what each party has alone" not in text
 
 
+def test_a_gain_with_every_seed_is_named_where_it_is_not_clear() -> None:
+    found = tables("rmse", "cannot tell", "cannot tell", ("cannot tell", "cannot tell"))
+    assert "every seed" not in summarise(found)
+    found["seeds"] = [0, 1, 2]
+    by_seed = {"percent": 38.7, "low_percent": -0.9, "high_percent": 76.4, "by_seed": [50.7, 36.9, 28.4]}
+    found["newcomers"]["parties"][0]["gain"] = by_seed
+    found["newcomers"]["parties"][1]["gain"] = by_seed | {"by_seed": [50.7, 36.9, -0.1]}
+    text = summarise(found)
+    check_sentences(text)
+    assert "Not clear, but positive with every seed: " in text
+    assert "predicted ratings for newcomers at shop0 (+28.4 to +50.7 %)." in text
+    assert "wider than that of a single run" in text
+
+
 def test_no_difference_is_called_so() -> None:
     found = lift(("cannot tell", None), None)
     found["overall"]["gain"] = {"percent": 0.0, "low_percent": 0.0, "high_percent": 0.0}

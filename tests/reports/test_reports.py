@@ -69,7 +69,9 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
     ]
     document.add(
         *blocks,
-        Picture("drawn", HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2, HOSTILE)], HOSTILE) or ""),
+        Picture(
+            "drawn", HOSTILE, draw_intervals(HOSTILE, [Interval(HOSTILE, 1, 0, 2, HOSTILE)], HOSTILE) or ""
+        ),
     )
     page, text = document.write(tmp_path / "new", "page")
     for path in (page, text):

@@ -46,7 +46,7 @@ def lift(
         except Interrupted as stop:
             raise Interrupted(stop.what) from None
     output.result(loaded.metrics["lift"], *lift_texts(loaded.metrics["lift"]))
-    output.remark(f"written: {run / 'lift' / 'lift.html'}")
+    output.remark(f"written: {run / 'lift' / 'lift.html'}; a server that is running shows it after a restart")
     show_run_findings(output, loaded, run, TrainingWords.load(run))
 
 

@@ -10,7 +10,7 @@ from verfedgnn.core.option_names import worded
 from verfedgnn.data.ratings import format_count
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.chance import excludes_zero
-from verfedgnn.evaluation.gain_text import format_percent, join_names
+from verfedgnn.evaluation.gain_text import format_percent, format_signed, join_names
 
 YES, NO, UNCLEAR = "yes", "no", "cannot tell"
 MIXED = "mixed"
@@ -22,8 +22,8 @@ SMALL = 0.5
 """A gain below this many per cent is called small in the headline."""
 FALL = 0.01
 """Share of its value that Recall@20 or HitRate@20 must lose to be said to fall."""
-SAME = 0.00005
-"""Figures that differ by less than this are printed alike."""
+SAME = 0.002
+"""Figures whose ratio differs from 1 by less than this are called the same."""
 _SIMPLE = {
     ("rmse", KNOWN): "own means",
     ("rmse", NEW): "item means",
@@ -66,6 +66,7 @@ def list_points(lift: Mapping[str, Any]) -> list[str]:
         _describe_falls(lift),
         _describe_activity(_halves(lift)[-1]),
         _describe_chance(lift),
+        _compare_seeds(lift),
         _advise(lift),
     ]
     return [point for point in points if point is not None]
@@ -206,6 +207,8 @@ def _headline_of_all(lift: Mapping[str, Any], *, together: bool) -> str:
         return f"{whose} improves some predictions and worsens others."
     if word == NO:
         return f"{whose} does not pay."
+    if NEW not in judged:
+        return "For known customers the data cannot tell whether joining pays. Newcomers are not judged yet."
     return "The data cannot tell whether joining pays."
 
 
@@ -250,7 +253,7 @@ def _name_reference(customers: str, table: Mapping[str, Any]) -> str:
     """Return what a party has without joining, with which the gain of all parties together compares."""
     row = table["overall"]
     several = len(table["parties"]) != 1
-    alone = row["reference"] == "alone" and abs(row["alone"] - row["simple"]) >= SAME
+    alone = row["reference"] == "alone" and abs(row["alone"] - row["simple"]) >= SAME * row["simple"]
     model = f"own model{'s' if several else ''}" if alone else _SIMPLE[table["metric"], customers]
     return f"{'the parties' + chr(39) if several else 'its'} {model}"
 
@@ -356,6 +359,23 @@ def _describe_chance(lift: Mapping[str, Any]) -> str | None:
         judge = worded("`verfedgnn lift RUN --seeds 3`", "`vf.lift(run, seeds=3)`")
         text += f" This run is one split of the ratings; {judge} judges three."
     return text
+
+
+def _compare_seeds(lift: Mapping[str, Any]) -> str | None:
+    """Return what an interval over seeds covers, and which gains are not clear but positive with every seed."""
+    if "seeds" not in lift:
+        return None
+    count = len(lift["seeds"])
+    text = f"An interval over {count} seeds also covers one more seed, so it is wider than that of a single run; more seeds narrow it."
+    likely = []
+    for customers, table in judged_tables(lift):
+        everybody = [("all parties together", table["overall"])] if len(table["parties"]) > 1 else []
+        for name, row in [*((row["name"], row) for row in table["parties"]), *everybody]:
+            gains = (row["gain"] or {}).get("by_seed", [0.0])
+            if row["pays"] == UNCLEAR and min(gains) >= SMALL:
+                span = f"{format_signed(min(gains))} to {format_signed(max(gains))} %"
+                likely.append(f"{WHAT[table['metric']]} for {customers} at {name} ({span})")
+    return f"{text} Not clear, but positive with every seed: {'; '.join(likely)}." if likely else text
 
 
 def _describe_training(lift: Mapping[str, Any]) -> str | None:

@@ -184,7 +184,9 @@ def _activity_chart(part: Mapping[str, Any], what: str, simple: str) -> Picture 
 def _intervals(rows: list[tuple[str, Mapping[str, Any]]]) -> list[Interval]:
     """Return the gains in per cent of the rows with enough users."""
     return [
-        Interval(name, *(row["gain"][end] for end in ("percent", "low_percent", "high_percent")), row["pays"])
+        Interval(
+            name, row["gain"]["percent"], row["gain"]["low_percent"], row["gain"]["high_percent"], row["pays"]
+        )
         for name, row in rows
         if row["gain"] is not None and row["users"] >= FEWEST_USERS
     ]

@@ -54,14 +54,16 @@ async function fetchPicture(item) {
 }
 
 // The reasons for a list. Items that the user liked and that most of the list follows from are named once, `above` it. `lines` has what
-// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it.
-function reasonsFor(best) {
-  const found = best.map((item) => namedReasons(item.why)), counts = new Map();
+// else is to be said about each item, or null: at most two liked items, or that customers with a similar taste like it. Items that any new
+// customer would see follow from nobody's taste if the user is new.
+function reasonsFor(best, model) {
+  const found = best.map((item) => (state.user !== null || isPersonal(item.why) ? namedReasons(item.why) : [])), counts = new Map();
   for (const name of found.flat()) counts.set(name, (counts.get(name) ?? 0) + 1);
   const common = [...counts].filter(([, count]) => best.length > 2 && 2 * count > best.length).sort((a, b) => b[1] - a[1]).map(([name]) => name).slice(0, 2);
   const follow = (names) => names.some((name) => common.includes(name));
   const listed = (names) => names.flatMap((name, index) => [index ? " and " : "", make("b", {}, name)]);
-  const taste = best.map((item, index) => !found[index].length && isPersonal(item.why)), alike = taste.every((is) => is);
+  const unknown = model === "alone" && state.count === 0;
+  const taste = best.map((item, index) => !unknown && !found[index].length && isPersonal(item.why)), alike = taste.every((is) => is);
   const lines = found.map((names, index) => {
     const own = names.filter((name) => !common.includes(name));
     if (own.length) return make("p", { class: "why" }, `${follow(names) ? "Also because" : "Because"} this user liked `, ...listed(own), ".");

@@ -190,7 +190,7 @@ const placed = (place) => (place > 0 ? `rank ${place}` : `below rank ${COMPARED}
 function showBest() {
   const model = state.lists[state.model] ? state.model : "federated", other = model === "alone" ? "federated" : "alone";
   const { best } = state.lists[model], party = partyOf(state.party);
-  const { above, lines } = reasonsFor(best);
+  const { above, lines } = reasonsFor(best, model);
   const entries = best.map((item, index) => {
     const line = make("div", { class: "line" }, make("span", { class: "place" }, `${index + 1}`), picture(item), named(item, moved(item, index + 1, other)),
       state.run.ranks && item.rating !== null ? make("span", { class: "small-share" }, percent(item.score)) : null,
@@ -215,7 +215,9 @@ function showBest() {
 function describePersonal(model, best) {
   const where = state.party || "any organisation", who = whoIs(), shown = plural(best.length, "item"), is = (count) => (count === 1 ? "is" : "are");
   const unusual = best.filter((item) => isPersonal(item.why)).length, usual = "every new customer would see the same items, perhaps in another order";
-  if (state.count > 0) return unusual ? `Personal: ${unusual} of these ${shown} ${is(unusual)} not among the first ${SHOWN} of ${state.party ? "a" : "any organisation's"} list for a new customer.` : `Not personal: ${usual}.`;
+  const list = `the first ${SHOWN} of ${state.party ? "a" : "any organisation's"} list for a new customer`;
+  if (state.count > 0 && unusual > 0 && 3 * unusual < best.length) return `Hardly personal: ${best.length - unusual} of these ${shown} are among ${list}. More ratings make it more personal.`;
+  if (state.count > 0) return unusual ? `Personal: ${unusual} of these ${shown} ${is(unusual)} not among ${list}.` : `Not personal: ${usual}.`;
   if (model === "alone") return `Not personal: ${where} alone knows nothing about ${who}, so ${usual}.`;
   const others = state.elsewhere > 1 ? `to ${state.elsewhere} other organisations` : state.elsewhere === 1 ? "to another organisation" : "elsewhere";
   const newHere = `${who[0].toUpperCase()}${who.slice(1)} is new to ${where} and known ${others}`;
