@@ -32,6 +32,10 @@ NOT_TRAINED_NOTE = (
     f"{NOT_TRAINED}: customers with so few ratings here that none fell into the training part. They are not the newcomers above: "
     "those had ratings, and all of them were held out."
 )
+GROUP_NOTE = (
+    "pays: corrected among the rows of all groups, which are more than the rows above, so beside cannot tell an interval can "
+    "exclude 0."
+)
 _POOLED_NOTE = (
     "pooled is worse than {simple} here: it is a single model that is not mixed with {simple}, and customers with few ratings "
     "of many items teach it little."
@@ -148,7 +152,7 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
         rows = [(str(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
         title = f"By other parties that know the customer: {_title(part)}"
         if len(rows) > 1:  # a single row repeats the total
-            tables.append(LiftTable(title, "other parties", part["metric"], rows))
+            tables.append(LiftTable(title, "other parties", part["metric"], rows, note=GROUP_NOTE))
     return tables
 
 
@@ -172,7 +176,7 @@ def group_tables(lift: Mapping[str, Any], most_parties: int) -> list[LiftTable]:
         ]
         title = f"By party and other parties that know the customer: {_title(part)}"
         if len(rows) > len(parties):
-            tables.append(LiftTable(title, "party: other parties", part["metric"], rows))
+            tables.append(LiftTable(title, "party: other parties", part["metric"], rows, note=GROUP_NOTE))
     return tables
 
 
