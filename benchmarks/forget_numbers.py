@@ -3,7 +3,7 @@ still finds them. Writes results/forget/ml-100k-SEED.json and, from all of these
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/forget_numbers.py [--epochs 300] [--seed 0]
 
-ML-100K, three parties by genre, preset best without lists and without the second model. Twenty users are forgotten. A second training
+ML-100K, three parties by genre, preset best without lists. Twenty users are forgotten. A second training
 never sees them, and a third one neither, with other random numbers. The distance is the root mean square
 difference of predictions for the test ratings of all other users. The attack is membership inference
 (research/attacks/membership_inference.py): the squared error of a rating tells the users' training ratings
@@ -38,7 +38,7 @@ def study(seed: int, epochs: int) -> dict[str, dict[str, float]]:
     """Return distance, RMSE and the attack's AUC, of the model before, after, and of one that never saw the users."""
     table = vf.read_ratings(Path(os.environ["VERFEDGNN_DATA"]) / "ml-100k")
     parties = vf.split_items(table, parties=3, by="genre")
-    config = vf.Config.preset("best", seed=seed, epochs=epochs, lists=False, raters=0)
+    config = vf.Config.preset("best", seed=seed, epochs=epochs, lists=False)
     parts = [split_ratings(party, config.split, seed) for party in parties]
     gone = np.random.default_rng(seed).permutation(table.n_users)[:FORGOTTEN]
     stay = ~np.isin(np.arange(table.n_users), gone)
@@ -114,8 +114,7 @@ def page(seeds: list[dict[str, dict[str, float]]]) -> str:
     lines = [
         "# Forgetting users",
         "",
-        f"{FORGOTTEN} users of ML-100K are forgotten, three parties by genre, preset `best` without lists and without the second",
-        "model (`raters=0`). The distance is",
+        f"{FORGOTTEN} users of ML-100K are forgotten, three parties by genre, preset `best` without lists. The distance is",
         "the root mean square difference between a model's predictions and those of a model that never saw the users,",
         "for the test ratings of all others. Two trainings differ in their random numbers, too: the last row is the",
         "distance that these alone make. The attack tells the users' training ratings from their test ratings by the",
