@@ -68,7 +68,7 @@ class ChunkSizes:
     piece: int
     """Rows that are numbered and stored at a time."""
     shard: int
-    """Rows of a shard."""
+    """About how many rows a shard of users has; they are sorted in memory."""
 
     @classmethod
     def for_memory(cls, memory: int, threads: int) -> "ChunkSizes":

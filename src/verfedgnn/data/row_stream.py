@@ -317,7 +317,7 @@ class EventRows:
 
 
 class RatingRows:
-    """Rows of ratings."""
+    """The rows of tables of ratings, read in pieces and checked as a table in memory is."""
 
     def __init__(
         self, tables: RowTables, scale: tuple[float, float] | None, *, missing: str, name: str

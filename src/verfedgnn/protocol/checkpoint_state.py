@@ -28,7 +28,7 @@ class CheckpointState:
         return CheckpointState(dict(self.arrays), self.values)
 
     def put_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Add arrays."""
+        """Add named arrays to the state; an array replaces one of the same name."""
         self.arrays = {**self.arrays, **arrays}
 
     def put_model(self, name: str, model: EvaluatedModel | None) -> None:

@@ -63,7 +63,7 @@ class Replica:
         self._copies: WeakValueDictionary[str, NDArray[np.float32]] = WeakValueDictionary()
         """Arrays of the last full copy, as long as a message holds them."""
         self._copied = -1
-        """Round of that copy."""
+        """The round after which the last full copy was made; -1 if there is none."""
 
     @classmethod
     def initial(

@@ -8,7 +8,7 @@ from verfedgnn.serving.http.json_log import JsonLog
 
 
 class AccessLog(JsonLog):
-    """A log of all requests."""
+    """A file with one line for each request: who asked what, the status and the time it took."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "access")

@@ -32,5 +32,5 @@ class JsonLog:
             os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, so that nothing more can be written."""
         os.close(self._file)
