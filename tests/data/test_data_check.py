@@ -20,7 +20,7 @@ from verfedgnn.core.errors import DataError, MissingColumns
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.data import read_ratings
 from verfedgnn.data.data_check import CheckedSource, OverlapRegion, check_source, measure_overlap
-from verfedgnn.data.forecast import describe_outlook, fitting_parties, foresee_training, lists_only
+from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training, lists_only
 from verfedgnn.data.parties import read_parties
 from verfedgnn.data.rating_distribution import bin_counts, describe_ratings
 from verfedgnn.data.text_files import TextTable
@@ -350,8 +350,10 @@ def test_times_by_day_month_or_year() -> None:
 
 
 def test_the_command_and_its_exit_codes(command: Command, tmp_path: Path) -> None:
-    code, out, _ = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
+    code, out, err = command("data", "check", put(tmp_path / "bad.csv", BAD), "--scale", "1,5")
     assert code == 2
+    assert "diagnosis: This cannot be trained, because bad cannot be used" in err
+    assert "next, once the data are corrected: " in err
     assert "(lines 9, 14)" in out
     assert "1 row has a rating that is not a number (line 3 'great'): correct or remove them" in out
     assert "not usable" in out
@@ -483,7 +485,7 @@ def test_a_training_is_foreseen(tmp_path: Path) -> None:
     assert two.startswith("there are two parties")
     assert scales.startswith("film rates from 1 to 5, book rates from 20 to 100")
     assert "90 of 100 users are at one party only" in shared
-    assert "10 of 100 users (10 %) are at two or more parties" in describe_outlook(found, overlap)
+    assert "10 of 100 users (10 %) are at two or more parties" in conclude(found, overlap).text
 
 
 SMALL_TABLES = {
@@ -512,7 +514,7 @@ def test_equal_ratings_are_for_lists(tmp_path: Path) -> None:
     file.write_text("user,item,rating\n" + "".join(f"u{u},i{i},1\n" for u in range(40) for i in range(12)))
     found = [check_source("likes", file)]
     assert lists_only(found)
-    assert "preset ranking" in describe_outlook(found, None)
+    assert "preset ranking" in conclude(found, None).text
 
 
 @pytest.mark.parametrize(

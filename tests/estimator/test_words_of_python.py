@@ -131,6 +131,19 @@ def test_a_check_foresees_a_fit(films: pd.DataFrame, books: pd.DataFrame) -> Non
     assert not found.usable
     assert 'did you mean own={"films": {"columns": {"item": "film"}}}?' in repr(found)
     assert "cannot be used yet" in found._repr_html_()
+    assert repr(found).endswith(
+        "This cannot be trained, because films cannot be used (no column for item). "
+        "Correct it as the errors say, then check again."
+    )
+    alone = vf.check({"books": books})
+    assert not alone.usable
+    assert "'books' is the only party and joining needs two or more" in repr(alone).splitlines()[-1]
+    apart = vf.check({"books": books, "others": books.assign(customer=books["customer"].map("x{}".format))})
+    assert "because no user is at two parties. Spell user ids" in apart.conclusion
+    tiny = vf.check({"books": books, "others": books[:20]})
+    assert "may refuse this, because others has fewer than 30 ratings" in tiny.to_dict()["conclusion"]
+    with pytest.raises(vf.DataError, match="there are no tables to check"):
+        vf.check({})
     found = vf.check({"films": films, "books": books}, own={"films": {"columns": {"item": "film"}}})
     assert found.usable
     assert found.overlap is not None

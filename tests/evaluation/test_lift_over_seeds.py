@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import verfedgnn as vf
-from verfedgnn.cli.lift_command import compute_lift, plan_lift
+from verfedgnn.cli.lift_command import compute_lift
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.evaluation.seeds import combine_lifts, lift_over_seeds
 from verfedgnn.evaluation.verdict import deciding_figures, headline
+from verfedgnn.reports.lift_plan import describe_plan, plan_lift
 from verfedgnn.reports.lift_report import lift_document
 from verfedgnn.reports.lift_view import seed_table
 from verfedgnn.training.progress import Progress
@@ -102,7 +103,12 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(small_run: Path) -> None:
     run = vf.Run.load(small_run)
     labels: list[str] = []
-    planned = plan_lift(run, 2).steps
+    planned = plan_lift(run, 2, small_run).steps
+    run.metrics["seconds"] = 90.0
+    said = describe_plan(run, plan_lift(run, 2, small_run))
+    assert said == (
+        "expected: about 15 min 00 s to judge this run and to train and judge 1 more seed (the federated training of this run took 1 min 30 s)"
+    )
 
     def watch(event: Progress) -> None:
         labels.append(event.label)
@@ -111,7 +117,12 @@ def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(small_run: Pat
         compute_lift(run, small_run, 2, watch=watch, stop=lambda: "seed 1, federation" in labels)
     assert (small_run / "seeds" / "0.json").is_file()
     assert (small_run / "seeds" / "1" / "parties").is_dir()
+    rest = plan_lift(run, 2, small_run)
+    assert all(step.startswith("seed 1, ") for step in rest.steps), "a finished seed is not trained again"
+    rest.report("seed 1, federation", 0, now=0)
+    assert rest.seconds_left(1, 2, now=0.1) == 6 * 90, "known before the first training has begun"
     compute_lift(run, small_run, 2, watch=watch)
+    assert describe_plan(run, plan_lift(run, 2, small_run)) is None
     assert list(dict.fromkeys(labels)) == planned
     assert [path.name for path in sorted((small_run / "seeds").iterdir())] == ["0.json", "1.json"]
     saved = json.loads((small_run / "metrics.json").read_text("utf-8"))["lift"]

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 import verfedgnn as vf
 from verfedgnn.core.files import switch_link
+from verfedgnn.runs.run import write_json
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.http import live_run
 from verfedgnn.serving.http.app import make_app
@@ -101,6 +102,24 @@ def test_no_request_fails_while_the_link_is_switched(
     assert {tuple(items(answer)) for answer in answers} == set(map(tuple, lists.values())), "never a mixture"
     counted = f'verfedgnn_requests_total{{route="/v1/recommendations",status="200"}} {len(answers)}.0'
     assert counted in metrics.render()[1].decode(), "the count goes on across switches"
+
+
+def test_a_new_verdict_is_served_without_a_restart(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    folder = tmp_path / "judged"
+    shutil.copytree(nights / "monday", folder)
+    app = ServedRuns(LiveRun(folder, build))
+
+    async def play() -> None:
+        async with Lifespan(app) as client:
+            metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
+            write_json(folder / "metrics.json", metrics | {"rounds": 4321})
+            while (await client.get("/v1/run")).json()["rounds"] != 4321:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
 
 
 def test_a_run_that_cannot_be_read_is_not_served(

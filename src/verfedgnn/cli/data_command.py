@@ -49,7 +49,7 @@ def check(
     The exit code is 2 if the ratings cannot be used.
     """
     from verfedgnn.data.data_check import check_source, measure_overlap
-    from verfedgnn.data.forecast import describe_outlook, fitting_parties, foresee_training, lists_only
+    from verfedgnn.data.forecast import conclude, fitting_parties, foresee_training, lists_only
     from verfedgnn.data.parties import sources_of
     from verfedgnn.reports.check_view import build_json, show_checked, show_overlap, show_warnings
 
@@ -63,8 +63,9 @@ def check(
                 found.append(check_source(name, source, **options[name]))
     read = [each for each in found if each.shape is not None]
     overlap = measure_overlap(found) if len(found) > 1 and len(read) == len(found) else None
+    conclusion = conclude(found, overlap)
     if as_json:
-        output.result(build_json(found, overlap))
+        output.result(build_json(found, overlap, conclusion))
     else:
         console = SafeConsole(highlight=False)
         for each in found:
@@ -73,11 +74,15 @@ def check(
             show_overlap(console, overlap, found)
         show_warnings(console, foresee_training(found, overlap))
     flags = [flag for each in found for flag in each.columns]
+    again = ["data", "check", *data, *reading.to_arguments()]
     if flags:
-        mended = add_columns(["data", "check", *data, *reading.to_arguments()], flags)
-        show_next(output, ["A column is missing or has an unusual name."], mended)
-    if not all(each.usable for each in found) or (overlap is not None and not overlap.usable):
+        show_next(output, [conclusion.text], add_columns(again, flags))
+    elif conclusion.doubtful or not conclusion.usable:
+        show_next(output, [conclusion.text], again, "once the data are corrected")
+    if not conclusion.usable:
         raise typer.Exit(2)
+    if conclusion.doubtful:
+        return
     words = TrainingWords.of(
         data,
         reading,
@@ -85,7 +90,7 @@ def check(
         settings={"preset": "ranking"} if lists_only(found) else {},
     )
     lift = len(found) > 1 or fitting_parties(found) != 1
-    show_next(output, [describe_outlook(found, overlap)], words.train(out="runs/first", lift=lift))
+    show_next(output, [conclusion.text], words.train(out="runs/first", lift=lift))
 
 
 @app.command()

@@ -14,7 +14,6 @@ from verfedgnn.cli.signals import Halt
 from verfedgnn.cli.tables import lift_texts
 from verfedgnn.core.errors import Interrupted
 from verfedgnn.reports.round_progress import RoundProgress
-from verfedgnn.reports.training_steps import StepClock, list_steps
 
 if TYPE_CHECKING:
     from verfedgnn.runs.run import Run
@@ -34,28 +33,24 @@ def lift(
     With `--seeds 3` the run is trained twice more, with other seeds, and joining pays only where it pays over all of them. Lifts of
     finished seeds are kept: after Ctrl-C, the same command resumes.
     """
+    from verfedgnn.reports.lift_plan import describe_plan, plan_lift
     from verfedgnn.runs.run import Run
 
     use_threads(threads)
     output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run, added=False)
     with RoundProgress(hidden=quiet) as progress, Halt(quiet=quiet) as halt:
-        progress.clock = plan_lift(loaded, seeds)
+        progress.clock = plan_lift(loaded, seeds, run)
+        expected = describe_plan(loaded, progress.clock)
+        if expected is not None:
+            output.remark(expected)
         try:
             compute_lift(loaded, run, seeds, watch=progress.round, stop=halt.asked)
         except Interrupted as stop:
             raise Interrupted(stop.what) from None
     output.result(loaded.metrics["lift"], *lift_texts(loaded.metrics["lift"]))
-    output.remark(f"written: {run / 'lift' / 'lift.html'}; a server that is running shows it after a restart")
+    output.remark(f"written: {run / 'lift' / 'lift.html'}; a server of this run shows it within seconds")
     show_run_findings(output, loaded, run, TrainingWords.load(run))
-
-
-def plan_lift(run: Run, seeds: int) -> StepClock:
-    """Return a clock of the trainings of a lift; the run is trained, so its own are finished."""
-    names = [party.name for party in run.parties]
-    trained = list_steps(names, run.config, lift=False)
-    steps = [step for step in list_steps(names, run.config, lift=True, seeds=seeds) if step not in trained]
-    return StepClock(steps, len(names))
 
 
 def compute_lift(run: Run, folder: Path | None, seeds: int = 1, **options: Any) -> None:

@@ -1,6 +1,7 @@
 """What a training with these sources will meet: too few items, users or ratings, two parties, different scales, few shared users."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from verfedgnn.core.option_names import option, worded
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
@@ -35,7 +36,57 @@ def fitting_parties(found: Sequence[CheckedSource]) -> int | None:
     return None if most >= PARTIES else max(1, most)
 
 
-def describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
+@dataclass(frozen=True)
+class Conclusion:
+    """What follows from a check."""
+
+    usable: bool
+    """Whether a training takes the sources."""
+    text: str
+    """What a training will do with them, or why it refuses them and what to do."""
+    doubtful: bool = False
+    """Whether a training may refuse the sources, because one of them is very small."""
+
+
+def conclude(
+    found: Sequence[CheckedSource], overlap: UserOverlap | None, *, named: bool = False
+) -> Conclusion:
+    """Say what a training will do with these sources, or why it refuses them and what to do.
+
+    `named` says that one table was given as one party by name, which `fit` does not divide.
+    """
+    refusal = _find_refusal(found, overlap, named)
+    if refusal is not None:
+        return Conclusion(False, f"This cannot be trained, because {refusal}")
+    small = [each for each in found if each.shape is not None and each.shape.ratings < FEWEST_RATINGS]
+    if small:
+        reason = f"{small[0].name} has fewer than {FEWEST_RATINGS} ratings"
+        return Conclusion(
+            True, f"A training may refuse this, because {reason}. Add ratings, then check again.", True
+        )
+    return Conclusion(True, _describe_outlook(found, overlap))
+
+
+def _find_refusal(found: Sequence[CheckedSource], overlap: UserOverlap | None, named: bool) -> str | None:
+    """Return why a training refuses these sources, and the remedy; None if it takes them."""
+    broken = [each for each in found if not each.usable]
+    if broken:
+        names = " and ".join(each.name for each in broken)
+        first = next(problem.text for problem in broken[0].problems if problem.fatal)
+        reason = first.removeprefix(f"{broken[0].name}: ").partition("; ")[0]
+        return f"{names} cannot be used ({reason}). Correct it as the errors say, then check again."
+    if overlap is not None and not overlap.usable:
+        return "no user is at two parties. Spell user ids in the same way in all tables, then check again."
+    if named and len(found) == 1:
+        parties = fitting_parties(found) or PARTIES
+        return (
+            f"'{found[0].name}' is the only party and joining needs two or more. Pass one table per party, or try it on "
+            f"one catalogue with `fit(table, parties={parties})`."
+        )
+    return None
+
+
+def _describe_outlook(found: Sequence[CheckedSource], overlap: UserOverlap | None) -> str:
     """Say in a sentence what a training will do with these usable sources."""
     if lists_only(found):
         return "A source has equal ratings only, so there are no ratings to predict; preset ranking learns lists from them."

@@ -8,10 +8,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from verfedgnn.core.errors import DataError
 from verfedgnn.core.option_names import reading_table
 from verfedgnn.data.data_check import CheckedSource, UserOverlap, check_source, measure_overlap
 from verfedgnn.data.data_frames import tables_by_party
-from verfedgnn.data.forecast import describe_outlook, foresee_training
+from verfedgnn.data.forecast import Conclusion, conclude, foresee_training
 from verfedgnn.data.parties import sources_of
 from verfedgnn.reports.check_view import build_json, check_document, show_checked, show_overlap, show_warnings
 from verfedgnn.reports.console import SafeConsole
@@ -33,19 +34,22 @@ def check(data: Any, *, own: Mapping[str, Mapping[str, Any]] | None = None, **op
         named = dict(options.get("columns") or {})
         sources = tables_by_party(data, named.pop("party", None)) or {"ratings": data}
         options = options | {"columns": named}
+    if not sources:
+        raise DataError("there are no tables to check; pass one table per party, {'film': ..., 'books': ...}")
     found = []
     for name, source in sources.items():
         with reading_table(name if len(sources) > 1 else None):
             found.append(check_source(name, source, **{**options, **(own or {}).get(name, {})}))
-    return DataCheck(found)
+    return DataCheck(found, named=isinstance(data, Mapping))
 
 
 class DataCheck:
     """The result of `check`; notebooks and terminals show it."""
 
-    def __init__(self, sources: list[CheckedSource]) -> None:
+    def __init__(self, sources: list[CheckedSource], *, named: bool = False) -> None:
         self.sources = sources
         """The tables, with their problems, notes and distributions."""
+        self._named = named
 
     @cached_property
     def overlap(self) -> UserOverlap | None:
@@ -56,16 +60,25 @@ class DataCheck:
     @property
     def usable(self) -> bool:
         """Whether these tables can be trained on together."""
-        return all(each.usable for each in self.sources) and (self.overlap is None or self.overlap.usable)
+        return self._conclusion.usable
 
     @property
     def warnings(self) -> list[str]:
         """What a training will meet, each with its remedy."""
         return foresee_training(self.sources, self.overlap)
 
+    @property
+    def conclusion(self) -> str:
+        """What a training will do with these tables, or why it refuses them and what to do."""
+        return self._conclusion.text
+
+    @cached_property
+    def _conclusion(self) -> Conclusion:
+        return conclude(self.sources, self.overlap, named=self._named)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return build_json(self.sources, self.overlap)
+        return build_json(self.sources, self.overlap, self._conclusion)
 
     def __repr__(self) -> str:
         text = StringIO()
@@ -77,10 +90,9 @@ class DataCheck:
         if self.overlap is not None:
             show_overlap(console, self.overlap, self.sources)
         show_warnings(console, self.warnings)
-        if self.usable:
-            console.print(describe_outlook(self.sources, self.overlap), markup=False, soft_wrap=True)
+        console.print(self.conclusion, markup=False, soft_wrap=True)
         return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         """Show the tables, their problems and the overlap in a notebook."""
-        return check_document(self.sources, self.overlap).fragment()
+        return check_document(self.sources, self.overlap, self._conclusion).fragment()

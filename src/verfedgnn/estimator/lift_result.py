@@ -10,6 +10,7 @@ from verfedgnn.core.errors import ConfigError
 from verfedgnn.estimator.frames import make_frame
 from verfedgnn.evaluation.seeds import lift_over_seeds
 from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, list_points, party_verdicts, summarise
+from verfedgnn.reports.lift_plan import plan_lift
 from verfedgnn.reports.lift_report import lift_html
 from verfedgnn.reports.lift_view import band
 from verfedgnn.reports.round_progress import watching
@@ -34,9 +35,9 @@ def lift(
 
     It trains the parties alone and pooled, and a second federation to judge newcomers. With `seeds=3` it trains everything with two
     more seeds, and joining pays only where it pays over all of them. Terminals and notebooks show its
-    progress, unless `verbose` is False. `watch` is called after every round.
+    progress and the time left for all trainings, unless `verbose` is False. `watch` is called after every round.
     """
-    with watching(verbose, watch) as watcher:
+    with watching(verbose, watch, plan_lift(run, seeds)) as watcher:
         return Lift(lift_over_seeds(run, seeds, stack=stack, watch=watcher, stop=stop))
 
 

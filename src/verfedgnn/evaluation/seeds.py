@@ -55,8 +55,7 @@ def lift_over_seeds(
     numbers = list(range(run.config.seed, run.config.seed + seeds))
     found = []
     for number in numbers:
-        known = run.metrics.get("lift") if number == run.config.seed else None
-        saved = _read(folder, number) if known is None or "seeds" in known else known
+        saved = find_saved_lift(run, number, folder)
         if saved is None:
             saved = _judge(run, number, folder, stack, watch, stop)
         if folder is not None and seeds > 1:
@@ -66,6 +65,12 @@ def lift_over_seeds(
             shutil.rmtree(folder / SEEDS / str(number), ignore_errors=True)
         found.append(saved)
     return found[0] if seeds == 1 else combine_lifts(found, numbers)
+
+
+def find_saved_lift(run: Run, seed: int, folder: Path | None) -> dict[str, Any] | None:
+    """Return the lift of one seed if the run or its folder holds it; None if it must be computed."""
+    known = run.metrics.get("lift") if seed == run.config.seed else None
+    return _read(folder, seed) if known is None or "seeds" in known else known
 
 
 def _judge(

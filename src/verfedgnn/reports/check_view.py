@@ -12,7 +12,7 @@ from rich.table import Table
 
 from verfedgnn.core.option_names import option
 from verfedgnn.data.data_check import CheckedSource, UserOverlap
-from verfedgnn.data.forecast import describe_outlook, foresee_training
+from verfedgnn.data.forecast import Conclusion, foresee_training
 from verfedgnn.data.number_parsing import quote_value
 from verfedgnn.data.rating_distribution import Bars
 from verfedgnn.data.ratings import format_count
@@ -127,17 +127,14 @@ def _rules_table(overlap: UserOverlap) -> Table:
     return table
 
 
-def check_document(found: list[CheckedSource], overlap: UserOverlap | None) -> Document:
+def check_document(
+    found: list[CheckedSource], overlap: UserOverlap | None, conclusion: Conclusion
+) -> Document:
     """Return the result of a check as a document for a notebook: tables, problems, overlap and what a training will meet."""
-    usable = all(each.usable for each in found) and (overlap is None or overlap.usable)
     page = Document("Check")
-    headline = "These ratings can be used." if usable else "These ratings cannot be used yet."
+    headline = "These ratings can be used." if conclusion.usable else "These ratings cannot be used yet."
     page.add(
-        Banner(
-            "good" if usable else "bad",
-            headline,
-            describe_outlook(found, overlap) if usable else "The errors below say what to correct.",
-        ),
+        Banner("good" if conclusion.usable else "bad", headline, conclusion.text),
         document.Table(
             ["table", "ratings", "users", "items", "lowest", "highest", "mean", "usable"],
             [_shape_row(each) for each in found],
@@ -172,7 +169,9 @@ def _shape_row(found: CheckedSource) -> list[str]:
     return [found.name, *counts, f"{shape.lowest:g}", f"{shape.highest:g}", f"{shape.mean:.2f}", usable]
 
 
-def build_json(found: list[CheckedSource], overlap: UserOverlap | None) -> dict[str, Any]:
+def build_json(
+    found: list[CheckedSource], overlap: UserOverlap | None, conclusion: Conclusion
+) -> dict[str, Any]:
     """Return the content of `--json`."""
     sources = [
         {
@@ -186,12 +185,12 @@ def build_json(found: list[CheckedSource], overlap: UserOverlap | None) -> dict[
         }
         for each in found
     ]
-    usable = all(each.usable for each in found) and (overlap is None or overlap.usable)
     return {
-        "usable": usable,
+        "usable": conclusion.usable,
         "sources": sources,
         "overlap": None if overlap is None else _overlap_json(overlap),
         "warnings": foresee_training(found, overlap),
+        "conclusion": conclusion.text,
     }
 
 

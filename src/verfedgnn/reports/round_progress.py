@@ -109,9 +109,7 @@ class RoundProgress:
             self.first = done
         if self.clock is not None:
             self.clock.report(label, done)
-        seconds = self._seconds_left(done, total)
-        what = "left" if self.clock is None else "left in all"
-        left = "" if seconds is None else f"about {format_duration(seconds)} {what}"
+        left = self._describe_left(done, total)
         self.bar.update(self.tasks[label], completed=done, note=note, left=left)
         if not self.plain:
             return
@@ -123,6 +121,11 @@ class RoundProgress:
             self.printed = tenth
             self.printed_at = time.monotonic()
             self._print(f"{line}  {left}".rstrip())
+
+    def _describe_left(self, done: float, total: float) -> str:
+        seconds = self._seconds_left(done, total)
+        what = "left" if self.clock is None else "left in all"
+        return "" if seconds is None else f"about {format_duration(seconds)} {what}"
 
     def _seconds_left(self, done: float, total: float) -> float | None:
         """Return the seconds left for the command or, without a clock, for the task; None if they are unknown."""
@@ -157,27 +160,32 @@ class NotebookProgress(RoundProgress):
             self.tasks[label] = TaskID(len(self.tasks))
             self.began = now
             self.first = done
+        if self.clock is not None:
+            self.clock.report(label, done)
         if now - self.shown < REFRESH_SECONDS:
             return
         self.shown = now
-        left = ""
-        if done > self.first:
-            rest = (now - self.began) * (total - done) / (done - self.first)
-            left = f"  about {format_duration(rest)} left"
-        words = html_escape(f"{label}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + left)
+        left = self._describe_left(done, total)
+        name = label if self.clock is None else self.clock.describe(label)
+        words = html_escape(f"{name}  {done:.0f}/{total} {self.unit}  {note}".rstrip() + f"  {left}".rstrip())
         self.cell.update(self.html(f'<progress value="{done}" max="{total}"></progress> {words}'))
 
 
 @contextmanager
-def watching(verbose: bool, watch: Watcher | None = None) -> Iterator[Watcher | None]:
+def watching(
+    verbose: bool, watch: Watcher | None = None, clock: StepClock | None = None
+) -> Iterator[Watcher | None]:
     """Yield a watcher that shows the progress of trainings on a terminal or in a notebook, and passes it on to `watch`.
 
+    With a `clock`, it shows the place of each training among all of them, and the time left for all.
     Nothing is shown in a file, in a worker process or without `verbose`.
     """
     bar = _make_bar() if verbose else None
     if bar is None:
         yield watch
         return
+
+    bar.clock = clock
 
     def both(event: RoundEvent) -> None:
         bar.round(event)

@@ -75,7 +75,7 @@ class StepClock:
         self.steps = list(steps)
         self.expected = expected
         weigh = partial(_weigh, parties=parties) if expected is None else expected.seconds_of
-        self.weights = {step: weigh(step) for step in steps}
+        self.weights = {step: weigh(strip_step(step)) for step in steps}
         self.spent: dict[str, float] = {}
         self.current = ""
         self.began = 0.0
@@ -92,10 +92,12 @@ class StepClock:
             self.first = done
 
     def seconds_left(self, done: float, total: float, now: float | None = None) -> float | None:
-        """Return the estimated seconds until all steps are finished; None in the first moments."""
+        """Return the estimated seconds until all steps are finished; None if they are not known yet."""
         elapsed = (time.monotonic() if now is None else now) - self.began
-        if self.current not in self.weights or (elapsed < 1 and not self.spent):
+        if self.current not in self.weights:
             return None
+        if elapsed < 1 and not self.spent:
+            return None if self.expected is None else sum(self.weights.values())
         share = (done - self.first) / max(1, total - self.first)
         alike = {strip_step(step): seconds for step, seconds in self.spent.items()}
         whole = alike.get(strip_step(self.current))
@@ -121,8 +123,7 @@ class StepClock:
 
 
 def _weigh(step: str, parties: int) -> float:
-    name = strip_step(step)
-    lists = _LISTS if name.endswith("lists") else 1.0
-    if name.startswith("pooled"):
+    lists = _LISTS if step.endswith("lists") else 1.0
+    if step.startswith("pooled"):
         return lists * _POOLED
-    return lists if name in ("federation", "lists") else lists / parties
+    return lists if step in ("federation", "lists") else lists / parties

@@ -8,8 +8,9 @@ changes nothing of the training that follows.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
@@ -58,6 +59,26 @@ class CostForecast:
         # One table with all ratings takes as long as all parties' own tables.
         lists = name.endswith("lists")
         return sum(seconds for each, seconds in self.alone.items() if each.endswith("lists") == lists)
+
+
+def measured_cost(metrics: Mapping[str, Any], parties: Sequence[str], *, ranks: bool) -> CostForecast:
+    """Return the cost of the trainings of a finished run, from its metrics.
+
+    The metrics do not hold the time of the parties' own trainings. Together they take about as long as the federated one.
+    """
+    measured = {"lists" if ranks else "federation": metrics}
+    if "lists" in metrics:
+        measured["lists"] = metrics["lists"]
+    federated = {
+        name: TrainingCost(each["rounds"], each["seconds"], each["bytes"]["up"] + each["bytes"]["down"])
+        for name, each in measured.items()
+    }
+    alone = {
+        f"{party} alone{', lists' if name == 'lists' else ''}": cost.seconds / len(parties)
+        for name, cost in federated.items()
+        for party in parties
+    }
+    return CostForecast(federated, alone)
 
 
 def forecast(

@@ -1,4 +1,4 @@
-"""The application of a served run: when its link leads elsewhere, or items were added to it, requests move to the new state."""
+"""The application of a served run: when its link leads elsewhere, or its files change, requests move to the new state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verfedgnn.runs.added_items import ADDED
 from verfedgnn.runs.run_layout import FORGET_RECORD
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at the link and at added items."""
+"""Seconds between two looks at the link and at files that change."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,11 @@ class _RunState:
 
 def _read_state(link: Path) -> _RunState:
     folder = link.resolve()
-    files = [*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob(FORGET_RECORD)]
+    files = [
+        *sorted((folder / ADDED).glob("*.jsonl")),
+        *folder.glob(FORGET_RECORD),
+        *folder.glob("metrics.json"),
+    ]
     stats = [(file.name, file.stat()) for file in files]
     return _RunState(folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
 
@@ -58,7 +62,8 @@ class _LoadedRun:
 class LiveRun:
     """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
 
-    A new run, or a run to which items were added, is loaded in the background. Requests that have begun are answered by the run that they began with.
+    A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background. Requests that have begun
+    are answered by the run that they began with.
     """
 
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
@@ -128,7 +133,7 @@ class LiveRun:
         _report(
             f"now serving {target}"
             if target != before
-            else f"serving {target} after its items or users changed"
+            else f"serving {target} after its items, users or figures changed"
         )
 
 
