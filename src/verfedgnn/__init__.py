@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from verfedgnn.estimator.setting_list import settings
     from verfedgnn.estimator.train_run import resume, train
     from verfedgnn.plugins import register
-    from verfedgnn.runs.run import Recommendation, Run
+    from verfedgnn.runs.recommendations import Recommendation, Recommendations
+    from verfedgnn.runs.run import Run
 
     __version__: str
 
@@ -42,6 +43,7 @@ __all__ = [
     "RatingSplit",
     "Ratings",
     "Recommendation",
+    "Recommendations",
     "Run",
     "RunError",
     "VerFedGNNError",
@@ -67,7 +69,8 @@ _HOMES = {
     "ProtocolError": "core.errors",
     "RatingSplit": "estimator.rating_split",
     "Ratings": "data",
-    "Recommendation": "runs.run",
+    "Recommendation": "runs.recommendations",
+    "Recommendations": "runs.recommendations",
     "Run": "runs.run",
     "RunError": "core.errors",
     "VerFedGNNError": "core.errors",

@@ -226,6 +226,10 @@ def check_recommendations_to_new_customers(command: Command, run: Path) -> None:
     assert code == 0, err
     assert [item["party"] for item in json.loads(out)] == ["shop"] * 9
     assert "u35 is new to shop: this list follows from what training learnt at other parties" in err
+    assert err.rstrip().endswith(f"serve {run} --party shop")
+    code, out, err = command("recommend", run, "--user", "u35", "--top", 3)
+    assert "reason" in out
+    assert "This is one list over all parties (" in err
     code, _, err = command("recommend", run, "--user", "u3x5", "--party", "shop")
     assert code != 0
     assert re.search(r"this run knows 40 users, similar ids are 'u35'", err)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pandas as pd
@@ -109,6 +112,53 @@ def test_a_saved_recommender_answers_as_before(fitted: vf.VerFedRecommender, tmp
     (tmp_path / "other" / "letter.txt").touch()
     with pytest.raises(vf.RunError, match="not a run folder"):
         fitted.save(tmp_path / "other", overwrite=True)
+
+
+def test_a_list_has_reasons_and_becomes_a_frame(fitted: vf.VerFedRecommender) -> None:
+    run = fitted.run_
+    user = str(run.parties[0].ratings.user_ids[3])
+    mine = rated_by(run, 3)
+    found = fitted.recommend(user, k=8)
+    frame = found.to_frame()
+    assert list(frame) == ["item", "title", "party", "score", "rating", "reason"]
+    liked = {reason for reason in found.reasons if reason.startswith("liked ") and "taste" not in reason}
+    titles = {
+        str(party.ratings.titles[list(party.ratings.item_ids).index(item)])
+        for party in run.parties
+        for item, stars in mine[party.name].items()
+        if stars >= 4 and party.ratings.titles is not None
+    }
+    assert liked
+    assert {title for text in liked for title in text.removeprefix("liked ").split(" and ")} <= titles
+    assert pickle.loads(pickle.dumps(found)) == found == run.recommend(user, k=8)
+    item = str(run.parties[0].ratings.item_ids[0])
+    assert set(fitted.recommend(ratings={item: 5}).reasons) <= {
+        f"liked {run.parties[0].ratings.titles[0] if run.parties[0].ratings.titles is not None else item}",
+        "popular with many customers",
+        "liked by customers with a similar taste",
+    }
+    bare = replace(run, parties=[replace(p, ratings=replace(p.ratings, titles=None)) for p in run.parties])
+    assert "title" not in bare.recommend(user).to_frame()
+    assert "<th>reason</th>" in bare.recommend(user)._repr_html_()
+    assert "<th>title</th>" not in bare.recommend(user)._repr_html_()
+
+
+def test_a_notebook_serves_its_run(fitted: vf.VerFedRecommender) -> None:
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    user = str(fitted.run_.parties[0].ratings.user_ids[3])
+    with fitted.serve(port=0, party="film") as server:
+        with urlopen(f"{server.address}/v1/recommendations?user={user}&k=3") as answer:
+            served = json.loads(answer.read())["recommendations"]
+        with urlopen(f"{server.address}/v1/run") as answer:
+            examples = json.loads(answer.read())["examples"]
+        with pytest.raises(vf.ConfigError, match="pass port=0"):
+            fitted.serve(port=int(server.address.rpartition(":")[2]))
+    assert [item["item"] for item in served] == [item.item for item in fitted.recommend(user, 3, "film")]
+    assert examples[-1]["label"] == "new here, known elsewhere", "also if one party is served"
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"{server.address}/v1/run")
+    with pytest.raises(vf.RunError, match="no party 'x'"):
+        fitted.serve(party="x")
 
 
 def test_a_report_is_a_page_or_a_folder(fitted: vf.VerFedRecommender, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,8 @@ from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
 from verfedgnn.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from verfedgnn.runs.run import Recommendation, Run
+    from verfedgnn.runs.recommendations import Recommendations
+    from verfedgnn.runs.run import Run
 
 
 def recommend(
@@ -59,32 +59,41 @@ def recommend(
     else:
         _check_user(loaded, run, user, party)
         found = loaded.recommend(user, top, party=party)
-    shares = loaded.ranker.config.training.ranks
+    rows = found.to_rows()
+    titles = any(row["title"] for row in rows)
     ratings = not loaded.config.training.ranks
-    titles = any(item.title for item in found)
     headings = [
         "",
         "item",
         *(["title"] if titles else []),
         "party",
-        *(["share"] if shares else []),
         *(["rating"] if ratings else []),
+        "reason",
     ]
     table = Table(
         *headings,
         title="For someone new" if user is None else f"For user {escape(user)}",
         title_justify="left",
     )
-    for place, item in enumerate(found, 1):
-        cells = [str(place), escape(item.item), *([escape(item.title)] if titles else []), escape(item.party)]
-        if shares:
-            cells.append(f"{100 * item.score:.2f} %")
-        if item.rating is not None:
-            cells.append(f"{item.rating:.2f}")
+    for place, item in enumerate(rows, 1):
+        cells = [str(place), escape(item["item"]), *([escape(item["title"])] if titles else [])]
+        cells += [
+            escape(item["party"]),
+            *([f"{item['rating']:.2f}"] if ratings else []),
+            escape(item["reason"]),
+        ]
         table.add_row(*cells)
-    output.result([asdict(item) for item in found], table)
+    output.result(rows, table)
     if not found:
         output.remark("no recommendations: this user has rated every item")
+    elif loaded.ranker.config.training.ranks:
+        predicted = " The rating is the predicted one." if ratings else ""
+        output.remark(f"The items that the user is most likely to like next come first.{predicted}")
+    if party is None and len(loaded.parties) > 1:
+        names = ", ".join(each.name for each in loaded.parties)
+        output.remark(
+            f"This is one list over all parties ({names}). --party {loaded.parties[0].name} lists the items of one."
+        )
     if user is not None and party is not None and _is_new_to(loaded, user, party):
         output.remark(
             f"{user} is new to {party}: this list follows from what training learnt at other parties"
@@ -92,9 +101,7 @@ def recommend(
     _show_next(loaded, run, party, output)
 
 
-def _recommend_to_someone_new(
-    run: Run, rated: list[str], party: str | None, top: int
-) -> list[Recommendation]:
+def _recommend_to_someone_new(run: Run, rated: list[str], party: str | None, top: int) -> Recommendations:
     """Return the best items for someone with these ratings."""
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.someone_new import read_rated_items, recommend_to
@@ -149,7 +156,7 @@ def _show_next(run: Run, folder: Path, party: str | None, output: Output) -> Non
     sentences = (
         [warning] if warning is not None else ["The lists are at least as good as the most popular items."]
     )
-    show_next(output, sentences, ["serve", str(folder)])
+    show_next(output, sentences, ["serve", str(folder), *([] if party is None else ["--party", party])])
 
 
 def _write_all(run: Path, out: Path, top: int, party: str | None, output: Output) -> None:

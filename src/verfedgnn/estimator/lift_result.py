@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.estimator.frames import make_frame
+from verfedgnn.core.frames import make_frame
 from verfedgnn.evaluation.seeds import lift_over_seeds
 from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, list_points, party_verdicts, summarise
 from verfedgnn.reports.lift_plan import plan_lift

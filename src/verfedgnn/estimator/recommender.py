@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,13 @@ from verfedgnn.data.parties import one_table, sources_of
 from verfedgnn.estimator.lift_result import Lift, lift
 from verfedgnn.estimator.rated_pairs import RatedPairs, read_pairs
 from verfedgnn.reports.round_progress import watching
-from verfedgnn.runs.run import Recommendation, Run
+from verfedgnn.runs.recommendations import Recommendation, Recommendations
+from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Watcher
 from verfedgnn.training.train import train
+
+if TYPE_CHECKING:
+    from verfedgnn.serving.http.background_server import BackgroundServer
 
 
 class VerFedRecommender:
@@ -202,12 +206,12 @@ class VerFedRecommender:
         party: str | None = None,
         *,
         ratings: Mapping[Any, Any] | None = None,
-    ) -> list[Recommendation]: ...
+    ) -> Recommendations: ...
 
     @overload
     def recommend(
         self, user: Sequence[Any], k: int = 10, party: str | None = None
-    ) -> list[list[Recommendation]]: ...
+    ) -> list[Recommendations]: ...
 
     def recommend(
         self,
@@ -219,13 +223,17 @@ class VerFedRecommender:
     ) -> Any:
         """Return the k best items that a user has not rated, from all parties or from one; for several users, a list each.
 
-        With `ratings`, `{item: stars}`, it recommends to a newcomer, see `Run.recommend`.
+        With `ratings`, `{item: stars}`, it recommends to a newcomer, see `Run.recommend`. Its `to_frame` adds a reason to each item.
         """
         return self._fitted().recommend(user, k, party, ratings=ratings)
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, see `Run.similar`."""
         return self._fitted().similar(item, k, party)
+
+    def serve(self, port: int = 8000, party: str | None = None) -> BackgroundServer:
+        """Serve the run to this machine, with the page and the API of `verfedgnn serve`, see `Run.serve`."""
+        return self._fitted().serve(port, party)
 
     def evaluate(self, k: int = 20) -> dict[str, Any]:
         """Return the accuracy on the test part, overall and per party: RMSE, MAE, and Recall, NDCG and HitRate of lists of k.

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -39,25 +40,14 @@ from verfedgnn.runs.merged_order import score_catalogues
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
+from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run_evaluation import evaluate
 from verfedgnn.runs.run_folder import holds_run
 from verfedgnn.runs.run_layout import LIFT_FORMAT, LISTS
 
 if TYPE_CHECKING:
+    from verfedgnn.serving.http.background_server import BackgroundServer
     from verfedgnn.serving.run_answers import RunAnswers
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """One recommended item."""
-
-    item: str
-    title: str
-    party: str
-    score: float
-    """The number that orders the list: how likely this is the user's next liked item, or the predicted rating without lists."""
-    rating: float | None = None
-    """The predicted rating, within the party's scale; None if the run predicts no ratings."""
 
 
 @dataclass
@@ -144,12 +134,12 @@ class Run:
         party: str | None = None,
         *,
         ratings: Mapping[Any, Any] | None = None,
-    ) -> list[Recommendation]: ...
+    ) -> Recommendations: ...
 
     @overload
     def recommend(
         self, user: Sequence[Any], k: int = 10, party: str | None = None
-    ) -> list[list[Recommendation]]: ...
+    ) -> list[Recommendations]: ...
 
     def recommend(
         self,
@@ -163,7 +153,7 @@ class Run:
 
         A newcomer has no vector from training. With `ratings`, `{item: stars}`, lists follow from them; the items may be at any
         party, and `{party: {item: stars}}` names it. A user of the run may also have rated more since. Each recommendation
-        has the `score` that orders the list and the predicted `rating` in stars. A list over several parties needs the user's
+        has the `score` that orders the list and the predicted `rating` in stars; `to_frame` adds a reason. A list over several parties needs the user's
         likes at all of them, which no member of a federation has.
         """
         if k < 1:
@@ -182,8 +172,23 @@ class Run:
             )
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
         remedy = "for a newcomer, pass ratings={item: stars}"
-        lists = [self._recommend(row, k, party) for row in self._user_rows(ids, remedy).tolist()]
+        lists = []
+        for row in self._user_rows(ids, remedy).tolist():
+            found = self._recommend(row, k, party)
+            lists.append(Recommendations(found, partial(self._explain, row, found)))
         return lists[0] if one else lists
+
+    def _explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
+        return self._answers().explain(row, items)
+
+    def serve(self, port: int = 8000, party: str | None = None) -> BackgroundServer:
+        """Serve the run to this machine, with the page and the API of `verfedgnn serve`, and return the server.
+
+        It runs in a thread until its `stop()` is called. `port=0` picks a free port. To serve other machines, save the run and use
+        `verfedgnn serve`, which needs an API key.
+        """
+        self._chosen(party)
+        return self._answers().serve(port, party)
 
     def similar(self, item: Any, k: int = 10, party: str | None = None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`: users who like one like the other.

@@ -16,6 +16,13 @@ from verfedgnn.serving.item_weights import Rows
 from verfedgnn.serving.ranker import RankedItems
 from verfedgnn.serving.user_profile import ScoredItem, UserProfile, predict_ratings
 
+MOST_REASONS = 2
+"""Liked items that a reason names."""
+CLEAR_LIKE = 0.02
+"""Smallest contribution of a liked item that a reason names, to the score of a model of lists."""
+CLEAR_STARS = 0.05
+"""Smallest contribution of a liked item that a reason names, in stars."""
+
 
 def merge_rankings(
     catalogue: Catalogue, profile: UserProfile, ranked: Sequence[RankedItems], k: int
@@ -123,6 +130,20 @@ def explain_recommendations(
             }
         )
     return explanations
+
+
+def describe_reason(why: Mapping[str, Any], *, shown: int, ranks: bool, known: bool) -> str:
+    """Say in words why an item is in a list of `shown` items, as the page does; `why` is its explanation.
+
+    It names up to two liked items that add clearly to the score. Items that any new customer would see follow from the taste of
+    nobody who is new.
+    """
+    personal = why["average_rank"] > shown
+    clear = [each for each in why["because"] if each["adds"] >= (CLEAR_LIKE if ranks else CLEAR_STARS)]
+    names = list(dict.fromkeys(each["title"] or each["item"] for each in clear))[:MOST_REASONS]
+    if names and (known or personal):
+        return f"liked {' and '.join(names)}"
+    return "liked by customers with a similar taste" if personal else "popular with many customers"
 
 
 def _score_for_average(

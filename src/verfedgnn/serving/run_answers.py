@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verfedgnn.core.errors import DataError, RunError
+from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data.ids import id_text
 from verfedgnn.reports.run_report import run_document
 from verfedgnn.reports.run_summary import run_html
-from verfedgnn.runs.run import Recommendation, Run
+from verfedgnn.runs.recommendations import Recommendation, Recommendations
+from verfedgnn.runs.run import Run
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.explain import find_similar
 from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.someone_new import recommend_to
+from verfedgnn.serving.someone_new import explain_list, recommend_to
 from verfedgnn.serving.user_profile import ServedUser
+
+if TYPE_CHECKING:
+    from verfedgnn.serving.http.background_server import BackgroundServer
 
 
 class RunAnswers:
@@ -46,11 +50,26 @@ class RunAnswers:
 
     def recommend(
         self, user: str | None, ratings: Mapping[Any, Any], k: int, party: str | None
-    ) -> list[Recommendation]:
+    ) -> Recommendations:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         parties = [p for p, name in enumerate(self.names) if party in (None, name)]
         row = None if user is None else self.catalogue.users.find(user)
         return recommend_to(self.catalogue, ServedUser(row, self._read_ratings(ratings)), parties, k)
+
+    def explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
+        """Return why each of these recommended items is in the list of the user at `row`."""
+        parties = sorted({self.names.index(item.party) for item in items})
+        return explain_list(self.catalogue, ServedUser(row), parties, items)
+
+    def serve(self, port: int, party: str | None) -> BackgroundServer:
+        """Serve the run, or one party's items of it, in a thread of this process."""
+        try:
+            from verfedgnn.serving.http.background_server import BackgroundServer
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
+            ) from None
+        return BackgroundServer(Catalogue(self.run, "run", party), port)
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""

@@ -206,6 +206,11 @@ def _choose_examples(
     for p in allowed:
         found = counts if p in here else elsewhere
         found += np.bincount(catalogue.parties[p].table.user, minlength=table.n_users)
+    if len(allowed) == len(
+        catalogue.parties
+    ):  # the page names all users of the run, also those of parties it does not serve
+        for p in set(range(len(catalogue.run.parties))) - set(catalogue.chosen):
+            elsewhere += np.bincount(catalogue.run.parties[p].ratings.user, minlength=table.n_users)
     order = np.argsort(counts, kind="stable")
     order = order[counts[order] >= min(5, int(counts.max()))]
     places = {"few ratings": 0.1, "a typical user": 0.5, "many ratings": 0.95}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data import Ratings
-from verfedgnn.runs.run import Recommendation
+from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.explain import describe_recommendations, merge_rankings
+from verfedgnn.serving.explain import (
+    MOST_REASONS,
+    describe_reason,
+    describe_recommendations,
+    explain_recommendations,
+    merge_rankings,
+)
 from verfedgnn.serving.fold_in import UserRatings
-from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
+from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user, rated_by
 
 
 def find_popular_item(table: Ratings) -> str:
@@ -64,14 +71,33 @@ def _find_item(catalogue: Catalogue, text: str) -> tuple[int, int]:
     return found[0]
 
 
-def recommend_to(
-    catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int
-) -> list[Recommendation]:
+def recommend_to(catalogue: Catalogue, user: ServedUser, parties: Sequence[int], k: int) -> Recommendations:
     """Return the k best items of these parties for a newcomer, or for a user of the run with newer ratings."""
     profile = profile_user(catalogue, FEDERATED, user, parties)
     queries = make_queries(catalogue, FEDERATED, profile, k, {})
     best = merge_rankings(catalogue, profile, [ranker.rank([query])[0] for ranker, query in queries], k)
-    return [
+    found = [
         Recommendation(item["item"], item["title"], item["party"], item["score"], item["rating"])
         for item in describe_recommendations(catalogue, FEDERATED, profile, best)
+    ]
+    return Recommendations(found, partial(explain_list, catalogue, user, parties, found))
+
+
+def explain_list(
+    catalogue: Catalogue, user: ServedUser, parties: Sequence[int], items: Sequence[Recommendation]
+) -> list[str]:
+    """Return a reason for each recommended item, in words."""
+    numbers = {party.name: p for p, party in enumerate(catalogue.parties)}
+    best = []
+    for item in items:
+        p = numbers[item.party]
+        row = catalogue.parties[p].ids.find(item.item)
+        assert row is not None
+        best.append((p, row, item.score))
+    profile = profile_user(catalogue, FEDERATED, user, parties)
+    rated = rated_by(catalogue, user, range(len(catalogue.parties)))
+    found = explain_recommendations(catalogue, FEDERATED, profile, rated, best, MOST_REASONS)
+    return [
+        describe_reason(why, shown=len(items), ranks=catalogue.ranks, known=user.row is not None)
+        for why in found
     ]
