@@ -15,6 +15,7 @@ from shells import Shells
 from verfedgnn import PartyData, split_items
 from verfedgnn.cli.main import main
 from verfedgnn.data import synthetic_ratings
+from warm_python import use_warm_python, warm_python
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
@@ -37,7 +38,16 @@ def real_data() -> Path:
 
 
 @pytest.fixture
-def shells(tmp_path: Path) -> Iterator[Shells]:
+def warm() -> Iterator[None]:
+    """Let this process start Python with the package loaded."""
+    cold = sys.executable
+    use_warm_python(warm_python())
+    yield
+    use_warm_python(cold)
+
+
+@pytest.fixture
+def shells(tmp_path: Path, warm: None) -> Iterator[Shells]:
     """Commands in the background; none survives the test."""
     shells = Shells(tmp_path)
     yield shells

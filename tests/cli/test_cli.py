@@ -389,6 +389,7 @@ def test_not_a_run(command: Command, tmp_path: Path) -> None:
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_ctrl_c_leaves_a_resumable_run(command: Command, ratings: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     start = [sys.executable, "-m", "verfedgnn", "train", "--data", str(ratings), "--parties", "3"]

@@ -127,6 +127,7 @@ def test_two_jobs_do_not_overlap(tmp_path: Path) -> None:
     assert nights.night("2026-11-17")[0] == 0
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_real_nights(tmp_path: Path) -> None:
     """cron starts the first, systemd the second; the link leads to it and the metrics are there."""
     table = synthetic_ratings(users=60, items=60, ratings=1500, seed=1)

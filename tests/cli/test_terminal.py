@@ -23,7 +23,6 @@ from verfedgnn.cli.main import app, main
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--data", "small.csv", "--parties", "3", "--threads", "1")
-SHELL = [sys.executable, "-m", "verfedgnn"]
 
 
 def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -221,6 +220,7 @@ def assert_ends_with_a_command(err: str) -> None:
     group.make_context(name, rest)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_and_remarks(
     command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -286,12 +286,17 @@ def test_nobody_confirms(command: Command, tmp_path: Path, monkeypatch: pytest.M
 # -- terminals and pipes -------------------------------------------------------------------------------------------------
 
 
+def shell() -> list[str]:
+    """The words that start a command."""
+    return [sys.executable, "-m", "verfedgnn"]
+
+
 def on_a_terminal(words: list[str], folder: Path, **environment: str) -> str:
     """What a command writes where both streams are a terminal."""
     outer, inner = pty.openpty()
     surroundings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     surroundings |= {"TERM": "xterm"} | environment
-    process = subprocess.Popen([*SHELL, *words], cwd=folder, stdout=inner, stderr=inner, env=surroundings)
+    process = subprocess.Popen([*shell(), *words], cwd=folder, stdout=inner, stderr=inner, env=surroundings)
     os.close(inner)
     written = b""
     while True:
@@ -307,11 +312,13 @@ def on_a_terminal(words: list[str], folder: Path, **environment: str) -> str:
     return written.decode()
 
 
+@pytest.mark.usefixtures("warm")
 def test_colours_on_a_terminal_unless_they_are_not_wanted(tmp_path: Path) -> None:
     assert "\x1b[1;31merror:" in on_a_terminal(["evaluate", "--nothing"], tmp_path)
     assert "\x1b[1merror:" in on_a_terminal(["evaluate", "--nothing"], tmp_path, NO_COLOR="1")
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_bar_on_a_terminal(place: Path) -> None:
     words = ["train", *SMALL, "--set", "epochs=5"]
     written = on_a_terminal(words, place)
@@ -319,8 +326,9 @@ def test_a_bar_on_a_terminal(place: Path) -> None:
     assert "\x1b[?25h" in written, "the cursor is shown again"
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_reader_that_leaves_does_not_end_a_training(place: Path) -> None:
-    words = [*SHELL, "train", "--out", "unread", *SMALL, "--set", "epochs=5"]
+    words = [*shell(), "train", "--out", "unread", *SMALL, "--set", "epochs=5"]
     process = subprocess.Popen(words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -338,7 +346,7 @@ def interrupted(
 ) -> tuple[int, str]:
     """Exit code and standard error of a command that is sent a signal as soon as `seen`."""
     process = subprocess.Popen(
-        [*SHELL, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*shell(), *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 180
     while not seen() and process.poll() is None and time.monotonic() < deadline:
@@ -355,6 +363,7 @@ def continuation(err: str) -> list[str]:
     return words[1:]
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_says_how_it_goes_on(
     command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -384,6 +393,7 @@ def test_a_stopped_training_says_how_it_goes_on(
         assert json.loads(out)["rounds"] == 60
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_stopped_comparison_goes_on_by_the_same_command(place: Path) -> None:
     of = ["--methods", "bias,verfedgnn", "--seeds", "1", "--jobs", "1", "--set", "epochs=120"]
     words = ["compare", *SMALL[:4], *of, "--out", "halves", "--json"]
@@ -393,7 +403,9 @@ def test_a_stopped_comparison_goes_on_by_the_same_command(place: Path) -> None:
     assert "stopped with 1 of 2 trainings done" in err
     assert continuation(err) == words
     kept = records.read_text()
-    done = subprocess.run([*SHELL, *words, "--quiet"], cwd=place, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*shell(), *words, "--quiet"], cwd=place, capture_output=True, text=True, check=True
+    )
     assert [each["method"] for each in json.loads(done.stdout)["trainings"]] == ["bias", "verfedgnn"]
     assert records.read_text().startswith(kept)
 

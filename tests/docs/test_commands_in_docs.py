@@ -356,6 +356,7 @@ def reader(
     tmp_path: Path,
     command: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
+    warm: None,
 ) -> Iterator[Reader]:
     reader = Reader(tmp_path, request.param, command)
     monkeypatch.chdir(reader.work)

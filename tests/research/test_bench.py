@@ -58,6 +58,7 @@ def test_a_record_is_kept_and_belongs_to_its_arguments(tmp_path: Path) -> None:
     assert records.finished(task) is None
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_that_fails_or_is_too_large_says_so() -> None:
     runner = TaskRunner()
     record = runner.measure(Task("wrong", "growth:exponent", {"sizes": [1, 2]}), "verfedgnn bench", 4)
@@ -66,6 +67,7 @@ def test_a_task_that_fails_or_is_too_large_says_so() -> None:
     assert "needs about 9 GB" in large["failed"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_an_interrupted_measurement_leaves_no_record(tmp_path: Path) -> None:
     """The first task finishes; the second is terminated when the queue is interrupted."""
     sizes = {"users": 600, "items": 100, "ratings": 3000}
@@ -83,6 +85,7 @@ def test_an_interrupted_measurement_leaves_no_record(tmp_path: Path) -> None:
     assert [TaskRecords(tmp_path).finished(task) is not None for task in tasks] == [True, False]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_party_and_a_coordinator_are_measured_by_themselves() -> None:
     task = Task(
         "small",

@@ -193,6 +193,7 @@ def test_a_record_says_how_it_was_made(table: str, tmp_path: Path) -> None:
     assert record == json.loads((tmp_path / "cells.jsonl").read_text())
 
 
+@pytest.mark.usefixtures("warm")
 def test_processes_give_what_one_gives(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed) for seed in range(2)]
     apart = run_cells(cells, tmp_path / "a", jobs=2)
@@ -210,6 +211,7 @@ def test_a_failed_cell_is_named_and_the_others_are_kept(table: str, tmp_path: Pa
     assert list(CellRecords(tmp_path).found) == [cells[0].key()]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_stop_keeps_what_is_finished(table: str, tmp_path: Path) -> None:
     cells = [short(table, seed=seed, **{"training.epochs": 2 if seed == 0 else 20000}) for seed in range(2)]
     with pytest.raises(Interrupted, match="stopped with 1 of 2 trainings done"):
@@ -217,6 +219,7 @@ def test_a_stop_keeps_what_is_finished(table: str, tmp_path: Path) -> None:
     assert list(CellRecords(tmp_path).found) == [cells[0].key()]
 
 
+@pytest.mark.usefixtures("warm")
 def test_an_error_ends_what_is_running(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk: the trainings under way are stopped, not trained to their end for nothing."""
 
@@ -229,6 +232,7 @@ def test_an_error_ends_what_is_running(table: str, tmp_path: Path, monkeypatch: 
         run_cells(cells, tmp_path, jobs=2)
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_killed_worker_is_an_error_in_words(table: str, tmp_path: Path) -> None:
     cells = [short(table), short(table, seed=1, **{"training.epochs": 10**6})]
 
@@ -242,24 +246,25 @@ def test_a_killed_worker_is_an_error_in_words(table: str, tmp_path: Path) -> Non
     assert list(CellRecords(tmp_path).found) == [cells[0].key()]
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc to see who is still there")
 def test_workers_do_not_outlive_a_killed_parent(table: str, tmp_path: Path) -> None:
     words = f"compare --data {table} --methods fedsage --seeds 1 --parties 3 --set epochs=1000000 --set batch=400 --jobs 1"
-    parent = subprocess.Popen(
-        [sys.executable, "-m", "verfedgnn", *words.split(), "--out", str(tmp_path / "c")],
-        stderr=subprocess.DEVNULL,
-    )
-    children: list[int] = []
-    for _ in range(1800):
-        children = _children(parent.pid)
-        if len(children) >= 2:  # the worker, and what tracks the shared memory
-            break
-        time.sleep(0.1)
-    time.sleep(3)
-    assert len(children) >= 2
-    assert parent.poll() is None, "it works until it is killed"
-    parent.kill()
-    parent.wait()
+    code = "import os; print(os.getpid(), flush=True); from verfedgnn.cli.main import main; main()"
+    command = [sys.executable, "-c", code, *words.split(), "--out", str(tmp_path / "c")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        children: list[int] = []
+        for _ in range(1800):
+            children = _children(pid)
+            if len(children) >= 2:  # the worker, and what tracks the shared memory
+                break
+            time.sleep(0.1)
+        time.sleep(1)
+        assert len(children) >= 2
+        assert parent.poll() is None, "it works until it is killed"
+        os.kill(pid, signal.SIGKILL)
     for _ in range(1800):
         if not any(_runs(child) for child in children):
             return
@@ -348,6 +353,7 @@ def test_a_comparison_says_which_settings_do_not_suit_the_data() -> None:
     assert len(diagnose_comparison(records(bias=1.0, best=0.9))) == 1
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_compare_command(
     command: Callable[..., tuple[int, str, str]], table: str, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(
     same(vf.resume(tmp_path / "cut"), resumed)
 
 
+@pytest.mark.usefixtures("warm")
 def test_killed_at_any_time_loses_nothing_but_the_rounds_since(
     small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:

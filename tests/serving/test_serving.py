@@ -391,6 +391,7 @@ def test_vectors_of_ratings_and_of_lists_are_exported(run: vf.Run, tmp_path: Pat
             assert "components" not in vectors["parts"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_command_serves(run: vf.Run, known: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run.save(folder)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from served import serving  # noqa: E402
 from verfedgnn.serving.http import batching  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
+from verfedgnn.serving.http.server_process import ServeOptions  # noqa: E402
+from verfedgnn.serving.http.workers import serve_with_workers  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +212,7 @@ def command(folder: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str],
             server.kill()
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_stop_is_a_normal_end(
     folder: Path, people: list[str], workers: int, number: signal.Signals
@@ -223,23 +227,22 @@ def test_a_stop_is_a_normal_end(
     assert (server.returncode, written) == (0, ("", f"next: open {address} in a browser\n"))
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_worker_that_dies_stops_all(folder: Path) -> None:
-    with command(folder, 2) as (server, address):
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
-        if not children.exists():
-            pytest.skip("this system does not tell a process's children")
-        *_, last = (
-            int(child) for child in children.read_text().split()
-        )  # the first is multiprocessing's own
-        os.kill(last, signal.SIGKILL)
-        _, error = server.communicate(timeout=180)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{address}/health")
-    assert server.returncode == 2
-    assert "worker 2 of 2 was killed by signal 9" in error
-    assert "Traceback" not in error
+    options = ServeOptions(folder, None, (), approximate=False, threads=1, workers=2)
+
+    def kill_one() -> None:
+        os.kill(active_children()[0].pid or 0, signal.SIGKILL)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(vf.ConfigError, match=r"worker [12] of 2 was killed by signal 9"),
+    ):
+        serve_with_workers(2, options, listener, kill_one)
+    assert active_children() == []
 
 
+@pytest.mark.usefixtures("warm")
 def test_workers_tell_what_is_wrong_with_a_run(tmp_path: Path) -> None:
     words = [
         sys.executable,
