@@ -318,11 +318,11 @@ def test_commands(
         return code, *capsys.readouterr()
 
     _, printed, said = verfedgnn("recommend", str(folder), "--user", users(run)[0], "--json")
-    assert json.loads(printed)[0].keys() == {"item", "title", "party", "score", "rating"}
+    assert json.loads(printed)[0].keys() == {"item", "title", "party", "score", "rating", "reason"}
     assert (warn_of_lists(run.metrics) or "diagnosis: ") in said
     assert said.splitlines()[-1] == f"next: verfedgnn serve {folder}"
     _, printed, _ = verfedgnn("recommend", str(folder), "--user", users(run)[0])
-    assert "share" in printed
+    assert "reason" in printed
     assert "rating" in printed
     _, printed, _ = verfedgnn("recommend", str(folder), "--all", "--out", str(out), "--top", "2", "--json")
     assert json.loads(printed)["rows"] == 2 * run.parties[0].ratings.n_users
