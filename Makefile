@@ -31,10 +31,10 @@ demo: .venv/installed
 	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite --threads 1
 
 test: .venv/installed-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 coverage: .venv/installed-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report term
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov --cov-report term
 
 fuzz: .venv/installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/fuzzer.py --messages 1000000

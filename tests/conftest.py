@@ -19,7 +19,24 @@ from warm_python import use_warm_python, warm_python
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+SLOW = (
+    "test_commands_in_docs",
+    "test_tutorial",
+    "test_federation",
+    "test_real_data",
+    "test_cut_link",
+    "test_federation_cli",
+    "test_aligned_training",
+    "test_flare_job",
+)
+"""Modules that take long, to be run first: two processes that share the modules then end at about the same time."""
 torch.set_num_threads(1)  # small tensors: threads only wait for each other, long on a busy machine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of slow modules to the front."""
+    order = {name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(SLOW)))
 
 
 @pytest.fixture(scope="session")

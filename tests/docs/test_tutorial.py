@@ -11,6 +11,8 @@ nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: it
 nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).parents[2]
+DATA = 'vf.read_ratings("synthetic"'
+SMALL = "users=200, items=90, ratings=5_000"
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
 
@@ -61,16 +63,17 @@ def test_two_data_frames_reach_a_verdict(tmp_path: Path) -> None:
 
 
 def test_the_python_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With three rounds instead of those in the guide."""
+    """With three rounds instead of those in the guide, and with less data."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text("utf-8"), re.S | re.M
     )
     names: dict[str, object] = {"__name__": "guide"}
     for block in blocks:
-        shorter = re.sub(r"\bepochs=\d+", "epochs=3", block)
+        shorter = re.sub(r"\bepochs=\d+", "epochs=3", block).replace(DATA, f"{DATA}, {SMALL}")
         exec(compile(shorter, "docs/python.md", "exec"), names)
     assert len(blocks) >= 6
+    assert sum(DATA in block for block in blocks) == 1
     assert (tmp_path / "runs" / "film" / "metrics.json").is_file()
 
 
