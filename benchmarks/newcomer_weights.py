@@ -22,7 +22,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.list_metrics import rank_each
 from verfedgnn.data import TEST, PartyData, split_by_rating
 from verfedgnn.data.splits import draw_users
-from verfedgnn.evaluation.lift import count_other_parties
+from verfedgnn.evaluation.judged_party import count_elsewhere
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.alone import train_alone
@@ -76,11 +76,11 @@ def measure(case: str, seed: int, device: torch.device) -> list[dict[str, Any]]:
     trained = TrainingLoop(prepared, config.with_values({"newcomer_rounds": 0})).run()
     total = sum(len(party.train) for party in prepared)
     rows = []
-    for index, (party, others) in enumerate(zip(prepared, count_other_parties(prepared), strict=True)):
+    for index, (party, others) in enumerate(zip(prepared, count_elsewhere(prepared), strict=True)):
         alone = train_alone(party.party, party.parts, config, len(party.train) / total, device)
         models = dict(zip(MODELS, (popularity_model(party.input), alone, trained.models[index]), strict=True))
         snapshots = {rounds: found[index] for rounds, found in early.items()}
-        known = torch.from_numpy(others).to(device) > 0
+        known = torch.from_numpy(others.parties).to(device) > 0
         rows.append({"name": party.party.name, **compare(party, models, snapshots, known, config)})
     return rows
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from verfedgnn.core.option_names import on_command_line
-from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts
+from verfedgnn.evaluation.lift_points import list_points
+from verfedgnn.evaluation.verdict import deciding_figures, headline, party_verdicts
 
 Command = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "epochs=2", "--set", "list_epochs=1")

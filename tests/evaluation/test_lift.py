@@ -16,9 +16,11 @@ from verfedgnn.config import load_config
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.evaluation.bootstrap import gain
-from verfedgnn.evaluation.chance import ERROR, decide_verdicts, holm, p_value
-from verfedgnn.evaluation.lift import count_other_parties, lift
+from verfedgnn.evaluation.chance import ERROR, GROUPS, decide_verdicts, holm, p_value
+from verfedgnn.evaluation.judged_party import count_elsewhere
+from verfedgnn.evaluation.lift import lift
 from verfedgnn.evaluation.verdict import verdict
+from verfedgnn.evaluation.verdict_words import ORDER
 from verfedgnn.gnn.model import Propagation
 from verfedgnn.protocol.round.forward_backward import PassInputs
 from verfedgnn.protocol.round.loss import Batch, _ranking_loss
@@ -132,16 +134,17 @@ def test_the_words_of_a_lift_are_corrected_together() -> None:
         row(0.0),
         row(0.0, users=5) | {"pays": "cannot tell"},
     ]
-    found = {"parties": parties, "overall": row(0.04)}
+    found = {"metric": "rmse", "parties": parties, "overall": row(0.04)}
     decide_verdicts(found)
     assert found["verdicts"] == 3
     assert [each["pays"] for each in parties] == ["yes", "yes", "cannot tell"]
     parties[0]["gain"]["p"] = 0.03
     decide_verdicts(found)
     assert [each["pays"] for each in (*parties, found["overall"])] == [
-        "cannot tell",
+        "likely better",
         "yes",
-        *["cannot tell"] * 2,
+        "cannot tell",
+        "likely better",
     ]
     assert parties[0]["by_own_ratings"][0]["pays"] == "yes"
 
@@ -188,11 +191,7 @@ def joined(small_parties: list[vf.PartyData]) -> tuple[vf.Run, dict[str, Any]]:
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
-    groups = [
-        row
-        for whole in (table, *table["parties"])
-        for row in (*whole["by_own_ratings"], *whole["by_other_parties"])
-    ]
+    groups = [row for whole in (table, *table["parties"]) for name in GROUPS for row in whole.get(name, [])]
     return [table["overall"], *table["parties"], *groups]
 
 
@@ -201,7 +200,7 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
     for table in (found, found["lists"], found["newcomers"], found["lists"]["newcomers"]):
         cases = table["overall"]["cases"]
         for row in rows_of(table):
-            assert row["pays"] in ("yes", "no", "cannot tell")
+            assert row["pays"] in ORDER
             assert {"simple", "alone", "federated", "pooled", "users"} < row.keys()
             if row["gain"] is not None:
                 assert row["gain"]["low"] <= row["gain"]["value"] <= row["gain"]["high"]
@@ -210,11 +209,11 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
                 assert abs(row[row["reference"]] - row["federated"]) == pytest.approx(
                     abs(row["gain"]["value"])
                 )
-        for parts in ("parties", "by_own_ratings", "by_other_parties"):
-            assert sum(row["cases"] for row in table[parts]) == cases
-        for party in table["parties"]:
-            for parts in ("by_own_ratings", "by_other_parties"):
-                assert sum(row["cases"] for row in party[parts]) == party["cases"]
+        assert sum(row["cases"] for row in table["parties"]) == cases
+        for whole, row in ((table, table["overall"]), *((party, party) for party in table["parties"])):
+            for groups in (whole[name] for name in GROUPS if whole.get(name)):
+                assert sum(group["cases"] for group in groups) == row["cases"]
+                assert max(group["cases"] for group in groups) < row["cases"], "everybody is judged twice"
     tests = sum(int((part == 2).sum()) for part in run.parts)
     assert found["overall"]["cases"] == tests
     assert found["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"], abs=1e-6)
@@ -225,6 +224,13 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
         assert lists[name]["federated"] == pytest.approx(run.metrics["test"][name])
     assert (found["metric"], found["lists"]["metric"]) == ("rmse", "ndcg@20")
     assert found["newcomers"]["training"] == "second"
+    assert found["by_own_ratings"]
+    assert found["newcomers"]["by_other_ratings"]
+    for party, row in zip(run.parties, found["parties"], strict=True):
+        everybody = {int(user) for each in run.parties for user in each.ratings.user}
+        here = {int(user) for user in party.ratings.user}
+        assert sum(row["customers"]["by_other_parties"]) == len(here)
+        assert row["customers"]["elsewhere_only"] == len(everybody - here)
     for row in found["parties"]:
         assert row["gate"].keys() == {"known", "newcomers"}
     assert found["summary"].endswith(".")
@@ -278,21 +284,23 @@ def test_newcomers_are_new_here_and_known_elsewhere(newcomers: vf.Run) -> None:
         assert row["users"] == len(set(expected))
         total += len(expected)
     assert found["newcomers"]["overall"]["cases"] == total
-    assert [row["from"] for row in found["newcomers"]["by_own_ratings"]] == [0]
+    assert "by_own_ratings" not in found["newcomers"]
     assert all(row["other_parties"] > 0 for row in found["newcomers"]["by_other_parties"])
+    assert all(row["from"] > 0 for row in found["newcomers"]["by_other_ratings"])
 
 
 def test_other_parties_are_counted_by_training_ratings(newcomers: vf.Run) -> None:
-    elsewhere = count_other_parties(newcomers.prepared())
+    elsewhere = count_elsewhere(newcomers.prepared())
     for p, found in enumerate(elsewhere):
         for user in (0, 1, 5, 40, 119):
             others = [
-                bool((party.ratings.user[part == 0] == user).any())
+                int((party.ratings.user[part == 0] == user).sum())
                 for q, (party, part) in enumerate(zip(newcomers.parties, newcomers.parts, strict=True))
                 if q != p
             ]
-            assert found[user] == sum(others)
-    assert elsewhere[0][:2].tolist() == [0, 0]
+            assert found.parties[user] == sum(count > 0 for count in others)
+            assert found.ratings[user] == sum(others)
+    assert elsewhere[0].parties[:2].tolist() == [0, 0]
 
 
 @pytest.mark.usefixtures("quick_pool")

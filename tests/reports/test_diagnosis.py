@@ -33,7 +33,8 @@ def metrics(
     row = {"test": found["test"], "popularity": found["popularity"]}
     found["parties"] = [{"name": f"p{n}", **row} for n in range(parties)]
     if pays is not None:
-        found["lift"] = {"metric": "rmse", "overall": {"pays": pays, "gain": None}, "parties": []}
+        overall = {"pays": pays, "gain": {"percent": -2.0 if "no" in pays else 2.0}}
+        found["lift"] = {"metric": "rmse", "overall": overall, "parties": []}
     return found
 
 
@@ -50,6 +51,8 @@ def test_a_good_run_is_judged_next() -> None:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, Step]] = {
     "pays": ({"pays": "yes"}, {}, "Joining pays", Step("report")),
     "does not pay": ({"pays": "no"}, {}, "Joining does not pay", Step("check")),
+    "likely better": ({"pays": "likely better"}, {}, "Joining is likely better", Step("report")),
+    "no difference": ({"pays": "no difference"}, {}, "Joining makes no difference", Step("check")),
     "cannot tell": ({"pays": "cannot tell"}, {}, "too few to tell", Step("report")),
     "one party": ({"parties": 1}, {}, "one party", Step("serve")),
     "two parties": (

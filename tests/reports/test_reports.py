@@ -16,9 +16,17 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.cli.audit_command import audit
 from verfedgnn.cli.report_command import report
+from verfedgnn.evaluation.chance import GROUPS
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.lift import quick_lift
-from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts, verdict
+from verfedgnn.evaluation.lift_points import list_points
+from verfedgnn.evaluation.verdict import (
+    deciding_figures,
+    headline,
+    party_verdicts,
+    verdict,
+    warn_of_one_split,
+)
 from verfedgnn.privacy.visibility import who_sees_what
 from verfedgnn.reports.document import Banner, Document, Heading, Paragraph, Picture, Points, Table
 from verfedgnn.reports.lift_report import lift_document, lift_html
@@ -253,18 +261,20 @@ def test_a_report_begins_with_the_verdict_and_shows_every_lift_table(lifted: vf.
     lift = lifted.metrics["lift"]
     first = document.blocks[0]
     assert isinstance(first, Banner)
-    assert (first.headline, first.text) == (headline(lift), deciding_figures(lift))
-    assert first.tone == {"yes": "good", "no": "bad"}.get(verdict(lift), "unclear")
+    assert first.headline == headline(lift)
+    assert first.text == f"{deciding_figures(lift)} **{warn_of_one_split(lift)}**"
+    assert first.tone == PAYS_TONES[verdict(lift)]
     page, text = document.write(tmp_path, "report")
     markdown = text.read_text()
     for half in (lift, lift["lists"]):
         for table in (half, half["newcomers"]):
-            groups = [*half["by_own_ratings"], *half["parties"][0]["by_own_ratings"]]
+            wholes = (table, table["parties"][0])
+            groups = [row for whole in wholes for name in GROUPS for row in whole.get(name, [])]
             for row in [*table["parties"], table["overall"], *groups]:
                 assert format_gain(row) in markdown
                 assert f"{row['federated']:.4f}" in markdown
     for party in party_verdicts(lift):
-        assert f"- **{party.name}: {party.pays}.** {party.text}." in markdown
+        assert f"- **{party.name}: {party.pays}.** {party.text}. For whom: {party.for_whom}." in markdown
     for point in list_points(lift):
         assert f"- {point}" in markdown
     assert "A second model orders lists" in markdown
@@ -282,20 +292,26 @@ def test_a_report_without_a_lift_judges_the_customers_that_the_parties_know(lift
         for name in ("cases", "users", "simple", "alone", "federated", "gain", "pays"):
             assert known["overall"][name] == half["overall"][name]
         assert "newcomers" not in known
-    page = run_document(run, "x").html()
+    page = run_document(run, "x").html().replace("&nbsp;", " ")
     assert headline(quick) in page
-    assert "newcomers are judged by" in page
+    assert "Newcomers are not judged yet" in page
+    assert page.count("to be sure") == 1
 
 
 def test_notebooks_show_verdict_table_and_curve(lifted: vf.Run) -> None:
     lift = lifted.metrics["lift"]
-    html = run_html(lifted)
-    for part in (html, lift_html(lift)):
+    html = run_html(lifted).replace("&nbsp;", " ")
+    cell = lift_html(lift).replace("&nbsp;", " ")
+    for part in (html, cell):
         assert headline(lift) in part
+        assert part.count("to be sure") == 1
         assert f"{lift['overall']['federated']:.4f}" in part
         assert "<script" not in part
     assert f"{lifted.metrics['parties'][0]['test']['rmse']:.4f}" in html
     assert "on the validation part by round" in html
+    for what in ("predicted ratings", "lists"):
+        assert f"Gain in {what} for customers new to a party" in cell
+        assert f"Newcomers by their training ratings at other parties: {what}" in cell
 
 
 def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +331,7 @@ def test_the_charts_of_a_report_need_no_matplotlib(lifted: vf.Run, monkeypatch: 
             root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc")
         )
         assert title
-        assert re.search(r"\d|no difference", description or "")
+        assert re.search(r"\d", description or "")
         assert root.get("role") == "img"
         ElementTree.fromstring(standalone(svg))
 
@@ -372,7 +388,7 @@ def test_a_gain_of_few_users_is_not_shown() -> None:
         "+0.14 % (-0.01 to +0.30)"
     )
     nothing = {"percent": 0.0, "low_percent": 0.0, "high_percent": 0.0}
-    assert format_gain(row | {"gain": nothing}) == "no difference"
+    assert format_gain(row | {"gain": nothing}) == "0 %"
     assert format_gain(row | {"users": 19}) == "-"
     assert format_gain(row | {"gain": None}) == "-"
 
@@ -382,14 +398,16 @@ def test_intervals_are_drawn_to_scale_and_in_the_colour_of_their_verdict() -> No
         Interval("<a & b>", 10, 5, 15, "yes"),
         Interval("b", -10, -15, -5, "no"),
         Interval("c", 0, -5, 5, "cannot tell"),
-        Interval("chance", 4, 1, 7, "cannot tell"),
+        Interval("chance", 4, 1, 7, "likely better"),
     ]
     svg = draw_intervals("title", rows, "axis")
     assert svg is not None
     root = ElementTree.fromstring(svg)
     assert "<a & b>" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
-    assert [dot.get("fill") for dot in dots] == [GOOD_COLOUR, BAD_COLOUR, UNCLEAR_COLOUR, UNCLEAR_COLOUR]
+    assert [dot.get("fill") for dot in dots] == [GOOD_COLOUR, BAD_COLOUR, "none", "none"]
+    assert [dot.get("stroke") for dot in dots] == [None, None, UNCLEAR_COLOUR, GOOD_COLOUR]
+    assert "+4.0 % (+1.0 to +7.0), likely better" in svg
     first, second, third, _ = (float(dot.get("cx", "nan")) for dot in dots)
     assert first - third == pytest.approx(third - second, abs=0.2)
     assert draw_intervals("title", [], "axis") is None
@@ -462,6 +480,12 @@ def test_the_page_of_a_lift_begins_with_its_verdict(lifted: vf.Run) -> None:
     first = party_verdicts(lift)[0]
     assert page.index(f"{first.name}: {first.pays}.") < page.index("The lift of all parties together")
     assert page.count("<svg") == 6
+    groups = lift["newcomers"]["by_other_ratings"]
+    assert len(groups) > 1
+    many = lift["newcomers"] | {"by_other_ratings": [row | {"users": 99} for row in groups]}
+    page = lift_document(lift.to_dict() | {"newcomers": many}, "x").html()
+    assert page.count("<svg") == 7
+    assert "for newcomers, by their training ratings at other parties" in page
 
 
 def test_lists_that_lose_to_popularity_are_named() -> None:

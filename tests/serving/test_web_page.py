@@ -18,7 +18,8 @@ import pytest
 import verfedgnn as vf
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, narrow_lift
+from verfedgnn.evaluation.lift_points import list_points
+from verfedgnn.evaluation.verdict import deciding_figures, headline, narrow_lift, party_verdicts
 from verfedgnn.serving.catalogue import Catalogue
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
@@ -260,6 +261,7 @@ def lift_row(reference: float, federated: float, pays: str, users: int) -> dict[
         "percent": 10.0,
         "low_percent": 5.0,
         "high_percent": 15.5,
+        "p": 0.01,
     }
     ways = {"simple": reference, "alone": reference, "federated": federated, "pooled": federated}
     reference_of = {"reference": "simple" if users else None}
@@ -280,11 +282,17 @@ def make_lift(run: vf.Run) -> dict[str, Any]:
         parties = [{"name": party.name, **row} for party in run.parties]
         return {"metric": metric, "overall": row, "parties": parties}
 
-    lists = table("ndcg@20", lift_row(0.2111, 0.2222, "cannot tell", 90))
+    lists = table("ndcg@20", lift_row(0.2111, 0.2222, "likely better", 90))
     lists["newcomers"] = table("ndcg@20", lift_row(0.1111, 0.1555, "yes", 31))
     lift = table("rmse", lift_row(0.9111, 0.9222, "no", 99))
     empty = {**lift_row(0, 0, "cannot tell", 0), "simple": None, "alone": None, "federated": None}
     lift["newcomers"] = table("rmse", empty)
+    for row in lift["parties"]:
+        row["customers"] = {"by_other_parties": [3, 4] + [5] * (len(run.parties) - 2), "elsewhere_only": 6}
+        row["by_other_parties"] = [
+            lift_row(0.9, 0.8, word, 30) | {"other_parties": n}
+            for n, word in enumerate(("likely better", "no difference"))
+        ]
     return lift | {"lists": lists, "verdicts": 12}
 
 
@@ -301,14 +309,22 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         expect(visit.page.locator("#verdict")).to_have_class("open banner mixed")
         assert visit.texts("#headline") == [f"{run.parties[0].name}: {headline(one)}"]
         assert visit.texts("#deciding") == [deciding_figures(one)]
+        provisional = "Provisional: this is one split of the ratings; run vf.lift(run, seeds=3) to be sure."
+        assert visit.texts("#provisional") == [provisional]
+        assert visit.texts("#for-whom li") == [f"For whom: {party_verdicts(one)[0].for_whom}."]
         assert visit.texts("#overall")[0].startswith(f"All organisations: {headline(make_lift(run))}")
         points = list_points(narrow_lift(make_lift(run), run.parties[0].name))
         assert visit.texts("#summary li") == [point.replace("`", "") for point in points]
         top = visit.page.locator("#verdict").bounding_box()
         assert top["y"] < visit.page.locator("#pick").bounding_box()["y"]
         rows = visit.texts("#worth tbody tr")
-        assert ["Lists" in row for row in rows] == [False, False, True, True]
-        assert ["new customers" in row for row in rows] == [False, True, False, True]
+        assert ["Lists" in row for row in rows[:4]] == [False, True, False, True]
+        assert ["newcomers" in row for row in rows[:4]] == [False, False, True, True]
+        assert visit.texts("#worth .gains figcaption")[1].startswith("Gain for newcomers")
+        label = visit.page.locator("#worth .gains svg").first.get_attribute("aria-label")
+        assert "Lists +10.0 % (+5.0 to +15.5), likely better" in label
+        visit.page.click("#worth details summary")
+        assert "likely better" in visit.texts("#worth .groups tbody tr")[0]
         for text in ("0.1111", "0.1555", "31 customers", "+10.0 %", "+5.0 to +15.5", "yes", "popularity"):
             assert text in rows[3]
         for cell in visit.page.locator("#worth tbody tr").nth(3).locator("td").all():
@@ -319,12 +335,13 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
         pooled = visit.page.locator("#worth tbody tr").nth(3).locator("td.pooled").bounding_box()
         assert (gain["y"] < pooled["y"]) == (width == 390)  # on a phone the gain comes first
         assert rows[0].endswith("no")
-        assert "no test cases" in rows[1]
+        assert "no test cases" in rows[2]
         assert "worse than the most popular items" in visit.texts("#warning")[0]
         assert f"{run.parties[0].name} " in visit.texts("#warning")[0]
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         visit.page.select_option("#party", "")
-        assert visit.page.locator("#worth table").count() == 1 + len(run.parties)
+        assert visit.page.locator("#worth table:not(.groups)").count() == 1 + len(run.parties)
+        assert len(visit.texts("#for-whom li")) == len(run.parties)
         assert visit.texts("#headline") == [headline(make_lift(run))]
         assert visit.page.locator("#overall").is_hidden()
         assert visit.texts("#summary li") == [point.replace("`", "") for point in list_points(make_lift(run))]

@@ -248,14 +248,26 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
 
 def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
     """Return the answer to "does joining pay?": a line for each party, all parties together in words, then the tables."""
-    from verfedgnn.evaluation.verdict import deciding_figures, headline, list_points, party_verdicts, verdict
+    from verfedgnn.evaluation.lift_points import list_points
+    from verfedgnn.evaluation.verdict import (
+        deciding_figures,
+        headline,
+        party_verdicts,
+        verdict,
+        warn_of_one_split,
+    )
     from verfedgnn.reports.lift_view import SEED_NOTE, readable_tables, seed_table
 
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     for party in party_verdicts(lift):
-        lines.add_row(Text(party.name, "bold"), Text(party.pays, _style(party.pays)), Text(party.text))
-    texts: list[RenderableType] = [lines, ""]
-    texts += [Text(headline(lift), _style(verdict(lift))), Text(deciding_figures(lift)), ""]
+        texts_of_party = [party.text, *([f"For whom: {party.for_whom}"] if party.for_whom else [])]
+        lines.add_row(
+            Text(party.name, "bold"), Text(party.pays, _style(party.pays)), Text(".\n".join(texts_of_party))
+        )
+    texts: list[RenderableType] = [Text(headline(lift), _style(verdict(lift))), Text(deciding_figures(lift))]
+    provisional = warn_of_one_split(lift)
+    texts += [Text(provisional, "bold")] if provisional else []
+    texts += ["", lines, ""]
     points = Table.grid(padding=(0, 1), pad_edge=False)
     for point in list_points(lift):
         points.add_row("-", Text(point))
@@ -274,7 +286,14 @@ def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
 
 
 def _style(pays: str) -> str:
-    return {"yes": "bold green", "no": "bold red"}.get(pays, "bold yellow")
+    styles = {
+        "yes": "bold green",
+        "likely better": "green",
+        "likely worse": "red",
+        "no": "bold red",
+        "mixed": "yellow",
+    }
+    return styles.get(pays, "bold")
 
 
 def _lift_table(found: LiftTable) -> Table:

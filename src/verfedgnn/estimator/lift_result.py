@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.frames import make_frame
+from verfedgnn.evaluation.lift_points import list_points, summarise
 from verfedgnn.evaluation.seeds import lift_over_seeds
-from verfedgnn.evaluation.verdict import NEW, headline, judged_tables, list_points, party_verdicts, summarise
+from verfedgnn.evaluation.verdict import headline, party_verdicts, warn_of_one_split
+from verfedgnn.evaluation.verdict_words import NEW, judged_tables
 from verfedgnn.reports.lift_plan import plan_lift
 from verfedgnn.reports.lift_report import lift_html
 from verfedgnn.reports.lift_view import band
@@ -49,7 +51,7 @@ class Lift(Mapping[str, Any]):
 
     @property
     def verdict(self) -> str:
-        """The answer to "does joining pay?" in one sentence."""
+        """The answer to "does joining pay?" in a few short sentences."""
         return headline(self._found)
 
     @property
@@ -64,9 +66,11 @@ class Lift(Mapping[str, Any]):
     def to_frame(self, by: Literal["party", "group"] = "party") -> Any:
         """Return one row for each party, or for each group of customers, as a data frame of pandas.
 
-        Groups are customers by their training ratings at the party (`own ratings`) and by the number of other parties that
-        know them (`other parties`). Rows with party "all" are about all parties together. Errors (rmse) are better if lower,
-        ndcg@20 if higher; gains are in per cent with their 95 % interval.
+        Groups are known customers by their training ratings at the party (`own ratings`), newcomers by those at other parties
+        (`ratings elsewhere`), and both by the number of other parties that know them (`other parties`). Rows with party "all" are
+        about all parties together. Errors (rmse) are better if lower, ndcg@20 if higher; gains are in per cent with their 95 %
+        interval. `pays` is the word that all reports show. Parties are corrected together, and groups among themselves. A group
+        that would hold all customers of a party is left out, so that no customers are judged twice.
         """
         if by not in ("party", "group"):
             raise ConfigError(f'by = {by!r} is not known; use by="party" or by="group"')
@@ -93,9 +97,13 @@ class Lift(Mapping[str, Any]):
         return len(self._found)
 
     def __repr__(self) -> str:
-        parties = [f"{party.name}: {party.pays}. {party.text}." for party in party_verdicts(self._found)]
+        provisional = warn_of_one_split(self._found)
+        parties = []
+        for party in party_verdicts(self._found):
+            parties.append(f"{party.name}: {party.pays}. {party.text}.")
+            parties += [f"  For whom: {party.for_whom}."] if party.for_whom else []
         points = [f"- {point}" for point in list_points(self._found)]
-        lines = [self.verdict, "", *parties, "", *points]
+        lines = [self.verdict, *([provisional] if provisional else []), "", *parties, "", *points]
         return "\n".join(line for text in lines for line in wrap(text, 110, subsequent_indent="  ") or [""])
 
     def _repr_html_(self) -> str:
@@ -105,7 +113,10 @@ class Lift(Mapping[str, Any]):
 
 def _groups(table: Mapping[str, Any]) -> list[tuple[dict[str, str], Mapping[str, Any]]]:
     """Return the groups of customers of a table, with the kind and the name of each."""
-    active = [({"group": "own ratings", "is": band(row)}, row) for row in table.get("by_own_ratings", [])]
+    bands = {"own ratings": "by_own_ratings", "ratings elsewhere": "by_other_ratings"}
+    active = [
+        ({"group": kind, "is": band(row)}, row) for kind, name in bands.items() for row in table.get(name, [])
+    ]
     elsewhere = [
         ({"group": "other parties", "is": str(row["other_parties"])}, row)
         for row in table.get("by_other_parties", [])

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from verfedgnn.evaluation.bootstrap import FEWEST_USERS
+from verfedgnn.evaluation.verdict_words import choose_word, is_judged, judged_tables
 
 ERROR = 0.05
 """Chance of any false yes or no among the verdicts of a run."""
-GROUPS = ("by_own_ratings", "by_other_parties")
-"""Tables of groups of customers."""
+GROUPS = ("by_own_ratings", "by_other_ratings", "by_other_parties")
+"""Tables of groups of customers: by their ratings at the party, by those at other parties, and by the parties that know them."""
 
 Row = dict[str, Any]
 
@@ -50,37 +50,20 @@ def holm(chances: Sequence[float]) -> NDArray[np.bool_]:
 def decide_verdicts(lift: Row) -> None:
     """Set the word `pays` in every row of a lift, and `verdicts`, the number of rows that are corrected together.
 
-    These are the rows of the parties and of all parties together. The rows of groups of customers are corrected among themselves.
+    These are the rows of the parties and of all parties together. The rows of groups of customers are a family of their own,
+    corrected among themselves.
     """
-    rows = [row for table in _tables(lift) for row in (*table["parties"], table["overall"])]
-    lift["verdicts"] = sum(_is_judged(row) for row in rows)
+    tables = [table for _, table in judged_tables(lift)]
+    rows = [row for table in tables for row in (*table["parties"], table["overall"])]
+    lift["verdicts"] = sum(is_judged(row) for row in rows)
     _decide(rows)
-    _decide(row for table in _tables(lift) for whole in (table, *table["parties"]) for row in _groups(whole))
-
-
-def excludes_zero(row: Mapping[str, Any]) -> bool:
-    """Return whether the 95 % interval of a row excludes 0."""
-    found = row["gain"]
-    return _is_judged(row) and (found["low_percent"] > 0 or found["high_percent"] < 0)
+    _decide(row for table in tables for whole in (table, *table["parties"]) for row in _groups(whole))
 
 
 def _decide(rows: Iterable[Row]) -> None:
-    judged = [row for row in rows if _is_judged(row)]
+    judged = [row for row in rows if is_judged(row)]
     for row, clear in zip(judged, holm([row["gain"]["p"] for row in judged]), strict=True):
-        if clear and excludes_zero(row):
-            row["pays"] = "yes" if row["gain"]["low_percent"] > 0 else "no"
-        else:
-            row["pays"] = "cannot tell"
-
-
-def _is_judged(row: Mapping[str, Any]) -> bool:
-    return row["gain"] is not None and row["users"] >= FEWEST_USERS
-
-
-def _tables(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tables of ratings and of lists, of known customers and of newcomers."""
-    halves = [lift, lift["lists"]] if "lists" in lift else [lift]
-    return [table for half in halves for table in (half, half.get("newcomers")) if table is not None]
+        row["pays"] = choose_word(row, clear=bool(clear))
 
 
 def _groups(table: Mapping[str, Any]) -> list[Row]:

@@ -17,10 +17,10 @@ def format_percent(value: float, low: float, high: float) -> str:
     """Format a gain in per cent with its interval, such as `+12.2 % (+11.2 to +13.3)`.
 
     An end of the interval that is not 0 is never printed as 0: there are as many decimals as that takes. Positive numbers
-    have a plus, 0 has no sign, and a gain of 0 with an interval of 0 is "no difference".
+    have a plus, 0 has no sign, and a gain that is 0 for everybody has no interval.
     """
     if low == high == 0:
-        return "no difference"
+        return "0 %"
     digits = next(
         (n for n in range(1, MOST_DIGITS) if all(round(end, n) or not end for end in (low, high))), 4
     )
@@ -28,12 +28,15 @@ def format_percent(value: float, low: float, high: float) -> str:
     return f"{gain} % ({first} to {last})"
 
 
+def format_interval(row: Mapping[str, Any]) -> str:
+    """Format the gain of a row with cases, also of few users."""
+    found = row["gain"]
+    return format_percent(found["percent"], found["low_percent"], found["high_percent"])
+
+
 def format_gain(row: Mapping[str, Any]) -> str:
     """Format the gain of a row of a table; with too few users it becomes a dash."""
-    found = row["gain"]
-    if not found or row["users"] < FEWEST_USERS:
-        return "-"
-    return format_percent(found["percent"], found["low_percent"], found["high_percent"])
+    return format_interval(row) if row["gain"] and row["users"] >= FEWEST_USERS else "-"
 
 
 def join_names(names: Sequence[str]) -> str:

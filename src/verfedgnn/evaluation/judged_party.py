@@ -26,10 +26,20 @@ second training without their ratings would serve); pooled: the same model on al
 WITHOUT_JOINING = ("alone", "simple")
 """The ways that a party has without joining. The gain of a row is over the better of them."""
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
-"""Ranges of a user's number of training ratings at the party, by which lift is broken down."""
+"""Ranges of a user's number of training ratings, by which lift is broken down."""
 
 Choice = Callable[["JudgedParty"], NDArray[np.bool_]]
 """Returns which cases of a party to include."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What the other parties know about each user of a party, in their training parts."""
+
+    parties: NDArray[np.int64]
+    """Number of other parties at which a user has ratings (N,)."""
+    ratings: NDArray[np.int64]
+    """Number of ratings of a user at other parties (N,)."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +56,37 @@ class JudgedParty:
     """Recall@20 and HitRate@20 of each case, by way; empty for ratings."""
     own_ratings: NDArray[np.int64]
     """Number of training ratings of the case's user at the party."""
-    elsewhere: NDArray[np.int64]
+    other_parties: NDArray[np.int64]
     """Number of other parties at which the case's user has training ratings."""
+    other_ratings: NDArray[np.int64]
+    """Number of training ratings of the case's user at other parties."""
 
     @property
     def newcomers(self) -> NDArray[np.bool_]:
         """Whether the user of each case is new to this party and known to another."""
-        return np.asarray((self.own_ratings == 0) & (self.elsewhere > 0))
+        return np.asarray((self.own_ratings == 0) & (self.other_parties > 0))
+
+
+def count_ratings(party: Prepared) -> NDArray[np.int64]:
+    """Return the number of training ratings of each user at a party (N,)."""
+    counts = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users)
+    return counts.cpu().numpy().astype(np.int64)
+
+
+def count_elsewhere(prepared: Sequence[Prepared]) -> list[Elsewhere]:
+    """Return, for each party, what the others know about each user."""
+    counts = [count_ratings(party) for party in prepared]
+    present = [(each > 0).astype(np.int64) for each in counts]
+    return [
+        Elsewhere(sum(present) - here, sum(counts) - own) for here, own in zip(present, counts, strict=True)
+    ]
 
 
 def judge_party(
-    party: Prepared, models: Mapping[str, PartyModel], elsewhere: NDArray[np.int64], *, ranks: bool
+    party: Prepared, models: Mapping[str, PartyModel], elsewhere: Elsewhere, *, ranks: bool
 ) -> JudgedParty:
-    """Evaluate a party's models, given by way, on its test part.
-
-    `elsewhere` is the number of other parties at which each user has training ratings (N,).
-    """
-    counts = torch.bincount(party.train.user.long(), minlength=party.party.ratings.n_users).cpu().numpy()
+    """Evaluate a party's models, given by way, on its test part; `elsewhere` counts each user's ratings at other parties."""
+    counts = count_ratings(party)
     values: dict[str, Floats] = {}
     extra: dict[str, dict[str, Floats]] = {}
     if ranks:
@@ -86,8 +110,9 @@ def judge_party(
         user,
         values,
         extra,
-        counts[user].astype(np.int64),
-        elsewhere[user],
+        counts[user],
+        elsewhere.parties[user],
+        elsewhere.ratings[user],
     )
 
 
@@ -132,28 +157,37 @@ def lift_by_party(judged: Sequence[JudgedParty]) -> dict[str, Any]:
     }
 
 
-def lift_tables(judged: Sequence[JudgedParty]) -> dict[str, Any]:
-    """Return the lift tables by party, by own ratings, and by number of other parties.
+def lift_tables(judged: Sequence[JudgedParty], *, newcomers: bool = False) -> dict[str, Any]:
+    """Return the lift tables by party and by groups of customers.
 
-    The last two are there for all parties together and, in the row of a party, for that party.
+    Groups are by ratings at the party, or at other parties for `newcomers`, and by number of other parties. They are there for all
+    parties together and, in the row of a party, for that party. A single group would repeat the row of all its customers, and is
+    left out: the same customers are judged once.
     """
-    tables = lift_by_party(judged) | _by_group(judged)
+    tables = lift_by_party(judged) | _by_group(judged, newcomers)
     for row, each in zip(tables["parties"], judged, strict=True):
-        row |= _by_group([each])
+        row |= _by_group([each], newcomers)
     return tables
 
 
-def _by_group(judged: Sequence[JudgedParty]) -> dict[str, Any]:
-    return {"by_own_ratings": _by_own_ratings(judged), "by_other_parties": _by_other_parties(judged)}
+def _by_group(judged: Sequence[JudgedParty], newcomers: bool) -> dict[str, Any]:
+    groups = {"by_other_parties": _by_other_parties(judged)}
+    if newcomers:
+        groups["by_other_ratings"] = _by_ratings(judged, lambda each: each.other_ratings)
+    else:
+        groups["by_own_ratings"] = _by_ratings(judged, lambda each: each.own_ratings)
+    return {name: rows if len(rows) > 1 else [] for name, rows in groups.items()}
 
 
-def _by_own_ratings(judged: Sequence[JudgedParty]) -> list[dict[str, Any]]:
+def _by_ratings(
+    judged: Sequence[JudgedParty], count: Callable[[JudgedParty], NDArray[np.int64]]
+) -> list[dict[str, Any]]:
     rows = []
     for low, high in BANDS:
         most = np.iinfo(np.int64).max if high is None else high
 
         def inside(each: JudgedParty, low: int = low, most: int = int(most)) -> NDArray[np.bool_]:
-            return np.asarray((each.own_ratings >= low) & (each.own_ratings <= most))
+            return np.asarray((count(each) >= low) & (count(each) <= most))
 
         if any(inside(each).any() for each in judged):
             rows.append({"from": low, "to": high, **lift_row(judged, inside)})
@@ -161,11 +195,11 @@ def _by_own_ratings(judged: Sequence[JudgedParty]) -> list[dict[str, Any]]:
 
 
 def _by_other_parties(judged: Sequence[JudgedParty]) -> list[dict[str, Any]]:
-    numbers = np.unique(np.concatenate([each.elsewhere for each in judged]))
+    numbers = np.unique(np.concatenate([each.other_parties for each in judged]))
     return [
         {
             "other_parties": int(number),
-            **lift_row(judged, lambda each, number=number: each.elsewhere == number),  # type: ignore[misc]
+            **lift_row(judged, lambda each, number=number: each.other_parties == number),  # type: ignore[misc]
         }
         for number in numbers
     ]

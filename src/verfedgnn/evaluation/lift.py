@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from verfedgnn.config import Config, presets
 from verfedgnn.data import PartyData, find_pooled_items, pool_parties
 from verfedgnn.evaluation.chance import decide_verdicts
-from verfedgnn.evaluation.judged_party import JudgedParty, judge_party, lift_by_party, lift_tables
-from verfedgnn.evaluation.verdict import summarise
+from verfedgnn.evaluation.judged_party import (
+    JudgedParty,
+    count_elsewhere,
+    judge_party,
+    lift_by_party,
+    lift_tables,
+)
+from verfedgnn.evaluation.lift_points import summarise
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
@@ -48,15 +53,12 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     for judged, model in zip(known or new, _models(run), strict=True):
         tables["lists" if tables else "lift"] = _add_weights(lift_tables(judged), model)
     for name, judged in zip(tables, new, strict=True):
-        tables[name]["newcomers"] = lift_tables([select_newcomers(each) for each in judged])
+        tables[name]["newcomers"] = lift_tables([select_newcomers(each) for each in judged], newcomers=True)
     found: dict[str, Any] = tables["lift"]
     found["newcomers"]["training"] = "own" if known is None else "second"
     if "lists" in tables:
         found["lists"] = tables["lists"]
-    decide_verdicts(found)
-    found |= {"format": LIFT_FORMAT, **_note_short_training(run)}
-    found["summary"] = summarise(found)
-    return found
+    return _conclude(found, run)
 
 
 def quick_lift(run: Run) -> dict[str, Any] | None:
@@ -70,9 +72,33 @@ def quick_lift(run: Run) -> dict[str, Any] | None:
         return None
     tables = [_add_weights(lift_by_party(_judge(each, pooled=None)), each) for each in models]
     found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
+    return _conclude(found, run)
+
+
+def _conclude(found: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Add the verdicts, the customers of each party, what to know about the training, and the summary."""
     decide_verdicts(found)
+    for row, customers in zip(found["parties"], _count_customers(run.parties), strict=True):
+        row["customers"] = customers
     found |= {"format": LIFT_FORMAT, **_note_short_training(run)}
+    if "from" in run.metrics:
+        found["continues"] = True
     return found | {"summary": summarise(found)}
+
+
+def _count_customers(parties: Sequence[PartyData]) -> list[dict[str, Any]]:
+    """Return how many customers each party has, by the number of other parties that know them, and how many only others know."""
+    here = np.zeros((len(parties), parties[0].ratings.n_users), bool)
+    for row, party in zip(here, parties, strict=True):
+        row[party.ratings.user] = True
+    total = here.sum(0)
+    return [
+        {
+            "by_other_parties": np.bincount(total[row] - 1, minlength=len(parties)).tolist(),
+            "elsewhere_only": int(((total > 0) & ~row).sum()),
+        }
+        for row in here
+    ]
 
 
 def _note_short_training(run: Run) -> dict[str, Any]:
@@ -116,7 +142,7 @@ def _judge(
     ranks = run.config.training.ranks
     prepared = run.prepared()
     alone = run.alone or _alone_models(run, prepared, label, **options)
-    elsewhere = count_other_parties(prepared)
+    elsewhere = count_elsewhere(prepared)
     judged = []
     for p, party in enumerate(prepared):
         ways = {
@@ -151,17 +177,6 @@ def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:
     return means_model(means, means.user_offset, party.train.user.device)
 
 
-def count_other_parties(prepared: Sequence[Prepared]) -> list[NDArray[np.int64]]:
-    """Return, for each party, the number of other parties at which each user has training ratings (N,)."""
-    users = prepared[0].party.ratings.n_users
-    present = []
-    for party in prepared:
-        has = np.zeros(users, np.int64)
-        has[party.train.user.cpu().numpy()] = 1
-        present.append(has)
-    return [sum(present) - has for has in present]
-
-
 def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
     """Train the run's model on all parties' ratings together, and split it by catalogue."""
     pool = PartyData("pooled", pool_parties(run.parties))
@@ -187,7 +202,8 @@ def select_newcomers(judged: JudgedParty) -> JudgedParty:
             for way, figures in judged.extra.items()
         },
         own_ratings=judged.own_ratings[which],
-        elsewhere=judged.elsewhere[which],
+        other_parties=judged.other_parties[which],
+        other_ratings=judged.other_ratings[which],
     )
 
 

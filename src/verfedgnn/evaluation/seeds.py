@@ -23,7 +23,7 @@ from verfedgnn.core.option_names import option
 from verfedgnn.evaluation.chance import GROUPS, decide_verdicts, p_value
 from verfedgnn.evaluation.judged_party import WAYS
 from verfedgnn.evaluation.lift import lift
-from verfedgnn.evaluation.verdict import summarise
+from verfedgnn.evaluation.lift_points import summarise
 from verfedgnn.runs.run import Run, describe_code_change, write_json
 from verfedgnn.runs.run_layout import LIFT_FORMAT, SEEDS
 from verfedgnn.training.progress import Stop, Watcher, never
@@ -145,13 +145,14 @@ def _combine_tables(tables: Sequence[Mapping[str, Any]]) -> Row:
 
 
 def _combine_groups(tables: Sequence[Mapping[str, Any]], metric: str) -> Row:
-    """Combine the rows of groups of customers that every seed has."""
+    """Combine the rows of groups of customers that every seed has; a single group is left out, as in one lift."""
     found = {}
     for name in GROUPS:
         if name in tables[0]:
             by_key = [{_key(row): row for row in table[name]} for table in tables]
             keys = [key for key in by_key[0] if all(key in rows for rows in by_key)]
-            found[name] = [_combine_rows([rows[key] for rows in by_key], metric) for key in keys]
+            rows = [_combine_rows([rows[key] for rows in by_key], metric) for key in keys]
+            found[name] = rows if len(rows) > 1 else []
     return found
 
 
@@ -160,7 +161,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _combine_rows(rows: Sequence[Mapping[str, Any]], metric: str) -> Row:
-    names = ("name", "gate", "from", "to", "other_parties")
+    names = ("name", "gate", "customers", "from", "to", "other_parties")
     found: Row = {name: rows[0][name] for name in names if name in rows[0]}
     found |= {name: min(row[name] for row in rows) for name in ("cases", "users")}
     judged = [row for row in rows if row["gain"] is not None]

@@ -14,7 +14,8 @@ import numpy as np
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.data.parties import count_kept
-from verfedgnn.evaluation.verdict import MIXED, NO, YES, headline, verdict
+from verfedgnn.evaluation.verdict import headline, verdict
+from verfedgnn.evaluation.verdict_words import LIKELY_BETTER, LIKELY_WORSE, MIXED, NO, NO_DIFFERENCE, YES
 from verfedgnn.reports.phrases import warn_of_lists
 
 MEANS_WIN = 0.995
@@ -167,7 +168,7 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
     return Finding(
         "means win",
         f"{text} More ratings, or settings that `tune` finds, may help; lists can still be worth it.",
-        Step("tune") if judged and verdict(metrics["lift"]) not in (YES, MIXED) else None,
+        Step("tune") if judged and verdict(metrics["lift"]) not in (YES, MIXED, LIKELY_BETTER) else None,
     )
 
 
@@ -209,9 +210,9 @@ def _lift(metrics: Mapping[str, Any]) -> Finding:
             )
         return Finding("not judged", text, Step("lift"))
     pays = verdict(metrics["lift"])
-    if pays in (YES, MIXED):
+    if pays in (YES, MIXED, LIKELY_BETTER):
         return Finding("pays", f"{headline(metrics['lift'])} The report shows by how much.", Step("report"))
-    if pays == NO:
+    if pays in (NO, LIKELY_WORSE, NO_DIFFERENCE):
         text = (
             f"{headline(metrics['lift'])} Look at how many customers the parties share before adding a party."
         )

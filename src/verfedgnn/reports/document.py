@@ -19,10 +19,10 @@ from verfedgnn.core.files import make_folder, write_bytes, writing
 from verfedgnn.core.printable import make_printable
 from verfedgnn.reports.svg_charts import standalone
 
-Tone = Literal["good", "bad", "unclear"]
+Tone = Literal["good", "likely-good", "same", "mixed", "unclear", "likely-bad", "bad"]
 _NUMBER = re.compile(r"[*(+\-−]*\d[\d.,]*(?: (?:B|kB|MB|GB|s|%))?(?:[^a-z]|to)*")
 """A cell that is a number: with a sign, a unit or an interval."""
-_EMPTY = ("", "-", "–", "no difference")
+_EMPTY = ("", "-", "–")
 """Cells without a number in a column of numbers."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from verfedgnn.core.option_names import worded
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
-from verfedgnn.evaluation.verdict import NO, WHAT, YES, deciding_figures, headline, list_points, verdict
+from verfedgnn.evaluation.lift_points import list_points
+from verfedgnn.evaluation.verdict import deciding_figures, headline, verdict, warn_of_one_split
+from verfedgnn.evaluation.verdict_words import WHAT, halves
 from verfedgnn.reports.document import (
     Banner,
     Document,
@@ -16,7 +18,6 @@ from verfedgnn.reports.document import (
     Picture,
     Points,
     Table,
-    Tone,
     picture,
 )
 from verfedgnn.reports.lift_view import (
@@ -26,9 +27,9 @@ from verfedgnn.reports.lift_view import (
     SHORT_HEADER,
     SHORT_NOTE,
     SIMPLE,
+    band,
     band_label,
     group_tables,
-    halves,
     party_lines,
     readable_tables,
     seed_table,
@@ -54,7 +55,8 @@ def lift_html(lift: Mapping[str, Any]) -> str:
     """Return the verdict, the gains by party and those of groups of customers as HTML for a notebook."""
     document = Document("Lift")
     add_verdict(document, lift)
-    document.add(*(_party_chart(part) for part in halves(lift)))
+    for part in halves(lift):
+        document.add(_party_chart(part), _newcomer_chart(part))
     add_groups(document, lift)
     return document.fragment()
 
@@ -64,7 +66,10 @@ def add_groups(document: Document, lift: Mapping[str, Any]) -> None:
     for table in readable_tables(lift):
         if table.label != "party":
             rows = [table.cells(name, row) for name, row in table.rows]
-            document.add(Paragraph(f"**{table.title}**"), Table(table.header, rows, table.title, PAYS_TONES))
+            document.add(
+                Paragraph(f"**{table.title}.** {table.note}".strip()),
+                Table(table.header, rows, table.title, PAYS_TONES),
+            )
 
 
 def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
@@ -76,10 +81,10 @@ def add_verdict(document: Document, lift: Mapping[str, Any] | None) -> None:
         text = f"This run has no models of the parties alone to compare with. {judge}"
         document.add(Banner("unclear", "Whether joining pays was not judged.", text))
         return
-    tones: dict[str, Literal["good", "bad"]] = {YES: "good", NO: "bad"}
-    tone: Tone = tones.get(verdict(lift), "unclear")
+    provisional = warn_of_one_split(lift)
+    texts = [deciding_figures(lift), provisional and f"**{provisional}**"]
     document.add(
-        Banner(tone, headline(lift), deciding_figures(lift)),
+        Banner(PAYS_TONES[verdict(lift)], headline(lift), " ".join(text for text in texts if text)),
         Points(party_lines(lift)),
         Table(SHORT_HEADER, short_rows(lift), "The lift of all parties together", PAYS_TONES),
         Paragraph(SHORT_NOTE),
@@ -135,19 +140,42 @@ def _add_other_metrics(document: Document, part: Mapping[str, Any]) -> None:
 def _charts(part: Mapping[str, Any]) -> list[Picture | None]:
     """Return the charts of ratings or of lists: gains by party, for newcomers and by overlap, and accuracy by activity."""
     what = WHAT[part["metric"]]
-    simple = SIMPLE[part["metric"]]
-    charts = [_party_chart(part)]
-    if "newcomers" in part:
-        title = f"Gain in {what} for customers new to a party, over the best that it has without joining"
-        new = _intervals(_party_rows(part["newcomers"]))
-        charts.append(picture(f"{_kind(part)}-newcomers", title, draw_intervals(title, new, _AXIS)))
-    charts.append(_activity_chart(part, what, simple))
-    overlap = [(_count_others(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
-    title = f"Gain in {what} by the number of other parties that know the customer"
-    intervals = _intervals(overlap)
-    if len(intervals) > 1:
-        charts.append(picture(f"{_kind(part)}-overlap", title, draw_intervals(title, intervals, _AXIS)))
-    return charts
+    new = part.get("newcomers", {})
+    elsewhere = [(f"{band(row)} ratings elsewhere", row) for row in new.get("by_other_ratings", [])]
+    by_ratings = f"Gain in {what} for newcomers, by their training ratings at other parties"
+    return [
+        _party_chart(part),
+        _newcomer_chart(part),
+        _activity_chart(part, what, SIMPLE[part["metric"]]),
+        _overlap_chart(
+            part, "overlap", f"Gain in {what} by the number of other parties that know the customer"
+        ),
+        _group_chart(f"{_kind(part)}-newcomers-ratings", by_ratings, elsewhere),
+        _overlap_chart(
+            new,
+            "newcomers-overlap",
+            f"Gain in {what} for newcomers, by the number of other parties that know them",
+        ),
+    ]
+
+
+def _newcomer_chart(part: Mapping[str, Any]) -> Picture | None:
+    if "newcomers" not in part:
+        return None
+    title = f"Gain in {WHAT[part['metric']]} for customers new to a party, over the best that it has without joining"
+    new = _intervals(_party_rows(part["newcomers"]))
+    return picture(f"{_kind(part)}-newcomers", title, draw_intervals(title, new, _AXIS))
+
+
+def _overlap_chart(table: Mapping[str, Any], name: str, title: str) -> Picture | None:
+    rows = [(_count_others(row["other_parties"]), row) for row in table.get("by_other_parties", [])]
+    return _group_chart(f"{_kind(table)}-{name}", title, rows) if rows else None
+
+
+def _group_chart(name: str, title: str, rows: list[tuple[str, Mapping[str, Any]]]) -> Picture | None:
+    """Return the gains of groups of customers; None for fewer than two with enough users."""
+    intervals = _intervals(rows)
+    return picture(name, title, draw_intervals(title, intervals, _AXIS)) if len(intervals) > 1 else None
 
 
 def _party_chart(part: Mapping[str, Any]) -> Picture | None:

@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 from verfedgnn.evaluation.gain_text import format_gain, format_signed
-from verfedgnn.evaluation.verdict import MIXED, WHAT, judged_tables, party_verdicts
+from verfedgnn.evaluation.verdict import party_verdicts
+from verfedgnn.evaluation.verdict_words import (
+    LIKELY_BETTER,
+    LIKELY_WORSE,
+    MIXED,
+    NEW,
+    NO,
+    NO_DIFFERENCE,
+    SMALL,
+    UNCLEAR,
+    WHAT,
+    YES,
+    halves,
+    judged_tables,
+)
 from verfedgnn.reports.document import Tone
 
 NEWCOMERS = "Customers new to a party and known elsewhere"
 MEASURES = {"rmse": "test RMSE, lower is better", "ndcg@20": "test NDCG@20, higher is better"}
 SIMPLE = {"rmse": "means", "ndcg@20": "popularity"}
 """The name of the simple model, by metric."""
-PAYS_TONES: dict[str, Tone] = {"yes": "good", "no": "bad", "cannot tell": "unclear", MIXED: "unclear"}
+PAYS_TONES: dict[str, Tone] = {
+    YES: "good",
+    LIKELY_BETTER: "likely-good",
+    NO_DIFFERENCE: "same",
+    MIXED: "mixed",
+    UNCLEAR: "unclear",
+    LIKELY_WORSE: "likely-bad",
+    NO: "bad",
+}
+"""The tone of each word of a verdict."""
+WORDS_NOTE = (
+    f"{YES}, {NO}: the gain or loss is clear, also after a correction for the number of verdicts (Holm). "
+    f"{LIKELY_BETTER}, {LIKELY_WORSE}: the interval excludes 0, but among so many verdicts this can be chance. "
+    f"{NO_DIFFERENCE}: the whole interval lies within ±{SMALL:g} %. "
+    f"{UNCLEAR}: the interval is wider and includes 0, or there are fewer than {FEWEST_USERS} users."
+)
+COMPARE_NOTE = (
+    "NDCG@20 of newcomers and of known customers cannot be compared: all liked items of a newcomer are wanted, of a known customer "
+    "only those in the test part."
+)
 _NOTES = {
     "rmse": "means: user and item means of the party's own ratings. alone: the best mixture of them and a model of its own.",
     "ndcg@20": "popularity: the most rated items. alone: the best mixture of popularity, EASE and a model of its own.",
 }
 _COLUMNS = (
     "federated: what the party serves. pooled: the model trained on all data in one place, unprotected. "
-    "gain: over {simple} or alone, the better of the two in the row, with its 95 % interval. "
-    f"cannot tell: the interval includes 0, there are fewer than {FEWEST_USERS} users, or a gain as large can be chance among so "
-    "many rows (Holm's correction)."
+    "gain: over {simple} or alone, the better of the two in the row, with its 95 % interval. " + WORDS_NOTE
 )
 NOT_TRAINED = "none in training"
 """Name of the customers without training ratings at the party."""
@@ -33,9 +64,16 @@ NOT_TRAINED_NOTE = (
     "those had ratings, and all of them were held out."
 )
 GROUP_NOTE = (
-    "pays: corrected among the rows of all groups, which are more than the rows above, so beside cannot tell an interval can "
-    "exclude 0."
+    "Groups are corrected among themselves, apart from the verdicts of parties. There are more groups than parties, so fewer of them "
+    "are yes or no."
 )
+COUNT_NOTE = "A customer of several parties is in one group at each of them, so these groups can add up to more than all customers."
+_GROUPS = {
+    "by_own_ratings": ("own ratings", "the party"),
+    "by_other_ratings": ("ratings elsewhere", "other parties"),
+    "by_other_parties": ("other parties", ""),
+}
+"""The heading of the first column of each table of groups, and where ratings are counted."""
 _POOLED_NOTE = (
     "pooled is worse than {simple} here: it is a single model that is not mixed with {simple}, and customers with few ratings "
     "of many items teach it little."
@@ -79,7 +117,11 @@ class LiftTable:
 
 def party_lines(lift: Mapping[str, Any]) -> list[str]:
     """Return the name, the verdict and the gains of each party as a line."""
-    return [f"**{party.name}: {party.pays}.** {party.text}." for party in party_verdicts(lift)]
+    return [
+        f"**{party.name}: {party.pays}.** {party.text}."
+        + (f" For whom: {party.for_whom}." if party.for_whom else "")
+        for party in party_verdicts(lift)
+    ]
 
 
 SHORT_HEADER = ["all parties together", "users", "simple", "alone", "federated", "gain", "pays"]
@@ -88,12 +130,11 @@ SHORT_NOTE = (
     "Newcomers have no training ratings at the party and some at another. "
     "simple: own means or popularity. alone: the best mixture that a party has without the others. federated: what it serves; "
     "for newcomers, what a second training without their ratings would serve. "
-    "gain: over simple or alone, the better of the two in the row, with its 95 % interval. "
-    "pays: corrected for the number of verdicts, so beside cannot tell an interval can exclude 0."
+    f"gain: over simple or alone, the better of the two in the row, with its 95 % interval. {WORDS_NOTE} {COMPARE_NOTE}"
 )
 SEED_NOTE = (
-    "spread: the standard deviation between the seeds. yes or no: the gain has the same sign with every seed, and the interval over "
-    "all seeds is clear of 0 after the correction for the number of verdicts."
+    "spread: the standard deviation between the seeds. yes, no, likely better and likely worse also need a gain or loss with every "
+    "seed."
 )
 
 
@@ -126,13 +167,8 @@ def seed_table(lift: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | N
     return header, rows
 
 
-def halves(lift: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tables of ratings and those of lists, or the only ones there are."""
-    return [lift, lift["lists"]] if "lists" in lift else [lift]
-
-
 def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
-    """Return the tables of a lift: by party, for newcomers, by activity, and by number of other parties."""
+    """Return the tables of a lift: by party, for newcomers, and by groups of customers of all parties together."""
     parts = halves(lift)
     tables: list[LiftTable] = []
     for number, part in enumerate(parts):
@@ -141,43 +177,51 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
     for part in parts:
         new = part.get("newcomers")
         if new is not None and new["overall"]["cases"]:
-            tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift)))
-    for part in parts:
-        rows = [(band_label(row), row) for row in part.get("by_own_ratings", [])]
-        title = f"By a customer's training ratings at the party: {_title(part)}"
-        note = NOT_TRAINED_NOTE if rows and rows[0][0] == NOT_TRAINED else ""
-        if rows:
-            tables.append(LiftTable(title, "own ratings", part["metric"], rows, note=note))
-    for part in parts:
-        rows = [(str(row["other_parties"]), row) for row in part.get("by_other_parties", [])]
-        title = f"By other parties that know the customer: {_title(part)}"
-        if len(rows) > 1:  # a single row repeats the total
-            tables.append(LiftTable(title, "other parties", part["metric"], rows, note=GROUP_NOTE))
-    return tables
+            tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift, new)))
+    groups = []
+    for customers, table in judged_tables(lift):
+        whose = "Newcomers by their" if customers == NEW else "By a customer's"
+        whom = (
+            "Newcomers by other parties that know them"
+            if customers == NEW
+            else "By other parties that know the customer"
+        )
+        for name, (label, where) in _GROUPS.items():
+            rows = [(_label_group(row), row) for row in table.get(name, [])]
+            title = f"{whose} training ratings at {where}" if where else whom
+            if rows:
+                groups.append(LiftTable(f"{title}: {_title(table)}", label, table["metric"], rows))
+    notes = [GROUP_NOTE, *([COUNT_NOTE] if len(lift["parties"]) > 1 else [])]
+    if any(name == NOT_TRAINED for table in groups for name, _ in table.rows):
+        notes.append(NOT_TRAINED_NOTE)
+    return tables + _note_first(groups, " ".join(notes))
 
 
 def group_tables(lift: Mapping[str, Any], most_parties: int) -> list[LiftTable]:
-    """Return the tables by activity and by number of other parties for each of the first parties."""
+    """Return the tables of groups of customers for each of the first parties, of known customers and of newcomers."""
     tables = []
-    for part in halves(lift):
-        parties = part["parties"][:most_parties]
-        rows = [
-            (f"{row['name']}: {band_label(each)}", each)
-            for row in parties
-            for each in row.get("by_own_ratings", [])
-        ]
-        title = f"By party and a customer's training ratings there: {_title(part)}"
-        if rows:
-            tables.append(LiftTable(title, "party: own ratings", part["metric"], rows))
-        rows = [
-            (f"{row['name']}: {each['other_parties']}", each)
-            for row in parties
-            for each in row.get("by_other_parties", [])
-        ]
-        title = f"By party and other parties that know the customer: {_title(part)}"
-        if len(rows) > len(parties):
-            tables.append(LiftTable(title, "party: other parties", part["metric"], rows, note=GROUP_NOTE))
-    return tables
+    for customers, table in judged_tables(lift):
+        who = customers.removesuffix("s").removeprefix("known ")
+        for name, (label, where) in _GROUPS.items():
+            rows = [
+                (f"{row['name']}: {_label_group(each)}", each)
+                for row in table["parties"][:most_parties]
+                for each in row.get(name, [])
+            ]
+            what = f"a {who}'s training ratings at {where}" if where else f"other parties that know the {who}"
+            if rows:
+                title = f"By party and {what}: {_title(table)}"
+                tables.append(LiftTable(title, f"party: {label}", table["metric"], rows))
+    return _note_first(tables, GROUP_NOTE)
+
+
+def _note_first(tables: list[LiftTable], note: str) -> list[LiftTable]:
+    """Return the tables with a note below the first one, which holds for all of them."""
+    return [replace(table, note=note if not number else "") for number, table in enumerate(tables)]
+
+
+def _label_group(row: Mapping[str, Any]) -> str:
+    return str(row["other_parties"]) if "other_parties" in row else band_label(row)
 
 
 def band(row: Mapping[str, Any]) -> str:
@@ -238,8 +282,8 @@ def _note(part: Mapping[str, Any], *, first: bool) -> str:
     return " ".join(notes)
 
 
-def _newcomer_note(lift: Mapping[str, Any]) -> str:
+def _newcomer_note(lift: Mapping[str, Any], table: Mapping[str, Any]) -> str:
     note = "All figures are without ratings of the customer at the party."
     if lift["newcomers"].get("training") == "second":
         note += " A second training held out all ratings of a tenth of the users at each party."
-    return note
+    return f"{note} {COMPARE_NOTE}" if table["metric"] == "ndcg@20" else note

@@ -14,10 +14,15 @@ from dataclasses import dataclass, field
 from markupsafe import escape
 
 from verfedgnn.evaluation.gain_text import format_percent
+from verfedgnn.evaluation.verdict_words import LIKELY_BETTER, LIKELY_WORSE, NO, NO_DIFFERENCE, YES
 
 GOOD_COLOUR = "#2f9e62"
 BAD_COLOUR = "#cf5f3c"
 UNCLEAR_COLOUR = "#8a94a3"
+_PAYS_COLOURS = {YES: GOOD_COLOUR, LIKELY_BETTER: GOOD_COLOUR, LIKELY_WORSE: BAD_COLOUR, NO: BAD_COLOUR}
+"""Colours of verdicts; the others are grey."""
+_SURE = (YES, NO, NO_DIFFERENCE)
+"""Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
 CURVE_COLOURS = ("#3b82c4", "#cf5f3c", "#2f9e62", "#9a6cc8", "#b58a1c", "#7a8698", "#cc4f8a")
 WAYS = {"simple": "#8a94a3", "alone": "#d07a2d", "federated": "#3b82c4", "pooled": "#2f9e8f"}
@@ -43,17 +48,17 @@ class Interval:
     low: float
     high: float
     pays: str
-    """The verdict: yes, no or cannot tell."""
+    """The word of the verdict."""
 
     @property
     def colour(self) -> str:
         """The colour of the verdict."""
-        return {"yes": GOOD_COLOUR, "no": BAD_COLOUR}.get(self.pays, UNCLEAR_COLOUR)
+        return _PAYS_COLOURS.get(self.pays, UNCLEAR_COLOUR)
 
     @property
     def text(self) -> str:
-        """The value with its interval, in per cent."""
-        return format_percent(self.value, self.low, self.high)
+        """The value with its interval, in per cent, and the verdict."""
+        return f"{format_percent(self.value, self.low, self.high)}, {self.pays}"
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,10 @@ class _Canvas:
 
     def dot(self, x: float, y: float, colour: str, radius: float = 4) -> None:
         self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"/>')
+
+    def ring(self, x: float, y: float, colour: str, radius: float = 4) -> None:
+        look = f'fill="none" stroke="{colour}" stroke-width="2"'
+        self.shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}/>')
 
     def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
         size = f'width="{max(width, 1):.1f}" height="{height:.1f}"'
@@ -199,17 +208,27 @@ def draw_intervals(title: str, rows: Sequence[Interval], axis: str) -> str | Non
     for number, row in enumerate(rows):
         top = 6 + row_height * number
         height = top + 26
-        canvas.text(2, top + 12, _shorten(row.name, 34))
+        canvas.text(2, top + 12, _shorten(row.name, max(8, 60 - len(row.text))))
         canvas.text(_WIDTH - 2, top + 12, row.text, "end")
         for tick in ticks:
             look = "" if tick else "currentColor"
             canvas.line(scale.place(tick), top + 17, scale.place(tick), top + 35, look)
-        canvas.line(scale.place(row.low), height, scale.place(row.high), height, row.colour, 2.5)
+        for start, end in _bar_ends(row, scale):
+            canvas.line(start, height, end, height, row.colour, 2.5)
         for end in (row.low, row.high):
             canvas.line(scale.place(end), height - 5, scale.place(end), height + 5, row.colour, 2)
-        canvas.dot(scale.place(row.value), height, row.colour, 4.5)
+        draw = canvas.dot if row.pays in _SURE else canvas.ring
+        draw(scale.place(row.value), height, row.colour, 4.5)
     canvas.text(_WIDTH / 2, bottom + 35, axis, "middle", soft=True)
     return canvas.svg(title, "; ".join(f"{row.name}: {row.text}" for row in rows))
+
+
+def _bar_ends(row: Interval, scale: _Axis) -> list[tuple[float, float]]:
+    """Return the ends of the lines of an interval, which a ring interrupts."""
+    low, middle, high = (scale.place(value) for value in (row.low, row.value, row.high))
+    if row.pays in _SURE:
+        return [(low, high)]
+    return [(low, max(low, middle - 4.5)), (min(high, middle + 4.5), high)]
 
 
 def draw_bars(title: str, rows: Sequence[Bars], colours: Mapping[str, str], *, most: float = 0) -> str | None:

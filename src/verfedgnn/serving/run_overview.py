@@ -12,17 +12,18 @@ from verfedgnn.core.metrics import measure_errors
 from verfedgnn.data.ids import StrArray
 from verfedgnn.evaluation.gain_text import format_gain
 from verfedgnn.evaluation.lift import simple_model
+from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import (
-    MIXED,
-    NO,
-    YES,
     deciding_figures,
     headline,
-    list_points,
     narrow_lift,
+    party_verdicts,
     verdict,
+    warn_of_one_split,
 )
+from verfedgnn.evaluation.verdict_words import judged_tables
 from verfedgnn.privacy.visibility import HEADER, who_sees_what
+from verfedgnn.reports.lift_view import COMPARE_NOTE, PAYS_TONES, WORDS_NOTE, readable_tables
 from verfedgnn.reports.phrases import format_size, total_bytes, warn_of_lists
 from verfedgnn.reports.privacy_card import list_all_guarantees, list_assumptions
 from verfedgnn.reports.run_report import sum_traffic
@@ -63,6 +64,7 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
                 "figures": _collect_figures(figure, alone[number], predicts=catalogue.predicts),
                 "verdict": None if lift is None else _describe_verdict(narrow_lift(lift, party.name)),
                 "points": [] if lift is None else _plain_points(narrow_lift(lift, party.name)),
+                "groups": [] if lift is None else _list_groups(narrow_lift(lift, party.name)),
                 "weights": {"ratings": figure.get("gate"), "lists": figure.get("list_gate")},
                 "lift": None if lift is None else _pick_rows(lift, party.name),
                 "titles": party.table.titles is not None,
@@ -85,6 +87,8 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
         ),
         "verdict": None if whole is None else _describe_verdict(whole),
         "points": [] if whole is None else _plain_points(whole),
+        "groups": [] if whole is None else _list_groups(whole),
+        "lift_notes": [WORDS_NOTE, COMPARE_NOTE],
         "judged_by_lift": lift is not None,
         "test": {name: metrics["test"].get(name) for name in ("rmse", NDCG)} if whole_run else None,
         "newer": _count_newer(catalogue, allowed),
@@ -109,10 +113,34 @@ def describe_run(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, Any]
     }
 
 
-def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, str]:
-    """Return the verdict as terminal and reports show it: its tone, the headline and the figures that decide."""
-    tone = {YES: "good", NO: "bad", MIXED: "mixed"}.get(verdict(lift), "unclear")
-    return {"tone": tone, "headline": headline(lift), "figures": deciding_figures(lift)}
+def _describe_verdict(lift: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the verdict as terminal and reports show it: its tone, the headline, the figures that decide, and for whom."""
+    return {
+        "tone": PAYS_TONES[verdict(lift)],
+        "headline": headline(lift),
+        "figures": deciding_figures(lift),
+        "for_whom": [
+            f"{party.name if len(lift['parties']) > 1 else 'For whom'}: {party.for_whom}."
+            for party in party_verdicts(lift)
+            if party.for_whom
+        ],
+        "provisional": (warn_of_one_split(lift) or "").replace("`", ""),
+    }
+
+
+def _list_groups(lift: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tables of groups of customers, as the report shows them."""
+    return [
+        {
+            "title": table.title,
+            "columns": table.header,
+            "rows": [table.cells(name, row) for name, row in table.rows],
+            "tones": [PAYS_TONES[row["pays"]] for _, row in table.rows],
+            "note": table.note,
+        }
+        for table in readable_tables(lift)
+        if table.label != "party"
+    ]
 
 
 def _describe_curve(run: Run) -> dict[str, Any]:
@@ -142,15 +170,26 @@ def _count_newer(catalogue: Catalogue, allowed: Sequence[int]) -> dict[str, int]
 
 def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any]]:
     """Return the lift rows of one party, or of all parties together: ratings and lists, known customers and newcomers."""
-    halves = [lift, *([lift["lists"]] if "lists" in lift else [])]
-    tables = [pair for half in halves for pair in (("known", half), ("newcomers", half["newcomers"]))]
     rows = []
-    for customers, table in tables:
+    for customers, table in judged_tables(lift):
         named = {row["name"]: row for row in table["parties"]} | {None: table["overall"]}
         if party in named:
             row = named[party]
-            about = {"metric": table["metric"], "customers": customers, "gain_text": format_gain(row)}
-            rows.append(row | about)
+            gain = row["gain"] or {}
+            rows.append(
+                {
+                    name: row[name]
+                    for name in ("users", "simple", "alone", "federated", "pooled", "pays")
+                    if name in row
+                }
+                | {
+                    "gain": [gain[name] for name in ("low_percent", "percent", "high_percent")]
+                    if gain
+                    else None
+                }
+                | {"metric": table["metric"], "customers": customers, "gain_text": format_gain(row)}
+                | {"tone": PAYS_TONES[row["pays"]]}
+            )
     return rows
 
 

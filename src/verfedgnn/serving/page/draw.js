@@ -101,6 +101,10 @@ function drawVerdict(run, party) {
   const unjudged = run.judged_by_lift ? "What joining is worth to each organisation" : "Whether joining pays was not judged.";
   $("headline").textContent = shown === null ? unjudged : `${own !== null && run.parties.length > 1 ? `${party.name}: ` : ""}${shown.headline}`;
   $("deciding").textContent = shown?.figures ?? (run.judged_by_lift ? "Choose an organisation to see its verdict." : describeUnjudged(run, party));
+  $("provisional").textContent = shown?.provisional ?? "";
+  $("provisional").hidden = !shown?.provisional;
+  $("for-whom").replaceChildren(...(shown?.for_whom ?? []).map((text) => make("li", {}, text)));
+  $("for-whom").hidden = !shown?.for_whom.length;
   $("overall").hidden = whole === null;
   $("overall").replaceChildren(...(whole === null ? [] : [make("b", { class: whole.tone }, `All organisations: ${whole.headline}`), ` ${whole.figures}`]));
 }
@@ -123,16 +127,17 @@ function describeFigures(row, metric) {
 function drawWorth(box, run, party) {
   const shown = party ? [party] : run.parties, points = (party ?? run).points, parts = [];
   if (points.length) parts.push(make("ul", { class: "points", id: "summary" }, ...points.map((text) => make("li", {}, text))));
-  if (!party && run.lift !== null && shown.length > 1) parts.push(make("h4", {}, "All organisations together"), drawRows(run.lift, "all organisations together"));
+  if (!party && run.lift !== null && shown.length > 1) parts.push(make("h4", {}, "All organisations together"), ...drawGains(run.lift), drawRows(run.lift, "all organisations together"));
   for (const one of shown) {
     if (shown.length > 1 || run.parties.length > 1) parts.push(make("h4", {}, one.name));
-    parts.push(drawRows(one.lift ?? one.figures, one.name));
+    parts.push(...(party && one.lift !== null ? drawGains(one.lift) : []), drawRows(one.lift ?? one.figures, one.name));
   }
+  parts.push(...drawGroups((party ?? run).groups));
   const notes = [
     "RMSE is the typical error of a predicted rating. NDCG@20 says how high the items that a user likes stand in a list. Both are measured on ratings used neither for training nor for model selection.",
-    "Simple: means of the organisation's ratings, or its most popular items. Alone: the best it has without the others. Federated: what it serves; for new customers, what a second training without their ratings would serve.",
+    "Simple: means of the organisation's ratings, or its most popular items. Alone: the best it has without the others. Federated: what it serves; for newcomers, what a second training without their ratings would serve.",
   ];
-  if (run.judged_by_lift) notes.push("Pooled: the same model trained on all data in one place, unprotected. Gains are over simple or alone, the better of the two, with a 95 % interval. New customers have no ratings at the organisation and some at another one.");
+  if (run.judged_by_lift) notes.push("Pooled: the same model trained on all data in one place, unprotected. Gains are over simple or alone, the better of the two, with a 95 % interval. Newcomers have no ratings at the organisation and some at another one.", ...run.lift_notes);
   else notes.push("Train with --lift to learn for whom joining pays, with intervals and for customers who are new to an organisation.");
   if (!run.alone) notes.push("This run has no model trained alone. Train with the best preset or with --set gate=true to compare.");
   box.replaceChildren(...parts, ...notes.map((text) => make("p", { class: "quiet" }, text)));
@@ -153,7 +158,7 @@ function drawRows(rows, whose) {
 
 function drawRow(row, ways, gains) {
   const metric = METRICS[row.metric], known = row.customers !== "newcomers";
-  const who = row.customers === undefined ? "" : known ? ", known customers" : ", new customers";
+  const who = row.customers === undefined ? "" : known ? ", known customers" : ", newcomers";
   const count = row.users === undefined ? "" : `, ${plural(row.users, "customer")}`;
   const cells = ways.map((way) => {
     const value = row[way];
@@ -165,9 +170,48 @@ function drawRow(row, ways, gains) {
 
 // The gain as the server words it, such as "+12.2 % (+11.2 to +13.3)", with its interval in a second line.
 function drawGain(row) {
-  const tone = { yes: "good", no: "bad", mixed: "mixed" }[row.pays] ?? "unclear", [gain, interval] = row.gain_text.split(" (");
+  const [gain, interval] = row.gain_text.split(" (");
   return [
     make("td", { class: "first", "data-title": "gain" }, gain, interval ? make("small", {}, interval.replace(")", "")) : null),
-    make("td", { class: `first ${tone}`, "data-title": "pays" }, row.gain === null ? "no test cases" : row.pays),
+    make("td", { class: `first ${row.tone}`, "data-title": "pays" }, row.gain === null ? "no test cases" : row.pays),
   ];
+}
+
+// Two charts of the gains with their intervals, for known customers and for newcomers, around a line at 0.
+function drawGains(rows) {
+  const charts = ["known customers", "newcomers"].map((customers) => drawIntervals(customers, rows.filter((row) => row.gain !== null && row.gain_text !== "-" && row.customers === customers)));
+  const drawn = charts.filter((chart) => chart !== null);
+  return drawn.length ? [make("div", { class: "gains" }, ...drawn)] : [];
+}
+
+function drawIntervals(customers, rows) {
+  if (!rows.length) return null;
+  const width = 400, step = 40, height = 24 + step * rows.length, ends = [0, ...rows.flatMap((row) => row.gain)];
+  const low = Math.min(...ends), high = Math.max(...ends), spare = 0.06 * (high - low) || 1;
+  const x = (value) => ((value - low + spare) / (high - low + 2 * spare)) * width;
+  const title = `Gain for ${customers}, in % with its 95 % interval`;
+  const svg = vector("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${rows.map((row) => `${METRICS[row.metric].what} ${row.gain_text}, ${row.pays}`).join("; ")}` });
+  svg.append(vector("text", { x: x(0), y: height - 4, "text-anchor": "middle" }, "0"));
+  rows.forEach((row, index) => {
+    const y = step * index + 28, [first, middle, last] = row.gain.map(x), sure = ["good", "bad", "same"].includes(row.tone);
+    svg.append(vector("line", { class: "zero", x1: x(0), x2: x(0), y1: y - 9, y2: y + 9 }), vector("text", { x: 0, y: y - 14 }, METRICS[row.metric].what), vector("text", { x: width, y: y - 14, "text-anchor": "end" }, `${row.gain_text}, ${row.pays}`));
+    for (const [from, to] of sure ? [[first, last]] : [[first, Math.max(first, middle - 5)], [Math.min(last, middle + 5), last]]) svg.append(vector("line", { class: `gain ${row.tone}`, x1: from, x2: to, y1: y, y2: y }));
+    svg.append(vector("circle", { class: `gain ${row.tone}${sure ? " sure" : ""}`, cx: middle, cy: y, r: 5 }));
+  });
+  return make("figure", {}, make("figcaption", { class: "quiet" }, title), svg);
+}
+
+// The tables of groups of customers, as the report shows them, behind a summary that opens them.
+function drawGroups(groups) {
+  if (!groups.length) return [];
+  const tables = groups.flatMap((group) => {
+    const head = make("tr", {}, ...group.columns.map((title) => make("th", { scope: "col" }, title)));
+    const body = group.rows.map(([name, ...cells], row) => make("tr", {}, make("th", { scope: "row" }, name), ...cells.map((text, index) => {
+      const title = group.columns[index + 1], last = index === cells.length - 1, [gain, interval] = text.split(" (");
+      const shown = title === "gain" && interval ? [gain, make("small", {}, interval.replace(")", ""))] : [text];
+      return make("td", { class: last ? `first ${group.tones[row]}` : title === "gain" ? "first" : title, "data-title": title }, ...shown);
+    })));
+    return [make("h4", {}, group.title), scrolling(group.title, make("table", { class: "lift groups" }, make("thead", {}, head), make("tbody", {}, ...body))), make("p", { class: "quiet" }, group.note)];
+  });
+  return [make("details", { class: "how" }, make("summary", {}, "Groups of customers: by activity and by overlap, known customers and newcomers"), ...tables)];
 }
