@@ -179,16 +179,16 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
         if new is not None and new["overall"]["cases"]:
             tables.append(_by_party(new, f"{NEWCOMERS}: {_title(new)}", _newcomer_note(lift, new)))
     groups = []
-    for customers, table in judged_tables(lift):
-        whose = "Newcomers by their" if customers == NEW else "By a customer's"
-        whom = (
-            "Newcomers by other parties that know them"
-            if customers == NEW
-            else "By other parties that know the customer"
-        )
-        for name, (label, where) in _GROUPS.items():
+    for name, (label, where) in _GROUPS.items():
+        for customers, table in judged_tables(lift):
             rows = [(_label_group(row), row) for row in table.get(name, [])]
-            title = f"{whose} training ratings at {where}" if where else whom
+            if where:
+                whose = "Newcomers by their" if customers == NEW else "By a customer's"
+                title = f"{whose} training ratings at {where}"
+            elif customers == NEW:
+                title = "Newcomers by other parties that know them"
+            else:
+                title = "By other parties that know the customer"
             if rows:
                 groups.append(LiftTable(f"{title}: {_title(table)}", label, table["metric"], rows))
     notes = [GROUP_NOTE, *([COUNT_NOTE] if len(lift["parties"]) > 1 else [])]
@@ -200,9 +200,9 @@ def readable_tables(lift: Mapping[str, Any]) -> list[LiftTable]:
 def group_tables(lift: Mapping[str, Any], most_parties: int) -> list[LiftTable]:
     """Return the tables of groups of customers for each of the first parties, of known customers and of newcomers."""
     tables = []
-    for customers, table in judged_tables(lift):
-        who = customers.removesuffix("s").removeprefix("known ")
-        for name, (label, where) in _GROUPS.items():
+    for name, (label, where) in _GROUPS.items():
+        for customers, table in judged_tables(lift):
+            who = customers.removesuffix("s").removeprefix("known ")
             rows = [
                 (f"{row['name']}: {_label_group(each)}", each)
                 for row in table["parties"][:most_parties]
