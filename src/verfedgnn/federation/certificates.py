@@ -270,6 +270,11 @@ def verify(cert_pem: str, signature: bytes, data: bytes) -> bool:
     return True
 
 
+def exchange_secret(key: Key, cert_pem: str) -> bytes:
+    """Return the ECDH secret of a private key and the key in a certificate."""
+    return key.exchange(ec.ECDH(), _public_key(cert_pem))
+
+
 def fingerprint(cert: str) -> str:
     """Return the SHA-256 of a certificate, the 64 hex digits by which it is pinned."""
     return hashlib.sha256(read_certificate(cert).public_bytes(Encoding.DER)).hexdigest()
@@ -319,7 +324,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
-        key_agreement=False,
+        key_agreement=not signs_certificates,
         encipher_only=False,
         decipher_only=False,
     )

@@ -1,6 +1,7 @@
 """Checks of one party before the day of a training: agreement, certificates, connection, clock, software, disk and data.
 
-Nothing leaves the party but a handshake with the coordinator, which then logs that the party connected.
+Nothing leaves the party but a handshake with the coordinator, which then logs that the party connected. The overlap with another
+party is estimated from a sketch that the other party made and handed over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from verfedgnn.core.version import installed_version
 from verfedgnn.data import PartyData, Ratings
 from verfedgnn.federation.certificates import fingerprint, format_day
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.overlap_sketch import estimate_overlap
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.ledger import Direction
@@ -59,9 +61,19 @@ class Finding:
 
 
 def examine(
-    identity: MemberIdentity, folder: Path, read_ratings: Callable[[], Ratings] | None
+    identity: MemberIdentity,
+    folder: Path,
+    read_ratings: Callable[[], Ratings] | None,
+    sketches: Sequence[Path] = (),
 ) -> list[Finding]:
-    """Return the findings of all checks. `folder` is the run folder; without `read_ratings`, data are not checked."""
+    """Return the findings of all checks.
+
+    Args:
+        identity: The party.
+        folder: Its run folder.
+        read_ratings: Reads its ratings; without it, data are not checked.
+        sketches: Files of other parties, to estimate how many users both have.
+    """
     users = 0
     ratings = 0
     findings = [*_check_certificates(identity), *_check_connection(identity), _check_software(identity)]
@@ -79,6 +91,7 @@ def examine(
                         "overlap", "warning", f"fewer users than min_users = {identity.agreement.min_users:,}"
                     )
                 )
+            findings += [_estimate_overlap(identity, path, table) for path in sketches]
             findings.append(_estimate_training(identity, table))
         except VerFedGNNError as error:
             findings.append(Finding("data", "failed", str(error)))
@@ -165,6 +178,26 @@ def _check_software(identity: MemberIdentity) -> Finding:
         except importlib.metadata.PackageNotFoundError:
             return Finding("software", "failed", f"{text}; ecdh needs pip install 'verfedgnn[psi]'")
     return Finding("software", "ok", text)
+
+
+def _estimate_overlap(identity: MemberIdentity, path: Path, table: Ratings) -> Finding:
+    """Estimate from another party's sketch how many users both have; warn if too few of this party's users are there."""
+    try:
+        found = estimate_overlap(identity, path, table.user_ids)
+    except VerFedGNNError as error:
+        return Finding("overlap", "failed", str(error))
+    shares = (found.share, found.low, found.high)
+    theirs = "{:.1%} ({:.1%} to {:.1%})".format(*shares)
+    ours = "{:.1%} ({:.1%} to {:.1%})".format(*map(found.own_share, shares))
+    text = (
+        f"you have {theirs} of {found.sender}'s {found.users:,} users, by {found.sampled:,} of them; "
+        f"that is {ours} of yours"
+    )
+    least = identity.agreement.min_overlap
+    if found.own_share(found.high) < least:
+        remedy = "compare how both spell the ids of users, and which users are exported"
+        return Finding("overlap", "warning", f"{text}, less than min_overlap = {least:.1%}; {remedy}")
+    return Finding("overlap", "ok", text)
 
 
 def _estimate_training(identity: MemberIdentity, table: Ratings) -> Finding:

@@ -7,7 +7,15 @@ from pathlib import Path
 from verfedgnn import plugins
 from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.federation.agreement import FILE, Agreement, Member, load_agreement
-from verfedgnn.federation.certificates import COORDINATOR, key_pem, read_key, same_key, sign, verify
+from verfedgnn.federation.certificates import (
+    COORDINATOR,
+    exchange_secret,
+    key_pem,
+    read_key,
+    same_key,
+    sign,
+    verify,
+)
 from verfedgnn.federation.key_files import COORDINATOR_KEY, PARTY_KEY
 from verfedgnn.plugins import origin
 
@@ -49,6 +57,13 @@ class MemberIdentity:
     def check(self, purpose: str, party: int, key: str, signature: str) -> None:
         """Raise `ProtocolError` unless the party at that position signed `key` for that purpose."""
         check_key(self.agreement, purpose, party, key, signature)
+
+    def shared_secret(self, peer: str) -> bytes:
+        """Return the ECDH secret of this member's key and another party's, which only these two can compute."""
+        for party in self.agreement.parties:
+            if party.name == peer != self.name:
+                return exchange_secret(self._key, party.certificate)
+        raise ConfigError(f"'{peer}' is no other party of federation {self.agreement.name}")
 
     def _find_member(self) -> Member:
         for member in (self.agreement.coordinator, *self.agreement.parties):
