@@ -82,6 +82,7 @@ def main() -> None:
     )
     parser.add_argument("--night", type=int, choices=range(1, SLICES + 1), help="measure this night")
     parser.add_argument("--rounds", type=int, default=NIGHT_ROUNDS, help="rounds of a night")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="how a night starts")
     parser.add_argument("--data", default="ml-1m", help="data of --night and --table")
     parser.add_argument("--seed", type=int, default=0, help="seed of --night and --table")
     parser.add_argument("--device", default="cpu", help="device of --night")
@@ -113,7 +114,8 @@ def measure_night(chosen: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "first"
         found["first"] = summarise(train(days[0], config, out=base, device=device))
-        for way, change in WAYS.items():
+        for way in chosen.ways:
+            change = WAYS[way]
             if change is None:
                 run = train(days[-1], config, device=device)
             else:

@@ -62,6 +62,7 @@ class Setting:
             "training": "t",
             "config": "c",
             "ratings": 1,
+            "typical": 3.0,
             "digest": "d",
         }
         return Welcome(index=index, round=1, **about, **self.replica.full_copy())
@@ -87,6 +88,7 @@ def send_in_one_piece(setting: Setting) -> dict[str, float]:
         "training": "t",
         "config": "c",
         "ratings": 1,
+        "typical": 3.0,
         "digest": "d",
         "round": 1,
     }

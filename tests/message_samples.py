@@ -24,7 +24,7 @@ from verfedgnn.protocol.wire.messages import (
 
 HELLO = Hello(party="film", users=4, items=3, ratings=9, scale=(1.0, 5.0), config="ab")
 WELCOME = Welcome(
-    index=0, items=[3, 4], stay="s", training="t", config="ab", ratings=2, round=0,
+    index=0, items=[3, 4], stay="s", training="t", config="ab", ratings=2, typical=3.0, round=0,
     parameters=np.ones(5, np.float32), accumulator=np.zeros(5, np.float32), digest="cd",
 )  # fmt: skip
 START = RoundStart(
@@ -47,7 +47,7 @@ MASKS = [
     Unmask(**_TRIP, shares=np.ones((2, 16), np.uint8)),
 ]
 """The messages about masks."""
-FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32))
+FINISH = Finish(round=3, best_round=2, parameters=np.ones(5, np.float32), digest="ef")
 ALL = [
     HELLO, WELCOME, START, REPLY, *MASKS, FINISH, Finished(digest="ab"), Refused(reason="no"), Waiting(missing=["film"]),
     align.AlignHello(party="film", agreement="ab", users=2, seal_key="0" * 64, seal_signature="00"),

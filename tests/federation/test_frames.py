@@ -183,6 +183,7 @@ def test_a_full_copy_is_held_once_for_all_parties() -> None:
         "training": "t",
         "config": "c",
         "ratings": 100,
+        "typical": 3.0,
         "round": 0,
         "digest": "d",
     }

@@ -26,6 +26,7 @@ from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.round.aggregation import neighbourhood_type
+from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -169,7 +170,12 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
         coordinator.close()
     start = decode(encode(coordinator.open()[members[0].name]))
     best = coordinator.best
-    finish = Finish(round=2, best_round=best.round, parameters=best.parameters.numpy())
+    finish = Finish(
+        round=2,
+        best_round=best.round,
+        parameters=best.parameters.numpy(),
+        digest=parameters_digest(best.parameters),
+    )
     victim, good = parties[members[0].name], 0
     before = victim.progress.checkpoint(), victim.progress.models()
 

@@ -49,9 +49,11 @@ class Attacked:
         coordinator = self.runtime.coordinator
         coordinator.hello(self.candidate.hello())
         honest = coordinator.welcome(self.name)
-        if "parameters" in changes:
-            changes["digest"] = parameters_digest(torch.from_numpy(changes["parameters"]))
-        return honest.model_copy(update=changes)
+        if not changes:
+            return honest
+        copy = {name: changes.get(name, values) for name, values in coordinator.replica.full_copy().items()}
+        digest = parameters_digest(*(torch.from_numpy(values.copy()) for values in copy.values()))
+        return honest.model_copy(update={**copy, "digest": digest, **changes})
 
     def join(self, **changes: Any) -> None:
         """Start a new stay with a changed Welcome."""
@@ -111,7 +113,7 @@ def test_parameters_out_of_bounds_are_refused(
     assert attacked.party.replica.round == 0, "nothing was taken over"
     if field == "parameters":
         with pytest.raises(vf.ProtocolError, match=r"refused: .*rejoin"):
-            attacked.party.handle(Finish(round=3, best_round=2, parameters=bad))
+            attacked.party.handle(Finish(round=3, best_round=2, parameters=bad, digest=""))
     for name, value in attacked.party.progress.private.parameters.items():
         assert torch.equal(value, before.parameters[name])
 

@@ -46,11 +46,11 @@ from verfedgnn.protocol.wire.messages import (
 FIELDS = {
     Hello: {
         "party", "users", "items", "ratings", "scale", "config", "stay", "agreement", "alignment", "training", "round", "digest",
-        "released", "mask_key", "mask_signature", "forgotten",
+        "released", "mask_key", "mask_signature", "forgotten", "start",
     },
     Welcome: {
-        "index", "items", "stay", "training", "config", "ratings", "round", "parameters", "accumulator", "average", "digest",
-        "forgotten",
+        "index", "items", "stay", "training", "config", "ratings", "typical", "round", "parameters", "accumulator", "average",
+        "digest", "forgotten",
     },
     RoundStart: {
         "round", "trip", "attempt", "active", "train", "exchange", "evaluate", "best_round", "updates_from", "update_parties",
@@ -64,7 +64,7 @@ FIELDS = {
     Survivors: {"round", "trip", "attempt", "survivors", "signatures"},
     ListSignature: {"round", "trip", "attempt", "signature"},
     Unmask: {"round", "trip", "attempt", "shares"},
-    Finish: {"round", "best_round", "parameters"},
+    Finish: {"round", "best_round", "parameters", "digest"},
     Finished: {"digest"},
     Refused: {"reason"},
     Waiting: {"missing", "align", "second"},
@@ -126,8 +126,8 @@ def forged(kind: int, text: bytes, body: bytes = b"", version: int = VERSION) ->
 
 
 def test_hostile_messages() -> None:
-    with pytest.raises(ProtocolError, match="'parameters' is missing"):
-        decode(forged(2, b'{"index": 0, "items": [1], "ratings": 1, "round": 0}'))
+    with pytest.raises(ProtocolError, match="'digest': missing"):
+        decode(forged(5, b'{"round": 1, "best_round": 0}'))
     with pytest.raises(ProtocolError, match="error"):
         decode(forged(4, b'{"round": 1, "trip": 0, "error": -1.0}'))
     with pytest.raises(ProtocolError, match="version 9"):

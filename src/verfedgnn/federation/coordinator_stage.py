@@ -140,7 +140,7 @@ class CoordinatorStage:
         self.coordinator.hello(message)
         self.greeted.add(name)
         if self.coordinator.state is CoordinatorState.CANCELLED:
-            self.office.send(name, self._last_message())
+            self.office.send(name, self._last_messages()[name])
             return
         if self.coordinator.began:
             self._admit_greeted()
@@ -189,7 +189,7 @@ class CoordinatorStage:
                 self.office.send(name, Waiting(missing=[]))  # acknowledges the Hello; a Welcome may take long
                 self.office.send(name, self.coordinator.welcome(name))
                 if self.finishing:
-                    self.office.send(name, self._last_message())
+                    self.office.send(name, self._last_messages()[name])
 
     # -- rounds ------------------------------------------------------------------------------------------
 
@@ -422,8 +422,7 @@ class CoordinatorStage:
         """Write the result and send it to all connected parties; the others get it when they join again."""
         coordinator = self.coordinator
         agreement = self.office.agreement
-        message = self._last_message()
-        data = encode_parts(message)
+        messages = self._last_messages()
         seconds = agreement.timeouts.finish
         if not self.stage.last and self.record.ended is None:
             seconds = agreement.absent.deadline or math.inf  # the next training needs every party
@@ -440,17 +439,20 @@ class CoordinatorStage:
                 best_round=coordinator.best.round,
             )
         self._write_result()
+        distinct = {id(message): encode_parts(message) for message in messages.values()}
         for name in sorted(self.greeted):
-            self.office.send(name, message, data)
+            self.office.send(name, messages[name], distinct[id(messages[name])])
 
-    def _last_message(self) -> Finish:
-        """Return the message that ends the training. Its round is 0 if lists ended before their first validation."""
+    def _last_messages(self) -> dict[str, Finish]:
+        """Return each party's message that ends the training. Its round is 0 if lists ended before their first validation."""
         coordinator = self.coordinator
         if not coordinator.began:
             return coordinator.cancel()
-        message = coordinator.finish()
-        without_model = self.record.ended is not None and not coordinator.best.round
-        return message.model_copy(update={"round": 0}) if without_model else message
+        messages = coordinator.finish()
+        if self.record.ended is not None and not coordinator.best.round:
+            none = messages[coordinator.names[0]].model_copy(update={"round": 0, "parameters": None})
+            return dict.fromkeys(messages, none)
+        return messages
 
     def take_finished(self, name: str, message: Finished) -> None:
         """Note that a party has the result; raise `ProtocolError` if it is another one."""

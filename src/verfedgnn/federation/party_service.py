@@ -31,7 +31,6 @@ from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
-from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.state_table import Event
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
@@ -51,7 +50,13 @@ from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.run import read_history, write_history
-from verfedgnn.runs.start_from import count_spent, read_party_start, record_forgotten, recorded_ancestor
+from verfedgnn.runs.start_from import (
+    count_spent,
+    read_party_start,
+    record_forgotten,
+    recorded_ancestor,
+    write_public_state,
+)
 from verfedgnn.training.simple_models import liked
 
 
@@ -294,11 +299,12 @@ class PartyService:
                 "no lists are trained: a party is missing or has no training rating that counts as a like"
             )
             self.store.write_result(self.stage, StageResult(0, {}, self.link.ledger, {}))
-            self.link.send(Finished(digest=parameters_digest(torch.from_numpy(message.parameters))))
+            self.link.send(Finished(digest=message.digest))
             return
         if self.party is None:
             raise ProtocolError("the coordinator finished a training in which this party did not take part")
         finished = self.party.finish(message)
+        write_public_state(self.folder, message.round, finished.public, finished.accumulator)
         self.store.write_result(self.stage, self._make_result(message, self.party, finished))
         self.link.send(finished.reply)
         log_event(

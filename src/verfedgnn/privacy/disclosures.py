@@ -36,6 +36,7 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "mask_key": RANDOM,
         "mask_signature": RANDOM,
         "forgotten": USERS,
+        "start": PUBLIC,
     },
     "RoundReply": {
         "round": PUBLIC,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ConfigError, RunError
@@ -20,6 +21,7 @@ from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.data.rating_drift import measure_drift
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.private_start import PrivateStart
+from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, kept_rows
 from verfedgnn.runs.checkpoint import read_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
@@ -29,6 +31,8 @@ from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
 
 _RECORD = "from.json"
 """File in a run folder that names the run it starts from."""
+PUBLIC_STATE = Path("checkpoint") / "public"
+"""Folder in a party's run with the state of the public optimiser."""
 _WITHOUT_CHECKPOINT = "{} has no checkpoint to start from; give a folder that a training wrote"
 
 
@@ -55,7 +59,7 @@ def read_start(run: Path, parties: Sequence[PartyData], *, lists: bool = False) 
     now = {party.name: party.ratings.item_ids for party in parties}
     private = {
         party.name: PrivateStart(
-            states[file].load(), users, find_rows(now[party.name], party.ratings.item_ids)
+            states[file].load(), users, find_rows(now[party.name], party.ratings.item_ids), public
         )
         for file, party in zip(safe_names(before), before, strict=True)
         if party.name in now
@@ -178,11 +182,13 @@ def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> Pri
         return None
     folder = run / LISTS if lists else run
     found = CheckpointSlots(folder / "checkpoint" / "party").read()
-    if found is None:
+    public = CheckpointSlots(folder / PUBLIC_STATE).read()
+    if found is None or public is None:
         raise RunError(_WITHOUT_CHECKPOINT.format(folder))
     (before,), _ = read_party_tables(run / "parties")
     users = before.ratings.n_users
     kept = torch.from_numpy(read_public(folder))
+    sums = torch.from_numpy(public.state.arrays["accumulator"])
     forgotten = read_forgotten(run)
     rows = kept_rows(party.ratings.n_users, users)
     rows[list(forgotten)] = -1
@@ -190,9 +196,16 @@ def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> Pri
         found.state.load(),
         rows,
         find_rows(party.ratings.item_ids, before.ratings.item_ids),
-        PublicStart(kept, kept, users),
+        PublicStart(kept, sums, users, recorded=public.values["digest"]),
         forgotten,
     )
+
+
+def write_public_state(folder: Path, round: int, public: Tensor, accumulator: Tensor) -> None:
+    """Keep what a party's next training needs to start from this one, besides the public parameters of its model."""
+    state = CheckpointState({"accumulator": accumulator.cpu().numpy()})
+    digest = parameters_digest(public, accumulator)
+    CheckpointSlots(folder / PUBLIC_STATE).write(round, state, {"digest": digest})
 
 
 def read_forgotten(run: Path) -> tuple[int, ...]:

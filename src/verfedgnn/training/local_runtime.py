@@ -121,7 +121,7 @@ class LocalRuntime:
     def finish(self) -> list[FinishedTraining]:
         """End the training and return every party's result, in order."""
         results = []
-        for name, message in self._down(dict.fromkeys(self.parties, self.coordinator.finish())).items():
+        for name, message in self._down(self.coordinator.finish()).items():
             assert isinstance(message, Finish)
             result = self.parties[name].finish(message)
             self._up({name: result.reply})

@@ -27,6 +27,8 @@ class BestValidation:
         self.since = 0
         """Number of validations since the best one."""
         self.parameters: Tensor
+        self.holders: set[str] = set()
+        """Parties that validated these parameters and have not rejoined since, so they have them."""
 
     def judge(
         self,
@@ -48,6 +50,7 @@ class BestValidation:
             self.round = round
             self.since = 0
             self.parameters.copy_(parameters)
+            self.holders = set(replies)
         return error
 
     @property
@@ -62,6 +65,7 @@ class BestValidation:
             "errors": self.errors,
             "digests": list(self.digests.items()),
             "best": [self.error if self.round else None, self.round, self.since],
+            "holders": sorted(self.holders),
         }
 
     def restore(self, state: CheckpointState, device: torch.device) -> None:
@@ -70,6 +74,7 @@ class BestValidation:
         self.parameters = to_tensor(state.arrays["best"], device)
         self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         self.digests = dict(values["digests"])
+        self.holders = set(values["holders"])
         error, self.round, self.since = values["best"]
         self.error = math.inf if error is None else error
 

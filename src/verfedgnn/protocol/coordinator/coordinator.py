@@ -49,7 +49,7 @@ from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_sur
 from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
 from verfedgnn.protocol.round.message_checks import reply_problem
 from verfedgnn.protocol.round.message_sizes import largest_from_party
-from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.replica import Replica, parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.round.user_blocks import UserBlock, completed_passes
 from verfedgnn.protocol.round.user_starts import user_starts
@@ -156,6 +156,7 @@ class Coordinator:
         if reason is not None:
             raise ProtocolError(f"{message.party}: {reason}")
         self.lose(message.party)
+        self.best.holders.discard(message.party)
         self._shares_ahead = None  # they are sealed for the keys of an earlier stay
         self.members.join(message)
         if self.members.complete and self.state is CoordinatorState.GATHERING:
@@ -174,10 +175,10 @@ class Coordinator:
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
             raise ConfigError(problem)
-        typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
+        self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
         self.ratings = sum(hello.ratings for hello in hellos)
         self.replica = Replica.initial(
-            self.config, self.model, self.items, self.ratings, typical, self.device
+            self.config, self.model, self.items, self.ratings, self.typical, self.device
         )
         if self.start is not None:
             self.forgotten = sorted({row for hello in hellos for row in hello.forgotten})
@@ -186,19 +187,23 @@ class Coordinator:
         self.rounds = self.replica.rounds
 
     def welcome(self, name: str) -> Welcome:
-        """Let a party in, and return the answer to its Hello with a full copy of the public parameters."""
+        """Let a party in, and return the answer to its Hello, with a full copy of the public parameters if the party needs one."""
+        hello = self.members.hellos[name]
+        start = None if self.start is None else self.start.digest
+        knows = self.replica.round == 0 and hello.start == start
         self.deliveries.welcome(name, self.replica.round)
         self.members.present.add(name)
         return Welcome(
             index=self.names.index(name),
             items=self.items,
-            stay=self.members.hellos[name].stay,
+            stay=hello.stay,
             training=self.training,
             config=self.config.digest(),
             ratings=self.ratings,
+            typical=self.typical,
             round=self.replica.round,
-            **self.replica.full_copy(),
-            digest=self.replica.digest(),
+            **({} if knows else self.replica.full_copy()),
+            digest=self.replica.state_digest(),
             forgotten=self.forgotten,
         )
 
@@ -442,7 +447,8 @@ class Coordinator:
         if self.trip > 0:
             return ClosedRound(self.round, None)
         assert summed is not None, "some party trains in every round"
-        self._step([i for i, _ in gradients], summed)
+        if not self.done:  # nobody would use the last step, and all members end in the same state without it
+            self._step([i for i, _ in gradients], summed)
         return ClosedRound(self.round, error)
 
     def abandon(self) -> ClosedRound:
@@ -527,17 +533,20 @@ class Coordinator:
         """Whether all rounds are over, or patience with the validation error is."""
         return self.trip == 0 and (self.round >= self.rounds or self.best.patience_is_over)
 
-    def finish(self) -> Finish:
-        """End the training and return the last message to every party."""
+    def finish(self) -> dict[str, Finish]:
+        """End the training and return the last message to each party; those that have the parameters get none."""
         self._advance(CoordinatorAction.FINISH)
-        parameters = self.best.parameters.cpu().numpy()
-        return Finish(round=self.round, best_round=self.best.round, parameters=parameters)
+        best = self.best
+        short = Finish(round=self.round, best_round=best.round, digest=parameters_digest(best.parameters))
+        full = short.model_copy(update={"parameters": best.parameters.cpu().numpy()})
+        return {name: short if name in best.holders else full for name in self.names}
 
-    def cancel(self) -> Finish:
-        """Cancel the training before it starts, and return the last message to every party."""
+    def cancel(self) -> dict[str, Finish]:
+        """Cancel the training before it starts, and return the last message to each party."""
         self._advance(CoordinatorAction.CANCEL)
         self.best.parameters = torch.zeros(1)
-        return Finish(round=0, best_round=0, parameters=self.best.parameters.numpy())
+        message = Finish(round=0, best_round=0, digest=parameters_digest(self.best.parameters))
+        return dict.fromkeys(self.names, message)
 
     # -- checkpoints -------------------------------------------------------------------------------------
 

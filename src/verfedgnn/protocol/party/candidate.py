@@ -27,6 +27,11 @@ from verfedgnn.protocol.round.replica import FULL_COPY, Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.messages import Hello, Welcome, copied_state
 
+_OTHER_START = (
+    "the coordinator does not start from the run that this party starts from; "
+    "give both --from with runs of the same training"
+)
+
 
 class Candidate:
     """One organisation that is not joined yet, or joins again after a lost connection.
@@ -114,6 +119,7 @@ class Candidate:
             mask_key=None if masks is None else masks.key,
             mask_signature=None if masks is None else masks.signature,
             forgotten=[] if self.start is None else list(self.start.forgotten),
+            start=None if self.start is None else self.start.public.digest,
         )
 
     def welcome(
@@ -139,17 +145,11 @@ class Candidate:
             training=self.progress.training,
             policy=setup.policy,
         )
-        own = replica or self._read_replica(message)
-        expected = self.start.public if self.start is not None and not message.round else None
         if self.start is not None and not set(self.start.forgotten) <= set(message.forgotten):
             raise ProtocolError(
                 f"{self.name}: the coordinator does not reset the users whom this party has forgotten"
             )
-        if expected is not None and not expected.matches(own, message.forgotten):
-            raise ProtocolError(
-                f"{self.name}: the coordinator does not start from the run that this party starts from; "
-                "give both --from with runs of the same training"
-            )
+        own = replica or self._make_replica(message)
         if self._masks is not None:
             self._masks.join(message.training, message.index, len(message.items))
         joined = self.party_class(
@@ -172,20 +172,35 @@ class Candidate:
     def _projection(self) -> Projection | IdentityProjection | None:
         return make_projection(self.setup.config, self.setup.data.users, self.setup.device)
 
-    def _read_replica(self, message: Welcome) -> Replica:
-        """Return a replica with the public parameters of a Welcome."""
-        config = self.setup.config
-        model = self.setup.model
-        parameters, accumulator = torch.zeros((2, model.size), device=self.setup.device)
-        replica = Replica(
-            config, model, message.items, message.ratings, parameters, accumulator, message.round
-        )
-        replica.load(copied_state(message), message.round)
-        if replica.digest() != message.digest:
-            raise ProtocolError(
-                f"{self.name}: the public parameters received are not those that the coordinator announced"
+    def _make_replica(self, message: Welcome) -> Replica:
+        """Return a replica with the public parameters of a Welcome, or with the party's own copy of them if it has none.
+
+        Raise `ProtocolError` if they are not those that the coordinator announced, or not those that the party starts from.
+        """
+        start = None if self.start is None or message.round else self.start.public
+        replica = self._draw_replica(message)
+        copy = copied_state(message)
+        if copy:
+            replica.load(copy, message.round)
+        elif start is not None:
+            start.load_into(replica, message.forgotten)
+        if replica.state_digest() != message.digest:
+            problem = (
+                "the public parameters received are not those that the coordinator announced"
+                if copy
+                else _OTHER_START
             )
+            raise ProtocolError(f"{self.name}: {problem}")
+        if copy and start is not None and not start.matches(replica, message.forgotten):
+            raise ProtocolError(f"{self.name}: {_OTHER_START}")
         return replica
+
+    def _draw_replica(self, message: Welcome) -> Replica:
+        """Return the replica before the first round, drawn from the agreed seed."""
+        setup = self.setup
+        return Replica.initial(
+            setup.config, setup.model, message.items, message.ratings, message.typical, setup.device
+        )
 
     def _new_masks(self) -> PartyMasks | None:
         """Return masks with a new key; None if the configuration has no masks."""

@@ -28,7 +28,7 @@ TO_EACH: dict[type[Message], frozenset[str]] = {
     Welcome: frozenset({"index", "stay"}),
     RoundStart: frozenset({"train", "exchange"}),
     Survivors: frozenset({"signatures"}),
-    Finish: frozenset(),
+    Finish: frozenset({"parameters"}),
 }
 """Fields that may differ between parties: places, whether a party is active, and signatures, which each party checks.
 
@@ -52,12 +52,19 @@ def _state_rows(message: UserRows, _: UserBlocks | None) -> Statements:
 
 
 def _state_welcome(message: Welcome, _: UserBlocks | None) -> Statements:
-    sizes = {"items": message.items, "ratings": message.ratings, "forgotten": message.forgotten}
-    return {
+    sizes = {
+        "items": message.items,
+        "ratings": message.ratings,
+        "typical": message.typical,
+        "forgotten": message.forgotten,
+    }
+    found = {
         "training": {"name": message.training, "configuration": message.config, **sizes},
-        f"parameters {message.round}": _state_copy(message),
         f"digest {message.round}": {"digest": message.digest},
     }
+    if message.parameters is not None:
+        found[f"parameters {message.round}"] = _state_copy(message)
+    return found
 
 
 def _state_copy(message: Welcome | RoundStart) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def _state_finish(message: Finish, _: UserBlocks | None) -> Statements:
         "result": {
             "round": message.round,
             "best_round": message.best_round,
-            "parameters": _hash_array(message.parameters),
+            "digest": message.digest,
         }
     }
 

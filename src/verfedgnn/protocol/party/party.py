@@ -78,6 +78,8 @@ class FinishedTraining:
     reply: Finished
     public: Tensor
     """Public parameters of the best validation, flat."""
+    accumulator: Tensor
+    """The public optimiser's sums at the last validation, flat; a training that starts from this one continues them."""
     model: dict[str, Tensor]
     """The party's model of the best validation: h_u, h_v and e_v^0."""
     others_means: Tensor | None
@@ -192,6 +194,7 @@ class Party:
         self._choose_ratings(message.round)
         progress = self.progress
         replica = self.replica
+        replica.keep_best(message.best_round)
         update_replica(replica, message)  # refuses updates that do not fit, before anything is kept
         progress.keep_best(message.best_round)
         progress.confirm_announced(message.round)
@@ -374,17 +377,39 @@ class Party:
 
     def finish(self, message: Finish) -> FinishedTraining:
         """Return the model of the best validation. A party that missed that validation evaluates it now."""
-        check_public(message.parameters, self.model)
+        public = self._best_parameters(message)
         self.present_ratings = self.ratings
         progress = self.progress
         progress.keep_best(message.best_round)
-        public = to_tensor(message.parameters, self.setup.device)
         if progress.best is None or progress.best[0] != message.best_round:
             (result,) = evaluate_all_users([self], public, self.subset)
             progress.best = (message.best_round, self._served(result))
-        reply = Finished(digest=parameters_digest(public))
+        reply = Finished(digest=message.digest)
         first = None if progress.first_rounds is None else progress.first_rounds[1]
-        return FinishedTraining(reply, public, progress.best[1], self.others_means, first)
+        return FinishedTraining(
+            reply, public, self.replica.accumulator, progress.best[1], self.others_means, first
+        )
+
+    def _best_parameters(self, message: Finish) -> Tensor:
+        """Return the public parameters of the best validation: those of the message, or the copy that this party kept."""
+        self.replica.keep_best(message.best_round)
+        kept = self.replica.best
+        if message.parameters is not None:
+            check_public(message.parameters, self.model)
+            public = to_tensor(message.parameters, self.setup.device)
+        elif kept is not None and kept[0] == message.best_round:
+            public = kept[1]
+        else:
+            raise ProtocolError(
+                f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
+                "which this party does not have; rejoin to get them"
+            )
+        if parameters_digest(public) != message.digest:
+            raise ProtocolError(
+                f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
+                "rejoin to get them"
+            )
+        return public
 
     def _served(self, result: PassResult) -> dict[str, Tensor]:
         """Return an evaluated model that predicts in the party's own rating scale."""

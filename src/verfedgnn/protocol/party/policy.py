@@ -9,7 +9,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.message_checks import check_full_copy
-from verfedgnn.protocol.wire.messages import Welcome
+from verfedgnn.protocol.wire.messages import Welcome, copied_state
 
 
 class Vouching(Protocol):
@@ -79,6 +79,7 @@ def check_welcome(
         raise ProtocolError("the coordinator's roster is not the one agreed on")
     if message.ratings < ratings:
         raise ProtocolError("the coordinator counts fewer training ratings than this party has")
-    check_full_copy(message, config, model)
+    if message.round or copied_state(message):
+        check_full_copy(message, config, model)
     if training not in (None, message.training):
         raise ProtocolError("the coordinator runs another training than that of this party's checkpoint")

@@ -24,8 +24,8 @@ class PrivateStart:
     state: CheckpointState
     users: EarlierRows
     items: EarlierRows
-    public: PublicStart | None = None
-    """The public parameters that the party kept, with which the coordinator has to start; None on one machine."""
+    public: PublicStart
+    """The public state that the party kept, with which the coordinator has to start."""
     forgotten: tuple[int, ...] = ()
     """Rows of users whom the party has forgotten since."""
 

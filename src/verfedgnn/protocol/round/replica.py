@@ -64,6 +64,8 @@ class Replica:
         """Arrays of the last full copy, as long as a message holds them."""
         self._copied = -1
         """The round after which the last full copy was made; -1 if there is none."""
+        self.best: tuple[int, Tensor] | None = None
+        """Round of the best validation and the parameters that it validated, if this replica was there."""
 
     @classmethod
     def initial(
@@ -93,6 +95,11 @@ class Replica:
     def served(self) -> Tensor:
         """The parameters that are validated and kept: the average if there is one."""
         return self.parameters if self.average is None else self.average
+
+    def keep_best(self, best_round: int) -> None:
+        """Keep a copy of the parameters if the best validation was the last one here; call it before the next step."""
+        if best_round == self.round + 1 and (self.best is None or self.best[0] != best_round):
+            self.best = (best_round, self.served.clone())
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return the state by name, as arrays that later steps change."""
@@ -220,6 +227,10 @@ class Replica:
             self._digest = (self.round, found)
         return self._digest[1]
 
+    def state_digest(self) -> str:
+        """Return the hash of the whole state: the parameters, the optimiser's state and the running average."""
+        return parameters_digest(*self._state.values())
+
     def _hash_blocks(self, copies: Sequence[Mapping[str, Tensor]]) -> str:
         """Return the hash of the shared weights and of the hashes of all blocks."""
         per_user = [values for copy in copies for name, values in copy.items() if name in self.model.per_user]
@@ -239,9 +250,9 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
     return training.user_blocks * (max(1, math.ceil(share / training.batch)) if training.batch else 1)
 
 
-def parameters_digest(parameters: Tensor) -> str:
-    """Return the SHA-256 of flat parameters. Masks depend on it, so it is never shortened."""
-    return _hash([parameters]).hex()
+def parameters_digest(*flat: Tensor) -> str:
+    """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
+    return _hash(flat).hex()
 
 
 def _hash(tensors: Iterable[Tensor]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.gnn.model import Model
-from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.replica import Replica, parameters_digest
 
 EarlierRows = NDArray[np.int64]
 """For each row now, its row in the earlier training; -1 for a new user or item."""
@@ -54,6 +55,13 @@ class PublicStart:
     """Number of its users."""
     rows: EarlierRows | None = None
     """Row of each present user in it; None if users kept their rows and new ones follow."""
+    recorded: str | None = None
+    """Its digest as recorded at the end of that training, before users were forgotten; None to compute it."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash by which members find out that they start from the same training."""
+        return self.recorded or parameters_digest(self.parameters, self.accumulator)
 
     def load_into(self, replica: Replica, forgotten: Sequence[int] = ()) -> None:
         """Overwrite the parameters of known users and the shared weights in a replica that has taken no step yet.

@@ -74,10 +74,16 @@ class Hello(Message):
     """Signature of that key by the party's certificate."""
     forgotten: list[Annotated[int, Field(ge=0, le=_MOST)]] = Field(default_factory=list)
     """Rows of users whom it has forgotten since the training that it starts from; they begin as new users."""
+    start: str | None = Field(None, max_length=64)
+    """Hash of the public state of the training that it starts from; None if it starts from nothing."""
 
 
 class Welcome(Message):
-    """The coordinator's answer to a Hello: the party's place, all sizes, a full copy of the public parameters."""
+    """The coordinator's answer to a Hello: the party's place, all sizes, the public parameters.
+
+    It has no copy of them before the first round if the party can make its own: it draws them from the agreed seed, or reads them
+    from the run that it starts from.
+    """
 
     kind = 2
     arrays: ClassVar = {"parameters": "float32", "accumulator": "float32", "average": "float32"}
@@ -92,14 +98,17 @@ class Welcome(Message):
     """SHA-256 of the coordinator's configuration, which the party checks."""
     ratings: int = Field(ge=0, le=_MOST)
     """Training ratings of all parties together."""
+    typical: float = Field(gt=0, le=1e6)
+    """Mean of the parties' typical ratings, for the initial values."""
     round: int = Field(ge=0, lt=1 << 32)
-    parameters: Floats
-    accumulator: Floats
+    parameters: Floats | None = None
+    """Full copy of the parameters; None if the party can make its own."""
+    accumulator: Floats | None = None
     """State of the optimiser, one value per parameter."""
     average: Floats | None = None
     """Running average of the parameters, if the configuration keeps one."""
     digest: str = Field(max_length=64)
-    """Hash of the coordinator's parameters."""
+    """Hash of the coordinator's parameters, their average and the state of the optimiser."""
     forgotten: list[Annotated[int, Field(ge=0, le=_MOST)]] = Field(default_factory=list)
     """Rows that some party has forgotten. They were reset before the first round."""
 
@@ -263,14 +272,17 @@ class Unmask(Message):
 
 
 class Finish(Message):
-    """The coordinator's last message: the public parameters of the best validation."""
+    """The coordinator's last message: the public parameters of the best validation, to parties that do not have them."""
 
     kind = 5
     arrays: ClassVar = {"parameters": "float32"}
     round: int = Field(ge=0)
     best_round: int = Field(ge=0)
     """As in RoundStart."""
-    parameters: Floats
+    parameters: Floats | None = None
+    """None for a party that took part in the best validation and has not rejoined since."""
+    digest: str = Field(max_length=64)
+    """Hash of these parameters."""
 
 
 class Finished(Message):
