@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hub import SERVER, Trial
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.identifiers import normalise_ids
+from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.start_state import PublicStart, shrinkage
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.protocol.wire.messages import Welcome, decode
@@ -237,8 +239,18 @@ def test_a_private_training_that_continues_another_spends_both_budgets(
             claim_ancestor(tmp_path / "third" / member, folder, third.agreement.training_config)
 
 
-def test_a_forgotten_user_is_new_to_every_member(tmp_path: Path, small_parties: list[vf.PartyData]) -> None:
+def test_a_forgotten_user_is_new_to_every_member(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The request travels as a row number in the next start. Its old public row is not used, and all members record that."""
+    replicas: list[tuple[torch.Tensor, torch.Tensor]] = []
+    load = PublicStart.load_into
+
+    def note(start: PublicStart, replica: Replica, forgotten: Sequence[int] = ()) -> None:
+        load(start, replica, forgotten)
+        replicas.append((replica.parameters.clone(), replica.accumulator.clone()))
+
+    monkeypatch.setattr(PublicStart, "load_into", note)
     config = vf.Config.preset("best", **REPEATABLE, lists=False)
     first, second = continued(tmp_path, small_parties, config)
     folder = tmp_path / "first" / "run-party-1"
@@ -252,17 +264,16 @@ def test_a_forgotten_user_is_new_to_every_member(tmp_path: Path, small_parties: 
     second.parties["party-1"] = vf.PartyData("party-1", left)
     second.run()
     assert not second.errors
-    welcome = next(
-        message
-        for _, _, data in second.hub.seen
-        if kind_of(data) is Welcome and isinstance(message := decode(data), Welcome)
-    )
+    assert len(replicas) == 4
+    for parameters, sums in replicas:
+        assert torch.equal(parameters, replicas[0][0])
+        assert torch.equal(sums, replicas[0][1])
     model = Model(config.model, second.runs["party-1"].metrics["users"])
-    started = model.views(torch.from_numpy(welcome.parameters.copy()))["users"]
+    started = model.views(replicas[0][0])["users"]
     before = Model(config.model, table.n_users).views(first.public("party-0"))["users"]
     kept = torch.isclose(started[: table.n_users], shrinkage(model, "users") * before).all(1)
     assert (~kept).nonzero().flatten().tolist() == [row], "only the forgotten row is drawn again"
-    assert not model.views(torch.from_numpy(welcome.accumulator.copy()))["users"][row].any()
+    assert not model.views(replicas[0][1])["users"][row].any()
     served = json.loads((tmp_path / "second" / f"run-{SERVER}" / "metrics.json").read_text())
     records = [*(run.metrics for run in second.runs.values()), served]
     assert [metrics["from"]["forgotten"] for metrics in records] == [[row]] * 4
@@ -373,13 +384,16 @@ def test_one_party_leaves_and_another_joins(tmp_path: Path) -> None:
     second.run()
     assert not first.errors
     assert not second.errors
-    welcome = next(
-        message
-        for _, _, data in second.hub.seen
+    copies = {
+        to: message.parameters
+        for _, to, data in second.hub.seen
         if kind_of(data) is Welcome and isinstance(message := decode(data), Welcome)
-    )
+    }
+    received = copies.pop(parties[3].name)
+    assert received is not None
+    assert copies == dict.fromkeys(stayed), "who was there before has the parameters"
     old = first.public(stayed[0])
     model = Model(config.model, 60)
-    for name, values in model.views(torch.from_numpy(welcome.parameters.copy())).items():
+    for name, values in model.views(torch.from_numpy(received.copy())).items():
         assert torch.equal(values, shrinkage(model, name) * model.views(old)[name])
     assert ["from" in run.metrics for run in second.runs.values()] == [name in stayed for name in second.runs]

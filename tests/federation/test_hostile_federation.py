@@ -267,8 +267,8 @@ EVIL: dict[str, tuple[type, Callable[[Any], Any], str]] = {
     ),
     "other parameters": (
         Welcome,
-        lambda m: m.model_copy(update={"parameters": m.parameters + 1}),
-        "not those that the coordinator",
+        lambda m: m.model_copy(update={"digest": "ab" * 32}),
+        "does not begin with the public parameters",
     ),
     "other item counts": (Welcome, lambda m: m.model_copy(update={"items": [5, 5, 5]}), "item counts"),
     "another configuration": (
@@ -309,17 +309,19 @@ def test_parties_told_different_things_do_not_add_up(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
     """A coordinator that gives all but one party other parameters gets noise instead of that party's gradient."""
+    from verfedgnn.gnn.model import Model
     from verfedgnn.protocol.round.replica import parameters_digest
+
+    chosen = settings(evaluate_every=9)
+    nothing = torch.zeros(Model(chosen.model, small_parties[0].ratings.n_users).size)
 
     def zero(message: Welcome) -> Welcome:
         if message.index == 0:
             return message
-        nothing = torch.zeros(len(message.parameters))
-        return message.model_copy(
-            update={"parameters": nothing.numpy(), "digest": parameters_digest(nothing)}
-        )
+        copy = {"parameters": nothing.numpy(), "accumulator": nothing.numpy()}
+        return message.model_copy(update={**copy, "digest": parameters_digest(nothing, nothing)})
 
-    federated = trial(tmp_path, small_parties, settings(evaluate_every=9))
+    federated = trial(tmp_path, small_parties, chosen)
     for name in (SERVER, *federated.parties):
         federated.start(name, tampering(Welcome, zero) if name == SERVER else None)
     federated.threads[0].join(180)

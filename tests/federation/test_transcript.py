@@ -297,7 +297,7 @@ def other_value(value: Any) -> Any:
         return value + 1
     if isinstance(value, bool):
         return not value
-    if isinstance(value, int):
+    if isinstance(value, int | float):
         return value + 1
     if isinstance(value, str):
         return value + "x"

@@ -27,6 +27,11 @@ from verfedgnn.protocol.round.replica import FULL_COPY, Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.wire.messages import Hello, Welcome, copied_state
 
+_OTHER_COPY = "the public parameters received are not those that the coordinator announced"
+_OTHER_DRAW = (
+    "the coordinator does not begin with the public parameters that the agreed seed gives here; "
+    "use the same version of verfedgnn everywhere"
+)
 _OTHER_START = (
     "the coordinator does not start from the run that this party starts from; "
     "give both --from with runs of the same training"
@@ -185,12 +190,8 @@ class Candidate:
         elif start is not None:
             start.load_into(replica, message.forgotten)
         if replica.state_digest() != message.digest:
-            problem = (
-                "the public parameters received are not those that the coordinator announced"
-                if copy
-                else _OTHER_START
-            )
-            raise ProtocolError(f"{self.name}: {problem}")
+            drawn = _OTHER_DRAW if start is None else _OTHER_START
+            raise ProtocolError(f"{self.name}: {_OTHER_COPY if copy else drawn}")
         if copy and start is not None and not start.matches(replica, message.forgotten):
             raise ProtocolError(f"{self.name}: {_OTHER_START}")
         return replica
