@@ -99,7 +99,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=0, help="stop after so many seconds, reading included")
+    parser.add_argument(
+        "--seconds", type=float, default=0, help="stop after so many seconds, reading included"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     record = measure(options)

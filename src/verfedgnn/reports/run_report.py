@@ -225,10 +225,10 @@ def _add_gates(document: Document, metrics: dict[str, Any]) -> None:
 
 MESSAGES = {
     "Hello": "requests to join",
-    "Welcome": "full copies of the public parameters",
+    "Welcome": "sizes, and full copies of the public parameters for parties that need them",
     "RoundStart": "sums of the last round, and instructions",
     "RoundReply": "protected contributions to a round",
-    "Finish": "public parameters of the best model",
+    "Finish": "best round, and its public parameters for parties that rejoined",
     "Finished": "confirmations",
     "Waiting": "lists of missing parties",
     "Refused": "refusals",

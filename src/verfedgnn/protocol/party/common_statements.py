@@ -58,7 +58,7 @@ def _state_welcome(message: Welcome, _: UserBlocks | None) -> Statements:
         "typical": message.typical,
         "forgotten": message.forgotten,
     }
-    found = {
+    found: Statements = {
         "training": {"name": message.training, "configuration": message.config, **sizes},
         f"digest {message.round}": {"digest": message.digest},
     }
