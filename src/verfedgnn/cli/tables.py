@@ -247,7 +247,7 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
 
 
 def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
-    """Return the answer to "does joining pay?": a line for each party, all parties together in words, then the tables."""
+    """Return the answer to "does joining pay?": all parties together, a line for each party, points, then the tables."""
     from verfedgnn.evaluation.lift_points import list_points
     from verfedgnn.evaluation.verdict import (
         deciding_figures,
@@ -260,10 +260,8 @@ def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
 
     lines = Table.grid(padding=(0, 2), pad_edge=False)
     for party in party_verdicts(lift):
-        texts_of_party = [party.text, *([f"For whom: {party.for_whom}"] if party.for_whom else [])]
-        lines.add_row(
-            Text(party.name, "bold"), Text(party.pays, _style(party.pays)), Text(".\n".join(texts_of_party))
-        )
+        for_whom = f".\nFor whom: {party.for_whom}" if party.for_whom else ""
+        lines.add_row(Text(party.name, "bold"), _paint(party.pays), Text(party.text + for_whom))
     texts: list[RenderableType] = [Text(headline(lift), _style(verdict(lift))), Text(deciding_figures(lift))]
     provisional = warn_of_one_split(lift)
     texts += [Text(provisional, "bold")] if provisional else []
@@ -278,11 +276,16 @@ def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
         by_seed = Table(*header, title="Gains by seed", title_justify="left", caption_justify="left")
         by_seed.caption = SEED_NOTE
         for row in rows:
-            by_seed.add_row(*(escape(cell) for cell in row))
+            by_seed.add_row(*(escape(cell) for cell in row[:-1]), _paint(row[-1]))
         texts += [by_seed, ""]
     for table in readable_tables(lift):
         texts += [_lift_table(table), ""]
     return texts
+
+
+def _paint(pays: str) -> Text:
+    """Return a verdict in its colour."""
+    return Text(pays, _style(pays))
 
 
 def _style(pays: str) -> str:
@@ -293,15 +296,17 @@ def _style(pays: str) -> str:
         "no": "bold red",
         "mixed": "yellow",
     }
-    return styles.get(pays, "bold")
+    return styles.get(pays, "")
 
 
 def _lift_table(found: LiftTable) -> Table:
     table = Table(*found.header, title=found.title, title_justify="left", caption_justify="left")
     table.caption = found.note or None
     for name, row in found.rows:
-        table.add_row(*found.cells(escape(name), row))
+        *cells, pays = found.cells(escape(name), row)
+        table.add_row(*cells, _paint(pays))
     if found.overall is not None:
         table.add_section()
-        table.add_row(*found.cells("overall", found.overall), style="bold")
+        *cells, pays = found.cells("overall", found.overall)
+        table.add_row(*cells, _paint(pays), style="bold")
     return table

@@ -201,11 +201,10 @@ def _describe_chance(lift: Mapping[str, Any]) -> str | None:
     among = f" among its {count} verdicts (Holm's correction)" if count > 1 else ""
     text = f"Without a true gain or loss, at most 1 run in 20 has a false yes or no{among}."
     rows = [row for _, table in judged_tables(lift) for _, row in _rows_with_all(table)]
-    likely = sum(row["pays"] in (LIKELY_BETTER, LIKELY_WORSE) for row in rows)
-    if likely:
+    if any(row["pays"] in (LIKELY_BETTER, LIKELY_WORSE) for row in rows):
         text += (
-            f" Likely better or worse ({likely} of {count}): the 95 % interval excludes 0, but without a true difference about 1 "
-            "interval in 20 does so by chance."
+            " Likely better or worse: the 95 % interval excludes 0, but without a true difference about 1 interval in 20 does so "
+            "by chance."
         )
     return text
 

@@ -186,7 +186,7 @@ function drawGains(rows) {
 
 function drawIntervals(customers, rows) {
   if (!rows.length) return null;
-  const width = 400, step = 40, height = 24 + step * rows.length, ends = [0, ...rows.flatMap((row) => row.gain)];
+  const width = 330, step = 40, height = 24 + step * rows.length, ends = [0, ...rows.flatMap((row) => row.gain)];
   const low = Math.min(...ends), high = Math.max(...ends), spare = 0.06 * (high - low) || 1;
   const x = (value) => ((value - low + spare) / (high - low + 2 * spare)) * width;
   const title = `Gain for ${customers}, in % with its 95 % interval`;
