@@ -45,9 +45,10 @@ class Shells:
     def start(self, *words: object, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
         """A command in the background, run by the command `inside` if one is given."""
         log = (self.folder / f"log-{len(self.running)}.txt").open("w")
-        process = subprocess.Popen(
-            [*inside, *self._command(words)], cwd=self.folder, text=True, stdout=log, stderr=log
-        )
+        command = self._command(words)
+        if inside:  # the server of the warm Python would fork the process elsewhere
+            command[0] = str(Path(sys.prefix) / "bin" / "python")
+        process = subprocess.Popen([*inside, *command], cwd=self.folder, text=True, stdout=log, stderr=log)
         log.close()
         self.running.append(process)
         return process
