@@ -15,13 +15,13 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 
@@ -43,7 +43,7 @@ from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.messages import Hello, RoundReply, RoundStart, Welcome, decode, encode
+from verfedgnn.protocol.wire.messages import Hello, Message, RoundStart, TripShares, Welcome, decode, encode
 from verfedgnn.research.bench.measure import machine, medians, peak_memory, timed
 from verfedgnn.research.experiments.result_tables import markdown
 from verfedgnn.research.experiments.training_cell import commit
@@ -71,6 +71,8 @@ RATINGS_PER_USER = 5
 WARM_ROUNDS = 5
 """Fewest rounds before the first measured one. With user blocks, every block has a turn first."""
 USER_BLOCKS = (1, 20)
+
+Result = TypeVar("Result")
 
 TABLES = {
     "ratings, known customers": (),
@@ -211,7 +213,7 @@ def measure_cost(
 def coordinate(link: Connection, inputs: list[PartyInput], config: Config) -> tuple[Ledger, dict[str, float]]:
     """Run the rounds with the first party at the other end of `link` and the others here."""
     names = [data.name for data in inputs]
-    coordinator = Coordinator(config, names)
+    coordinator = Coordinator(config, names, masked=True)
     candidates = {
         data.name: Candidate(data, config, simulated_secret(config.seed, index), policy=Policy())
         for index, data in enumerate(inputs)
@@ -229,30 +231,73 @@ def coordinate(link: Connection, inputs: list[PartyInput], config: Config) -> tu
         else:
             shared = next(iter(members.values())).replica if members else None
             members[name] = candidates[name].welcome(welcome, shared)
-    ledger = Ledger()
+    rounds = Rounds(link, coordinator, members)
     times = []
     warm = max(WARM_ROUNDS, config.training.user_blocks)
     for number in range(warm + exchange_cycle(config)):
         if number == warm:
-            ledger = Ledger()
+            rounds.ledger = Ledger()
             link.send(b"count")
-        starts: dict[str, RoundStart] = {}
-        spent = [timed(lambda: starts.update(coordinator.open()))]  # noqa: B023
-        for name, start in starts.items():
-            message = encode(start)
-            ledger.record("RoundStart", "down", name, len(message))
-            if name in members:
-                reply = encode(members[name].handle(decode(message)))
+        times.append(rounds.run())
+    return rounds.ledger, medians(times[warm:])
+
+
+class Rounds:
+    """Rounds of a coordinator with parties here and one party at the other end of `link`."""
+
+    def __init__(self, link: Connection, coordinator: Coordinator, members: dict[str, Party]) -> None:
+        self.link = link
+        self.coordinator = coordinator
+        self.members = members
+        self.ledger = Ledger()
+        self.spent = dict[str, float]()
+
+    def run(self) -> dict[str, float]:
+        """Run one round, with the exchange of shares if sums are masked; return the coordinator's seconds."""
+        coordinator = self.coordinator
+        self.link.send(b"round")
+        self.spent = {"cpu": 0.0, "wall": 0.0}
+        starts = self.time(coordinator.open)
+        if coordinator.masks is not None:
+            self.exchange(self.time(coordinator.share_requests).items())
+            shares = self.time(coordinator.proceed)
+            self.exchange(each for each in shares if isinstance(each[1], TripShares))
+        self.exchange(starts.items())
+        if coordinator.masks is not None:
+            self.exchange(self.time(coordinator.proceed))
+        self.time(coordinator.close)
+        return self.spent
+
+    def exchange(self, messages: Iterable[tuple[str, Message]]) -> None:
+        """Carry messages to parties, and their answers to the coordinator."""
+        for name, message in messages:
+            data = encode(message)
+            self.ledger.record(type(message).__name__, "down", name, len(data))
+            if name in self.members:
+                answers = answer(self.members[name], data)
             else:
-                link.send(message)
-                reply = link.recv()
-            ledger.record("RoundReply", "up", name, len(reply))
-            received = decode(reply)
-            assert isinstance(received, RoundReply)
-            spent.append(timed(lambda: coordinator.receive(name, received)))  # noqa: B023
-        spent.append(timed(coordinator.close))
-        times.append({key: sum(each[key] for each in spent) for key in ("cpu", "wall")})
-    return ledger, medians(times[warm:])
+                self.link.send(data)
+                answers = self.link.recv()
+            for received in answers:
+                reply = decode(received)
+                self.ledger.record(type(reply).__name__, "up", name, len(received))
+                self.time(partial(self.coordinator.take, name, reply))
+
+    def time(self, action: Callable[[], Result]) -> Result:
+        """Call the coordinator and add the seconds that it takes."""
+        results: list[Result] = []
+        took = timed(lambda: results.append(action()))
+        self.spent = {key: self.spent[key] + took[key] for key in self.spent}
+        return results.pop()
+
+
+def answer(member: Party, data: bytes) -> list[bytes]:
+    """Return a party's answers to a message. With masks, a survivor list is also answered with shares for the next round."""
+    message = decode(data)
+    answers = [member.handle(message)]
+    if member.masks is not None and not isinstance(message, RoundStart):
+        answers.append(member.masks.shares_ahead())
+    return [encode(each) for each in answers if each is not None]
 
 
 def answer_rounds(link: Connection) -> None:
@@ -271,9 +316,13 @@ def answer_rounds(link: Connection) -> None:
         if message == b"count":
             times = []
             continue
+        if message == b"round":
+            times.append({"cpu": 0.0, "wall": 0.0})
+            continue
         replies: list[bytes] = []
-        times.append(timed(lambda: replies.append(encode(member.handle(decode(message))))))  # noqa: B023
-        link.send(replies.pop())
+        spent = timed(lambda: replies.extend(answer(member, message)))  # noqa: B023
+        times[-1] = {key: times[-1][key] + spent[key] for key in times[-1]}
+        link.send(replies)
     cpu = [each["cpu"] for each in times]
     link.send(
         {
