@@ -3,13 +3,14 @@
 `warm_python()` returns an executable that replaces `sys.executable` for modules and code (`python -m verfedgnn ...`) and in
 processes that `multiprocessing` spawns. It asks a server, which has loaded the package, to fork a process with its arguments, folder,
 environment and open files. It forwards signals to that process, all but SIGSTOP, and exits as that process exits. If it is
-killed, the server kills the process.
+killed, the server kills the process, and no process outlives the server.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -42,6 +43,7 @@ LOADED = (
 )
 """Modules to load, if they are installed. They start no threads and read no environment variables."""
 MOST_FILES = 64
+PR_SET_PDEATHSIG = 1
 FIRST_SPARE_FILE = 256
 
 CLIENT = """#!{python} -IS
@@ -186,6 +188,7 @@ def leave(endings: list[Any]) -> None:
 
 def become(request: dict[str, Any], received: list[int], endings: list[Any]) -> None:
     """Take over files, folder, environment and signals from the executable, and run what its arguments say."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the server
     spare = [fcntl.fcntl(file, fcntl.F_DUPFD, FIRST_SPARE_FILE) for file in received]
     for file in received:
         os.close(file)
