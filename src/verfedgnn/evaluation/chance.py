@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from verfedgnn.evaluation.verdict_words import choose_word, is_judged, judged_tables
 
@@ -31,7 +31,7 @@ def p_value(value: float, error: float, freedom: float) -> float:
     """
     if not value:
         return 1.0
-    return float(2 * student.sf(abs(value) / error, freedom)) if error else 0.0
+    return float(2 * stdtr(freedom, -abs(value) / error)) if error else 0.0
 
 
 def holm(chances: Sequence[float]) -> NDArray[np.bool_]:

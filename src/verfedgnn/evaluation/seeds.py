@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import ConfigError
@@ -186,7 +186,7 @@ def _combine_gains(gains: Sequence[Mapping[str, float]], users: int, reference: 
     error = (within + between) ** 0.5
     parts = within**2 / max(1, users - 1) + between**2 / (len(gains) - 1)
     freedom = error**4 / parts if parts else 1.0
-    margin = float(student.ppf(0.975, freedom)) * error
+    margin = float(stdtrit(freedom, 0.975)) * error
     agree = bool((percents > 0).all() or (percents < 0).all())
     scale = reference / 100
     return {
