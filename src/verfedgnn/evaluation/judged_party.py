@@ -26,7 +26,9 @@ second training without their ratings would serve); pooled: the same model on al
 WITHOUT_JOINING = ("alone", "simple")
 """The ways that a party has without joining. The gain of a row is over the better of them."""
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))
-"""Ranges of a user's number of training ratings, by which lift is broken down."""
+"""Ranges of a known customer's number of training ratings at the party, by which lift is broken down."""
+BANDS_ELSEWHERE = ((1, 5), (6, 20), (21, None))
+"""Ranges of a newcomer's number of training ratings at other parties; there are few newcomers, so the ranges are wide."""
 
 Choice = Callable[["JudgedParty"], NDArray[np.bool_]]
 """Returns which cases of a party to include."""
@@ -173,17 +175,19 @@ def lift_tables(judged: Sequence[JudgedParty], *, newcomers: bool = False) -> di
 def _by_group(judged: Sequence[JudgedParty], newcomers: bool) -> dict[str, Any]:
     groups = {"by_other_parties": _by_other_parties(judged)}
     if newcomers:
-        groups["by_other_ratings"] = _by_ratings(judged, lambda each: each.other_ratings)
+        groups["by_other_ratings"] = _by_ratings(judged, BANDS_ELSEWHERE, lambda each: each.other_ratings)
     else:
-        groups["by_own_ratings"] = _by_ratings(judged, lambda each: each.own_ratings)
+        groups["by_own_ratings"] = _by_ratings(judged, BANDS, lambda each: each.own_ratings)
     return {name: rows if len(rows) > 1 else [] for name, rows in groups.items()}
 
 
 def _by_ratings(
-    judged: Sequence[JudgedParty], count: Callable[[JudgedParty], NDArray[np.int64]]
+    judged: Sequence[JudgedParty],
+    bands: Sequence[tuple[int, int | None]],
+    count: Callable[[JudgedParty], NDArray[np.int64]],
 ) -> list[dict[str, Any]]:
     rows = []
-    for low, high in BANDS:
+    for low, high in bands:
         most = np.iinfo(np.int64).max if high is None else high
 
         def inside(each: JudgedParty, low: int = low, most: int = int(most)) -> NDArray[np.bool_]:
