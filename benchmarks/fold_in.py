@@ -274,7 +274,33 @@ def page() -> str:
             *["", "The same for lists of new items only, and for users who like one of them:", ""],
             *_table(kept, "new lists", "folded in"),
         ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_user_features()]) + "\n"
+
+
+def _user_features() -> list[str]:
+    """Return the section about customers without ratings, from the records in results/user-features."""
+    lines = [
+        *["", "## Customers without any rating, by their features"],
+        "A tenth of the users was kept out of training, and none of their ratings is shown. Each party has",
+        "their gender, age and occupation (`verfedgnn serve --user-features`). *Without model* is item means",
+        "for ratings and popularity for lists. *Average user* is a newcomer without features. *Shuffled",
+        "features* are those of other customers: they tell nothing. Means of seeds 0-2, 200 rounds on ml-100k",
+        "and 60 on ml-1m; `benchmarks/user_features.py` wrote this section.",
+        "",
+        "| data | figure | without model | average user | features | shuffled features |",
+        "|---|---|---|---|---|---|",
+    ]
+    for data in DATA:
+        paths = sorted((RESULTS / "user-features").glob(f"{data}-*.json"))
+        kept = [json.loads(path.read_text()) for path in paths]
+        for name, title in (("rmse", "RMSE, lower is better"), ("ndcg@20", "NDCG@20, higher is better")):
+            means = [statistics.fmean(one[way][name] for one in kept) for way in (kept[0] if kept else ())]
+            cells = [
+                f"**{value:.4f}**" if place == 2 else f"{value:.4f}" for place, value in enumerate(means)
+            ]
+            if kept:
+                lines.append(f"| {data} | {title} | {' | '.join(cells)} |")
+    return lines
 
 
 def _table(kept: list[dict[str, dict[str, dict[str, float]]]], which: str, bold: str) -> list[str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from verfedgnn.cli.next_step import command_text, show_next
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder
+from verfedgnn.cli.shared_options import AsJson, Quiet, RunFolder, UserFeatures
 from verfedgnn.core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def recommend(
     party: Annotated[
         str | None, typer.Option(help="Recommend only this party's items; all by default.")
     ] = None,
+    user_features: UserFeatures = None,
     everybody: Annotated[bool, typer.Option("--all", help="Recommend to every user; needs --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file to write with --all.")] = None,
     quiet: Quiet = False,
@@ -41,7 +42,7 @@ def recommend(
     """Recommend items that a user has not rated yet, in the order of the run's lists, with predicted ratings.
 
     A user who is new to a party and known to another one has a list, too. Someone whom the run does not know is served from
-    their ratings (--rated).
+    their ratings (--rated), or from features that a party has of its customers (--user-features).
     """
     from verfedgnn.runs.run import Run
 
@@ -54,10 +55,13 @@ def recommend(
         _write_all(run, out, top, party, output)
         return
     loaded = Run.load(run)
+    unknown = False
     if user is None:
         found = _recommend_to_someone_new(loaded, rated or [], party, top)
     else:
-        _check_user(loaded, run, user, party)
+        unknown = _use_features(loaded, user_features or [], user)
+        if not unknown:
+            _check_user(loaded, run, user, party)
         found = loaded.recommend(user, top, party=party)
     rows = found.to_rows()
     titles = any(row["title"] for row in rows)
@@ -94,11 +98,23 @@ def recommend(
         output.remark(
             f"This is one list over all parties ({names}). --party {loaded.parties[0].name} lists the items of one."
         )
-    if user is not None and party is not None and _is_new_to(loaded, user, party):
+    if user is not None and unknown:
+        output.remark(f"{user} has no ratings: this list follows from the features of customers")
+    elif user is not None and party is not None and _is_new_to(loaded, user, party):
         output.remark(
             f"{user} is new to {party}: this list follows from what training learnt at other parties"
         )
     _show_next(loaded, run, party, output)
+
+
+def _use_features(run: Run, sources: list[str], user: str) -> bool:
+    """Read the features of customers, and return whether they hold a user whom the run does not know."""
+    from verfedgnn.serving.user_features import read_user_features
+
+    if not sources:
+        return False
+    run.use_user_features(read_user_features(sources, [party.name for party in run.parties]))
+    return run.has_features_of(user)
 
 
 def _recommend_to_someone_new(run: Run, rated: list[str], party: str | None, top: int) -> Recommendations:

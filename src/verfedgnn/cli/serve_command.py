@@ -11,7 +11,7 @@ import typer
 
 from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.output import Output
-from verfedgnn.cli.shared_options import RUN, AsJson, Quiet
+from verfedgnn.cli.shared_options import RUN, AsJson, Quiet, UserFeatures
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.hosts import is_loopback
 
@@ -45,6 +45,7 @@ def serve(
             "also users who were not in training. Repeatable.",
         ),
     ] = None,
+    user_features: UserFeatures = None,
     images: Annotated[
         list[str] | None,
         typer.Option(
@@ -143,6 +144,7 @@ def serve(
         workers,
         access_log,
         ratings=tuple(ratings or ()),
+        user_features=tuple(user_features or ()),
         others=tuple(others),
         images=tuple(images or ()),
         shadow=shadow,

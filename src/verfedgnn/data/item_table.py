@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.data.column_names import match_columns
+from verfedgnn.data.data_frames import open_columns
 from verfedgnn.data.ids import LONGEST_TITLE, TEXT, StrArray, as_text, find_positions, to_numpy, trim
 from verfedgnn.data.table_sources import open_table
 from verfedgnn.data.text_files import TextTable, reading
@@ -57,6 +59,22 @@ def read_item_table(path: Path, role: str = "item") -> ItemTable:
     if len(np.unique(ids)) < len(ids) or (ids == "").any():
         raise DataError(f"{path} has rows without {role} id or with the same one; give one row per {role}")
     return ItemTable(ids, rows.drop_columns([column]))
+
+
+def as_item_table(source: Any, role: str = "item") -> ItemTable:
+    """Return a table in memory, such as a data frame, or a file as `read_item_table` does."""
+    if isinstance(source, ItemTable):
+        return source
+    if isinstance(source, str | Path):
+        return read_item_table(Path(source), role)
+    name = f"the table of {role}s"
+    there, column = open_columns(source, name, (role,))
+    names = match_columns(there, {}, required=(role,), source=name)
+    ids = to_numpy(trim(as_text(column(names[role]), role)))
+    if len(np.unique(ids)) < len(ids) or (ids == "").any():
+        raise DataError(f"{name} has rows without {role} id or with the same one; give one row per {role}")
+    others = [label for label in there if label != names[role]]
+    return ItemTable(ids, pa.table({label: column(label) for label in others}))
 
 
 def _header(text: TextTable) -> list[str]:

@@ -231,6 +231,10 @@ class VerFedRecommender:
         """Return the k items of all parties that are most similar to `item`, see `Run.similar`."""
         return self._fitted().similar(item, k, party)
 
+    def use_user_features(self, tables: Mapping[str, Any]) -> None:
+        """Let parties recommend to new customers from features that they have of them, see `Run.use_user_features`."""
+        self._fitted().use_user_features(tables)
+
     def serve(self, port: int = 8000, party: str | None = None) -> BackgroundServer:
         """Serve the run to this machine, with the page and the API of `verfedgnn serve`, see `Run.serve`."""
         return self._fitted().serve(port, party)

@@ -173,10 +173,26 @@ class Run:
         ids = np.array([id_text(each, "user") or "" for each in ([user] if one else user)], str)
         remedy = "for a newcomer, pass ratings={item: stars}"
         lists = []
-        for row in self._user_rows(ids, remedy).tolist():
+        for each in ids:
+            if self.has_features_of(str(each)):
+                lists.append(self._answers().recommend(str(each), {}, k, party))
+                continue
+            (row,) = self._user_rows(np.array([each]), remedy).tolist()
             found = self._recommend(row, k, party)
             lists.append(Recommendations(found, partial(self._explain, row, found)))
         return lists[0] if one else lists
+
+    def use_user_features(self, tables: Mapping[str, Any]) -> None:
+        """Let parties recommend to customers whom the run does not know, from features that they have of their customers.
+
+        `tables` has one table per party, `{"film": customers}`: a path or a data frame with a column of user ids, and features of
+        trained and of new customers (categories, numbers, text, lists of numbers). Tables are not saved with the run.
+        """
+        self._answers().set_features(tables)
+
+    def has_features_of(self, user: str) -> bool:
+        """Return whether a party has features of a customer whom the run does not know (`use_user_features`)."""
+        return self._opened is not None and self._opened.has_features_of(user)
 
     def _explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
         return self._answers().explain(row, items)

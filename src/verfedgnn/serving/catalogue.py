@@ -16,6 +16,7 @@ from torch import Tensor
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.rating_scale import upper_quarter
 from verfedgnn.data import TRAIN, PartyData, Ratings
+from verfedgnn.data.item_table import ItemTable
 from verfedgnn.runs.merged_order import is_liked
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.run import Run
@@ -25,6 +26,7 @@ from verfedgnn.serving.id_index import IdIndex
 from verfedgnn.serving.item_weights import Rows
 from verfedgnn.serving.newer_ratings import NewerRatings
 from verfedgnn.serving.ranker import ItemRanker
+from verfedgnn.serving.user_features import FeaturedPrior, Floats, UserTable, fit_featured_prior
 from verfedgnn.serving.user_prior import PartyPrior, fit_user_prior
 
 FEDERATED, ALONE = "federated", "alone"
@@ -118,7 +120,7 @@ class Catalogue:
     """A run indexed for serving: one model orders lists, and another one may predict the ratings beside them.
 
     With `party`, only that party's items are served. With `approximate`, large catalogues that are ordered by predicted ratings
-    get an approximate index. `newer` holds ratings that are newer than the run, by party.
+    get an approximate index. `newer` holds ratings that are newer than the run, and `features` tables of customers, by party.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Catalogue:
         *,
         approximate: bool = False,
         newer: Mapping[str, Ratings] = MappingProxyType({}),
+        features: Mapping[str, ItemTable] = MappingProxyType({}),
     ) -> None:
         names = [p.name for p in run.parties]
         if party is not None and party not in names:
@@ -146,6 +149,11 @@ class Catalogue:
             for p, served in enumerate(self.parties)
             if served.name in newer
         ]
+        self.user_tables = {
+            p: UserTable(served.name, features[served.name], served.table)
+            for p, served in enumerate(self.parties)
+            if served.name in features
+        }
         self.users = IdIndex(run.parties[0].ratings.user_ids)
         self.index_users = lru_cache(CACHED_FILTERS)(self._index_users)
         self.rankers = {
@@ -199,6 +207,50 @@ class Catalogue:
                     for model, own in zip(found, data, strict=True)
                 ]
         return priors
+
+    @cached_property
+    def featured(self) -> dict[str, dict[int, FeaturedPrior]]:
+        """What customers' features say in the models that order lists, by the number of the party that has them."""
+        models = {name: [ranker.model for ranker in rankers] for name, rankers in self.rankers.items()}
+        return self._fit_featured(models, self.priors, ranks=self.ranks)
+
+    @cached_property
+    def featured_ratings(self) -> dict[str, dict[int, FeaturedPrior]]:
+        """What customers' features say in the models that predict ratings."""
+        if self.predicts and not self.ranks:
+            return self.featured
+        return self._fit_featured(self.rating_models, self.rating_priors, ranks=False)
+
+    def _fit_featured(
+        self,
+        models: Mapping[str, list[PartyModel]],
+        priors: Mapping[str, list[PartyPrior]],
+        *,
+        ranks: bool,
+    ) -> dict[str, dict[int, FeaturedPrior]]:
+        """Return the priors of customers whose features help, by model and party."""
+        found: dict[str, dict[int, FeaturedPrior]] = {}
+        for name in models:
+            found[name] = {}
+            for p, table in self.user_tables.items():
+                joint = name == FEDERATED
+                fitted = fit_featured_prior(
+                    priors[name] if joint else [priors[name][p]],
+                    models[name] if joint else [models[name][p]],
+                    p if joint else 0,
+                    self.parties[p].table,
+                    self.run.parts[self.chosen[p]],
+                    table,
+                    ranks=ranks,
+                )
+                if fitted is not None:
+                    found[name][p] = fitted
+        return found
+
+    def find_user_features(self, user: str, parties: Sequence[int]) -> dict[int, Floats]:
+        """Return the features that these parties have of a customer, by party."""
+        tables = {p: self.user_tables[p] for p in parties if p in self.user_tables}
+        return {p: found for p, table in tables.items() if (found := table.find(user)) is not None}
 
     def find_training_ratings(self, user: int, parties: Sequence[int]) -> list[UserRatings]:
         """Return the training ratings of `user` at these parties."""

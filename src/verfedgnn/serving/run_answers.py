@@ -12,6 +12,7 @@ import numpy as np
 
 from verfedgnn.core.errors import ConfigError, DataError, RunError
 from verfedgnn.data.ids import id_text
+from verfedgnn.data.item_table import ItemTable, as_item_table
 from verfedgnn.reports.run_report import run_document
 from verfedgnn.reports.run_summary import run_html
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
@@ -32,11 +33,29 @@ class RunAnswers:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.names = [party.name for party in run.parties]
+        self.features: dict[str, ItemTable] = {}
+        """Tables of customers, by party."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
         """The run, indexed for lookups."""
-        return Catalogue(self.run, "run")
+        return Catalogue(self.run, "run", features=self.features)
+
+    def set_features(self, tables: Mapping[str, Any]) -> None:
+        """Use these tables of customers, by party, in place of earlier ones."""
+        unknown = [name for name in tables if name not in self.names]
+        if unknown:
+            raise RunError(
+                f"there is no party '{unknown[0]}' in this run; use one of: {self._list_parties()}"
+            )
+        self.features = {name: as_item_table(table, "user") for name, table in tables.items()}
+        self.__dict__.pop("catalogue", None)
+
+    def has_features_of(self, user: str) -> bool:
+        """Return whether a party has features of a customer whom the run does not know."""
+        if not self.features or self.catalogue.users.find(user) is not None:
+            return False
+        return bool(self.catalogue.find_user_features(user, range(len(self.names))))
 
     def html(self) -> str:
         """Return the run as HTML for a notebook."""
@@ -54,7 +73,11 @@ class RunAnswers:
         """Return the k best items for a newcomer with these ratings, or for a user of the run who has rated more since."""
         parties = [p for p, name in enumerate(self.names) if party in (None, name)]
         row = None if user is None else self.catalogue.users.find(user)
-        return recommend_to(self.catalogue, ServedUser(row, self._read_ratings(ratings)), parties, k)
+        features = {}
+        if row is None and user is not None:
+            features = self.catalogue.find_user_features(user, parties)
+        served = ServedUser(row, self._read_ratings(ratings), features)
+        return recommend_to(self.catalogue, served, parties, k)
 
     def explain(self, row: int, items: Sequence[Recommendation]) -> list[str]:
         """Return why each of these recommended items is in the list of the user at `row`."""
@@ -69,7 +92,7 @@ class RunAnswers:
             raise ConfigError(
                 f"serving needs {error.name}, which is not installed. Run: pip install 'verfedgnn[serve]'"
             ) from None
-        return BackgroundServer(Catalogue(self.run, "run", party), port)
+        return BackgroundServer(Catalogue(self.run, "run", party, features=self.features), port)
 
     def similar(self, item: Any, k: int, party: str | None) -> list[Recommendation]:
         """Return the k items of all parties that are most similar to `item`, which may be at several parties."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
-from verfedgnn.serving.fold_in import UserRatings, fold_in_at, merge_ratings
+from verfedgnn.serving.fold_in import UserRatings, fold_in, fold_in_at, merge_ratings
 from verfedgnn.serving.item_weights import Rows
 from verfedgnn.serving.ranker import NO_ITEMS, ItemRanker, RankingQuery
 
@@ -47,6 +47,8 @@ class ServedUser:
     """Row of the user in the run; None for a newcomer."""
     newer: Sequence[UserRatings] = ()
     """Ratings that training did not use."""
+    features: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    """Features that parties have of a newcomer, by the number of the party."""
 
 
 def rated_by(catalogue: Catalogue, user: ServedUser, parties: Sequence[int]) -> list[UserRatings]:
@@ -121,11 +123,34 @@ def _place_user(
     joint = model == FEDERATED
     now = fold_in_at(priors, rated_by(catalogue, user, everywhere), parties, ranks=ranks, joint=joint)
     if user.row is None:
-        return {p: priors[p].make_vector(now[p].z) for p in parties}
+        vectors = {p: priors[p].make_vector(now[p].z) for p in parties}
+        return vectors | _place_by_features(catalogue, model, user, parties, predicts=predicts)
     trained = catalogue.find_training_ratings(user.row, everywhere)
     before = fold_in_at(priors, trained, parties, ranks=ranks, joint=joint)
     moved = {p: priors[p].factor @ (now[p].z - before[p].z) for p in parties}
     return {p: models[p].users[user.row] + torch.from_numpy(moved[p].astype(np.float32)) for p in parties}
+
+
+def _place_by_features(
+    catalogue: Catalogue, model: str, user: ServedUser, parties: Sequence[int], *, predicts: bool
+) -> dict[int, Tensor]:
+    """Return a newcomer's vector at each party whose features of them help; their ratings, if any, refine it."""
+    known = {p: user.features[p] for p in parties if p in user.features}
+    if not known:
+        return {}
+    featured = (catalogue.featured_ratings if predicts else catalogue.featured)[model]
+    ranks = catalogue.ranks and not predicts
+    joint = model == FEDERATED
+    vectors = {}
+    for p in known.keys() & featured.keys():
+        priors = featured[p].describe(known[p])
+        if joint:
+            z = fold_in(priors, user.newer, ranks=ranks).z
+            vectors[p] = priors[p].make_vector(z)
+        else:
+            own = [UserRatings(0, each.items, each.ratings) for each in user.newer if each.party == p]
+            vectors[p] = priors[0].make_vector(fold_in(priors, own, ranks=ranks).z)
+    return vectors
 
 
 def make_queries(

@@ -52,6 +52,50 @@ class FeaturePrior:
         return ItemDistribution(self.items.mean + self.items.factor @ z, self.factor)
 
 
+class FeatureRegression:
+    """Ridge regressions of positions z (n, R) on features (n, G), with the error of leaving each row out."""
+
+    def __init__(self, z: Floats, features: Floats, counts: NDArray[np.int64]) -> None:
+        """Prepare the regressions; rows with many ratings (`counts`) have more weight."""
+        weight = counts / (counts + HALF_WEIGHT)
+        self.total = max(float(weight.sum()), 1e-12)
+        """Sum of the weights."""
+        self.level: Floats = weight @ z / self.total
+        """Mean of z, weighted (R,)."""
+        self.centre: Floats = weight @ features / self.total
+        """Mean of the features, weighted (G,)."""
+        self.root: Floats = np.sqrt(weight)[:, None]
+        """Root of the weight of each row (n, 1)."""
+        self._z = z - self.level
+        self._features = features - self.centre
+        scaled = self._features * self.root
+        values, basis = np.linalg.eigh(scaled.T @ scaled)
+        kept = values > 1e-9 * max(float(values.max(initial=0.0)), 1e-12)
+        self._values = values[kept]
+        self._basis = basis[:, kept]
+        self._left = scaled @ self._basis / np.sqrt(self._values)
+        self._target = self._left.T @ (self._z * self.root)
+
+    def predict_left_out(self, strength: float) -> Floats:
+        """Return what the other rows predict of z minus its mean (n, R), for each row."""
+        shrink = self._values / (self._values + strength)
+        leverage = (np.square(self._left) * shrink).sum(1)[:, None]
+        found: Floats = (self._features @ self.weights(strength) - leverage * self._z) / np.maximum(
+            1 - leverage, 1e-3
+        )
+        return found
+
+    def leave_out(self, strength: float) -> Floats:
+        """Return the error of each row (n, R), had it been left out."""
+        return self._z - self.predict_left_out(strength)
+
+    def weights(self, strength: float) -> Floats:
+        """Return the effect of each feature on z (G, R)."""
+        scale = np.sqrt(self._values) / (self._values + strength)
+        found: Floats = self._basis @ (scale[:, None] * self._target)
+        return found
+
+
 def fit_feature_prior(
     items: ItemDistribution, vectors: Floats, features: Floats, counts: NDArray[np.int64], users: Floats
 ) -> FeaturePrior:
@@ -59,42 +103,31 @@ def fit_feature_prior(
 
     `users` are vectors of users (N, C) for whom the error counts.
     """
-    z = np.linalg.lstsq(items.factor, (vectors - items.mean).T, rcond=None)[0].T
-    weight = counts / (counts + HALF_WEIGHT)
-    total = max(float(weight.sum()), 1e-12)
-    level = weight @ z / total
-    centre = weight @ features / total
-    z = z - level
-    features = features - centre
-    root = np.sqrt(weight)[:, None]
-    values, basis = np.linalg.eigh((features * root).T @ (features * root))
-    kept = values > 1e-9 * max(float(values.max(initial=0.0)), 1e-12)
-    values, basis = values[kept], basis[:, kept]
-    left = (features * root) @ basis / np.sqrt(values)
-    target = left.T @ (z * root)
+    z = np.linalg.lstsq(items.factor, (vectors - items.mean).T, rcond=None)[0].T.astype(np.float64)
+    fitted = FeatureRegression(z, features, counts)
     seen = users @ items.factor
     metric = seen.T @ seen / max(1, len(seen))
 
-    def leave_out(strength: float) -> Floats:
-        """Return the error of each item, had it been left out."""
-        shrink = values / (values + strength)
-        errors = z * root - left @ (shrink[:, None] * target)
-        leverage = (np.square(left) * shrink).sum(1)
-        left_out: Floats = errors / np.maximum(1 - leverage, 1e-3)[:, None]
-        return left_out
-
     def loss(errors: Floats) -> float:
-        return float(np.einsum("vr,rs,vs->", errors, metric, errors)) / total
+        weighted = errors * fitted.root
+        return float(np.einsum("vr,rs,vs->", weighted, metric, weighted)) / fitted.total
 
-    strength = min(STRENGTHS, key=lambda each: loss(leave_out(each)))
-    errors = leave_out(strength)
-    weights = basis @ ((np.sqrt(values) / (values + strength))[:, None] * target)
-    spread, directions = np.linalg.eigh(errors.T @ errors / total)
-    factor = items.factor @ (directions * np.sqrt(np.maximum(spread, 0.0)))
-    before = loss(z * root)
+    strength = min(STRENGTHS, key=lambda each: loss(fitted.leave_out(each)))
+    errors = fitted.leave_out(strength)
+    weights = fitted.weights(strength)
+    before = loss(z - fitted.level)
     explained = 1 - loss(errors) / before if before > 0 else 0.0
     if explained <= 0:  # the features say nothing about these items
         return FeaturePrior(
-            items, np.zeros_like(level), centre, np.zeros_like(weights), items.factor, strength, 0.0
+            items,
+            np.zeros_like(fitted.level),
+            fitted.centre,
+            np.zeros_like(weights),
+            items.factor,
+            strength,
+            0.0,
         )
-    return FeaturePrior(items, level, centre, weights, factor, strength, explained)
+    weighted = errors * fitted.root
+    spread, directions = np.linalg.eigh(weighted.T @ weighted / fitted.total)
+    factor = items.factor @ (directions * np.sqrt(np.maximum(spread, 0.0)))
+    return FeaturePrior(items, fitted.level, fitted.centre, weights, factor, strength, explained)

@@ -125,6 +125,8 @@ def make_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # so that the first newcomer does not wait for them
         await run_in_threadpool(lambda: (catalogue.priors, catalogue.rating_priors))
+        if catalogue.user_tables:
+            await run_in_threadpool(lambda: (catalogue.featured, catalogue.featured_ratings))
         yield
         batcher.close()
         if log is not None:
@@ -204,7 +206,7 @@ def _add_recommendations(
         why: MaxReasons = 0,
     ) -> Response:
         """Return the best items the user has not rated. Every item column is a filter: `&category=book`."""
-        who = lookup.find_user(catalogue, user)
+        who = lookup.find_user(catalogue, user, access.parties)
         parties = lookup.find_parties(catalogue, party, access.parties)
         known = ("user", "k", "party", "model", "why")
         filters = lookup.read_filters(catalogue, request.query_params, known, access.parties)
@@ -226,7 +228,7 @@ def _add_recommendations(
         parties = lookup.find_parties(catalogue, newcomer.party, access.parties)
         filters = lookup.read_filters(catalogue, newcomer.where, (), access.parties)
         given = await run_in_threadpool(lookup.read_newcomer, catalogue, newcomer.ratings, access.parties)
-        who = lookup.find_user_with(catalogue, newcomer.user, given)
+        who = lookup.find_user_with(catalogue, newcomer.user, given, access.parties)
         why = newcomer.why
         rated = rated_by(catalogue, who, access.parties) if why else []
         return await answer(FEDERATED, who, parties, newcomer.k, filters, why, rated)
@@ -270,7 +272,7 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
         access: Granted, user: UserId, item: ItemId, party: PartyName = None, model: ModelName = "federated"
     ) -> Response:
         """Return the predicted rating of an item, its share of the unrated items, and the known rating, if any."""
-        who = lookup.find_user(catalogue, user)
+        who = lookup.find_user(catalogue, user, access.parties)
         p, row = lookup.find_item(catalogue, item, party, access.parties)
         lookup.check_model(catalogue, model)
         profile = await run_in_threadpool(profile_user, catalogue, model, who, [p])
@@ -315,7 +317,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
         parties = lookup.find_parties(catalogue, party, access.parties)
         found = []
         for user in lookup.find_user_ids(catalogue, starts, k, access.parties):
-            rated = all_ratings(catalogue, lookup.find_user(catalogue, user), parties)
+            rated = all_ratings(catalogue, lookup.find_user(catalogue, user, access.parties), parties)
             found.append({"user": user, "ratings": sum(len(own.items) for own in rated)})
         return _json_response({"users": found})
 
@@ -341,7 +343,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
         """
         parties = lookup.find_parties(catalogue, party, access.parties)
         others = [p for p in access.parties if p not in parties]
-        who = lookup.find_user_with(catalogue, user, ())
+        who = lookup.find_user_with(catalogue, user, (), access.parties)
         rated = [
             (rating, own.party, item)
             for own in all_ratings(catalogue, who, parties)
@@ -354,7 +356,7 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
             "count": len(rated),
             "liked": liked,
             "elsewhere": sum(len(own.items) > 0 for own in all_ratings(catalogue, who, others)),
-            "known": who.row is not None or bool(who.newer),
+            "known": who.row is not None or bool(who.newer) or bool(who.features),
             "newer": bool(who.newer),
             "trained": who.row is not None,
         }

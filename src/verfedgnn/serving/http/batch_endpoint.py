@@ -54,9 +54,9 @@ async def _answer_users(
     profiles: list[UserProfile | HttpProblem] = []
     for user in users:
         try:
-            found = lookup.find_user(catalogue, user)
+            found = lookup.find_user(catalogue, user, parties)
             make = partial(profile_user, catalogue, request.model, found, parties)
-            profiles.append(await run_in_threadpool(make) if found.newer else make())
+            profiles.append(await run_in_threadpool(make) if found.newer or found.features else make())
         except HttpProblem as problem:
             profiles.append(problem)
     queries = [

@@ -72,9 +72,9 @@ class FastPath:
             return None
         try:
             parties = lookup.find_parties(self._catalogue, given.get("party"), scope["access"].parties)
-            user = lookup.find_user(self._catalogue, given.get("user", ""))
+            user = lookup.find_user(self._catalogue, given.get("user", ""), scope["access"].parties)
         except HttpProblem:
             return None
-        if user.newer:  # folding in takes a thread of its own
+        if user.newer or user.features:  # folding in takes a thread of its own
             return None
         return model, user, parties, int(k)

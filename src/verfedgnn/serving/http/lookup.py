@@ -16,25 +16,29 @@ from verfedgnn.serving.http.schema import NewcomerRating
 from verfedgnn.serving.user_profile import ServedUser
 
 
-def find_user(catalogue: Catalogue, user: str) -> ServedUser:
-    """Return a user of the run, or one whose ratings are newer than the run."""
+def find_user(catalogue: Catalogue, user: str, parties: Sequence[int]) -> ServedUser:
+    """Return a user of the run, one whose ratings are newer than the run, or one of whom these parties have features."""
     row = catalogue.users.find(user)
     newer = catalogue.find_newer_ratings(user) if catalogue.newer else []
-    if row is None and not newer:
+    features = catalogue.find_user_features(user, parties) if row is None else {}
+    if row is None and not newer and not features:
         raise HttpProblem(
             404,
             "this user was not in training",
             "POST their ratings to /v1/recommendations to serve them as a newcomer",
         )
-    return ServedUser(row, newer)
+    return ServedUser(row, newer, features)
 
 
-def find_user_with(catalogue: Catalogue, user: str | None, ratings: Sequence[UserRatings]) -> ServedUser:
+def find_user_with(
+    catalogue: Catalogue, user: str | None, ratings: Sequence[UserRatings], parties: Sequence[int]
+) -> ServedUser:
     """Return the user with this id and further ratings of theirs; a newcomer if the id is unknown or None."""
     if user is None:
         return ServedUser(None, ratings)
     newer = merge_ratings(catalogue.find_newer_ratings(user), ratings)
-    return ServedUser(catalogue.users.find(user), newer)
+    row = catalogue.users.find(user)
+    return ServedUser(row, newer, catalogue.find_user_features(user, parties) if row is None else {})
 
 
 def find_user_ids(catalogue: Catalogue, starts: str, k: int, allowed: Sequence[int]) -> list[str]:

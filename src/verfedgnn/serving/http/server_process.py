@@ -43,6 +43,8 @@ class ServeOptions:
     """File to which requests are logged."""
     ratings: tuple[str, ...] = ()
     """Sources of ratings that are newer than the run, each `NAME=SOURCE`."""
+    user_features: tuple[str, ...] = ()
+    """Tables of customers, each `NAME=FILE`."""
     others: tuple[Path, ...] = ()
     """Runs that the page shows beside the first."""
     images: tuple[str, ...] = ()
@@ -78,6 +80,7 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     from verfedgnn.serving.http.server_metrics import ServerMetrics
     from verfedgnn.serving.http.shadow import ServedRuns, ShadowLog, UncountedMetrics
     from verfedgnn.serving.newer_ratings import read_newer_ratings
+    from verfedgnn.serving.user_features import read_user_features
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -92,7 +95,10 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
         run = Run.load(folder)
         served = {party.name: party.ratings for party in run.parties if options.party in (None, party.name)}
         newer = read_newer_ratings(options.ratings, served)
-        catalogue = Catalogue(run, folder.name, options.party, approximate=options.approximate, newer=newer)
+        features = read_user_features(options.user_features, list(served))
+        catalogue = Catalogue(
+            run, folder.name, options.party, approximate=options.approximate, newer=newer, features=features
+        )
         log = None if access_log is None else AccessLog(access_log)
         return make_app(
             catalogue,
