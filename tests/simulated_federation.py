@@ -24,7 +24,6 @@ from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.wire.framing import EncodedMessage
 from verfedgnn.protocol.wire.messages import (
@@ -136,16 +135,14 @@ class Member:
 
     def _watch(self, party: Party) -> None:
         """Note what the party hides under its masks."""
-        masks = party.masks
-        assert isinstance(masks, PartyMasks)
-        original = masks.apply
+        original = party._mask
 
-        def apply(values: NDArray[Any], message: Any, use: int, context: Any) -> NDArray[Any]:
+        def mask(values: NDArray[Any], message: Any, use: int) -> NDArray[Any]:
             place = (message.round, message.trip, message.attempt)
             self.simulation.hidden[place, use][self.index] = values.copy()
-            return original(values, message, use, context)
+            return original(values, message, use)
 
-        masks.apply = apply  # type: ignore[method-assign]
+        party._mask = mask  # type: ignore[method-assign]
 
 
 class LyingParty(Party):

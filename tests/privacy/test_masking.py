@@ -20,6 +20,7 @@ from verfedgnn.privacy.masking import (
     NEIGHBOURHOOD,
     SEED,
     MaskSeeds,
+    add_masks,
     lost_mask,
     self_mask,
     share_threshold,
@@ -41,7 +42,7 @@ class Circle:
     def mask(
         self, index: int, values: NDArray[Any], context: bytes = b"", use: int = GRADIENT
     ) -> NDArray[Any]:
-        return self.seeds[index].mask(values, index, self.keys, context, use)
+        return add_masks(values, self.seeds[index].streams(index, self.keys, context), use)
 
     def recover(self, owner: int, kind: int, holders: list[int]) -> bytes:
         """Recover the self-mask seed (kind 0) or the key seed (kind 1) of a party from the shares of `holders`."""

@@ -20,7 +20,7 @@ from simulated_federation import Simulation
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.mask_faults import LiarSearch
 from verfedgnn.federation.survivor_log import SurvivorLog
-from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, self_mask, share_threshold
+from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, add_masks, self_mask, share_threshold
 from verfedgnn.privacy.share_recovery import recover_seeds
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
 from verfedgnn.protocol.party.list_commitments import ListCommitments
@@ -97,7 +97,7 @@ class Table:
             **trip.fields, active=trip.active, train=True, exchange=False, evaluate=False, best_round=0,
             updates_from=1, update_parties=[], neighbourhood_parties=[],
         )  # fmt: skip
-        return self.parties[index].apply(self.values[index], start, GRADIENT, lambda: CONTEXT)
+        return add_masks(self.values[index], self.parties[index].streams(start, lambda: CONTEXT), GRADIENT)
 
     def ask(
         self, trip: MaskedTrip, index: int, survivors: list[int], signatures: list[str] | None = None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.core.errors import DataError
+from verfedgnn.core.worker_group import WorkerGroup, sum_over_workers
 
 # torch warns once per process; we use only products of CSR and dense matrices, which are long established.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
@@ -51,6 +52,8 @@ class Graph:
     """sum_i M_i / M_p, the factor of the party-side estimators E_p(.) (Sec. 4.3), (S, 1, 1)."""
     values: Tensor | None = None
     """What an item reads of each rating, in `by_user` order (E); None if the model reads only that there is one."""
+    workers: WorkerGroup | None = None
+    """The workers among whom the users are divided; None if all users are here. Sums over users are then sums over all workers."""
     _estimated: dict[Callable[[Tensor], Tensor], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -85,6 +88,8 @@ class Graph:
     def sum_users(self, users: Tensor, weights: Tensor | None = None) -> Tensor:
         """Sum weights_uv x_u over the neighbours u of each item: (S, N, C) -> (S, M, C)."""
         out: Tensor = _NeighbourSum.apply(self, users.reshape(self.parties * self.users, -1), weights, True)  # type: ignore[no-untyped-call]
+        if self.workers is not None:
+            out = sum_over_workers(out, self.workers)
         return out.view(self.parties, self.items, -1)
 
     def products(self, users: Tensor, items: Tensor) -> Tensor:
@@ -209,7 +214,12 @@ def restrict_graph(graph: Graph, users: slice | Tensor) -> Graph:
     edges = np.repeat(chosen, degree)
     values = None if graph.values is None else graph.values.cpu().numpy()[edges]
     part = build_graph(user, columns[edges], users=count, items=graph.items, values=values)
-    return replace(move_graph(part, graph.order.device), item_degree=graph.item_degree, ratio=graph.ratio)
+    return replace(
+        move_graph(part, graph.order.device),
+        item_degree=graph.item_degree,
+        ratio=graph.ratio,
+        workers=graph.workers,
+    )
 
 
 def stack_graphs(graphs: Sequence[Graph]) -> Graph:

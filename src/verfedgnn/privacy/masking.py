@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ NEIGHBOURHOOD = 2
 """Uses of a stream. Two uses in one trip never share a stream."""
 SEED = 16
 """Bytes of a seed, and of a share of it."""
+BLOCK = 64
+"""Bytes of a block of ChaCha20. Its counter has 32 bits, so a stream has at most 256 GiB."""
 
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
@@ -56,23 +59,53 @@ class MaskSeeds:
         shares = (Shamir.split(threshold, parties, seed) for seed in (self.self_seed, self.key_seed))
         return [own + key for (_, own), (_, key) in zip(*shares, strict=True)]
 
-    def mask(
-        self, values: NDArray[Integer], index: int, keys: Mapping[int, str], context: bytes, use: int
-    ) -> NDArray[Integer]:
-        """Return `values` plus the self-mask and the masks towards the other parties, modulo 2^bits of their type.
+    def streams(self, index: int, keys: Mapping[int, str], context: bytes) -> list[MaskStream]:
+        """Return the self-mask and the masks towards the other parties.
 
         `keys` holds the public mask keys of all active parties by index; `index` is this party's. `context` identifies what the
         coordinator sent to all parties. Masks of parties with different contexts do not cancel.
         """
-        flat = np.ascontiguousarray(values).reshape(-1)
-        width = flat.dtype.itemsize
-        total = flat.view(f"u{width}") + self_mask(self.self_seed, context, use, flat.size, width)
-        for other, key in keys.items():
-            if other != index:
-                stream = self.key.stream(key, context, use, flat.size, width)
-                total = total + stream if index < other else total - stream
-        masked: NDArray[Integer] = total.view(flat.dtype).reshape(values.shape)
-        return masked
+        pairs = [
+            MaskStream(self.key.stream_key(key, context), index < other)
+            for other, key in keys.items()
+            if other != index
+        ]
+        return [MaskStream(_stream_key(self.self_seed, b"self", context), True), *pairs]
+
+
+@dataclass(frozen=True)
+class MaskStream:
+    """One mask of a party in a trip."""
+
+    key: bytes
+    """Key of the ChaCha20 stream."""
+    adds: bool
+    """Whether the party adds the mask; else it subtracts it."""
+
+
+def add_masks(
+    values: NDArray[Integer],
+    streams: Sequence[MaskStream],
+    use: int,
+    places: Sequence[slice] | None = None,
+) -> NDArray[Integer]:
+    """Return `values` plus the masks of `streams`, modulo 2^bits of their type.
+
+    `places` says where successive pieces of the values are in the array that is masked; None for all of it. Somebody who holds only
+    a part of an array so masks it as if it held everything.
+    """
+    flat = np.ascontiguousarray(values).reshape(-1)
+    width = flat.dtype.itemsize
+    total = flat.view(f"u{width}").copy()
+    start = 0
+    for place in [slice(0, flat.size)] if places is None else places:
+        piece = total[start : start + place.stop - place.start]
+        for stream in streams:
+            mask = _draw(stream.key, use, place, width)
+            (np.add if stream.adds else np.subtract)(piece, mask, out=piece)
+        start += len(piece)
+    masked: NDArray[Integer] = total.view(flat.dtype).reshape(values.shape)
+    return masked
 
 
 class MaskKey:
@@ -85,17 +118,21 @@ class MaskKey:
 
     def stream(self, other: str, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
         """Return the stream that the owner of this key shares with the party whose public mask key is `other`."""
+        return _draw(self.stream_key(other, context), use, slice(0, size), width)
+
+    def stream_key(self, other: str, context: bytes) -> bytes:
+        """Return the key of that stream."""
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
         except ValueError:
             raise ProtocolError("a mask key is not usable") from None
-        return _expand(shared, b"pair" + bytes.fromhex(min(self.public, other) + max(self.public, other)),
-                       context, use, size, width)  # fmt: skip
+        pair = bytes.fromhex(min(self.public, other) + max(self.public, other))
+        return _stream_key(shared, b"pair" + pair, context)
 
 
 def self_mask(seed: bytes, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
     """Return the self-mask that belongs to a seed: `size` unsigned integers of `width` bytes."""
-    return _expand(seed, b"self", context, use, size, width)
+    return _draw(_stream_key(seed, b"self", context), use, slice(0, size), width)
 
 
 def lost_mask(
@@ -121,9 +158,15 @@ def check_public_key(key: str) -> None:
         raise ProtocolError("a public key is not usable") from None
 
 
-def _expand(secret: bytes, kind: bytes, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
-    """Expand a secret into a stream of integers: HKDF-SHA256 gives the key of a ChaCha20 stream for each use."""
-    key = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 2 " + kind + context).derive(secret)
-    nonce = struct.pack("<IIII", 0, use, 0, 0)  # a block counter of 0, then 96 bits
-    stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(size * width))
-    return np.frombuffer(stream, f"<u{width}")
+def _stream_key(secret: bytes, kind: bytes, context: bytes) -> bytes:
+    """Derive the key of a stream from a secret (HKDF-SHA256)."""
+    return HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 2 " + kind + context).derive(secret)
+
+
+def _draw(key: bytes, use: int, place: slice, width: int) -> NDArray[Any]:
+    """Return a part of a stream: unsigned integers of `width` bytes at the positions of `place`. Each use has its own stream."""
+    block, skipped = divmod(place.start * width, BLOCK)
+    nonce = struct.pack("<IIII", block, use, 0, 0)  # a block counter, then 96 bits
+    size = (place.stop - place.start) * width
+    stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(skipped + size))
+    return np.frombuffer(stream, f"<u{width}", offset=skipped)

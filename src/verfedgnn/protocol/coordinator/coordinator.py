@@ -484,7 +484,8 @@ class Coordinator:
         last = self.deliveries.sums.get(self.block.index)
         digest = "" if last is None else sum_digest(last.parties, last.trip, last.total)
         updates = self.deliveries.log.last
-        context = mask_context(start, self.replica, updates[0].total if updates else None, digest)
+        last_update = (updates[0].round, updates[0].total) if updates else None
+        context = mask_context(start, self.replica, last_update, digest)
         return self.masks.mask_total(context, use, like)
 
     def _step(self, parties: list[int], summed: NDArray[Any]) -> None:

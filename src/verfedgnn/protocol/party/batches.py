@@ -43,11 +43,13 @@ class Batches:
         items = self.setup.data.items
         if config.training.ranks and 0 < wanted < items:
             rng = self.setup.randomness.generator(PartyStream.RANKING_CANDIDATES, round)
-            drawn = torch.from_numpy(rng.choice(items, wanted, replace=False))
-            batch = replace(batch, candidates=drawn.to(batch.pairs.user.device))
+            candidates = torch.from_numpy(rng.choice(items, wanted, replace=False))
+            batch = replace(batch, candidates=candidates.to(batch.pairs.user.device))
         if config.model.raters:
             rng = self.setup.randomness.generator(PartyStream.READ_RATINGS, round)
-            read = torch.from_numpy(rng.random(len(batch.pairs), np.float32) < config.training.read)
+            before, every = self.setup.targets_before
+            drawn = rng.random(every, np.float32)[before : before + len(batch.pairs)]
+            read = torch.from_numpy(drawn < config.training.read)
             batch = replace(batch, read=read.to(batch.pairs.rating))
         return batch
 

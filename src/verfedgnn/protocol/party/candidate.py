@@ -10,6 +10,7 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party import Party
@@ -19,12 +20,15 @@ from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL, Policy, check_welcome
 from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.party.release_ledger import ReleaseLedger
+from verfedgnn.protocol.party.shard_setup import ShardSetup
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
+from verfedgnn.protocol.party.worker_orders import Order, divide
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.message_sizes import largest_from_coordinator
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.user_shards import UserShard, check_shards
 from verfedgnn.protocol.wire.messages import Hello, Welcome, copied_state
 
 _OTHER_COPY = "the public parameters received are not those that the coordinator announced"
@@ -43,7 +47,8 @@ class Candidate:
 
     `secret` seeds the party's noise, batches and initial items; no message carries it. `party` is the class to create on joining.
     With a `start`, its private parameters continue from an earlier training. `commitments` holds the survivor lists that the party
-    committed to; by default they are kept in memory only. Progress is shared with the joined party, so a candidate that joins again
+    committed to; by default they are kept in memory only. With `workers`, this process is one of the party's workers and trains on
+    the ratings of its own users; the first worker speaks for the party. Progress is shared with the joined party, so a candidate that joins again
     continues where it was.
     """
 
@@ -58,8 +63,18 @@ class Candidate:
         start: PrivateStart | None = None,
         ledger: ReleaseLedger | None = None,
         commitments: ListCommitments | None = None,
+        workers: WorkerGroup | None = None,
     ) -> None:
-        self.setup = PartySetup.of(data, config, secret, device, policy)
+        self.whole = PartySetup.of(data, config, secret, device, policy)
+        """The facts about the whole party."""
+        self.shard: UserShard | None = None
+        """The users of this worker; None if the party is one process."""
+        self.setup = self.whole
+        """The facts about the users of this process."""
+        if workers is not None:
+            check_shards(config, data.users, workers.size)
+            self.shard = UserShard(self.whole.model, workers, workers.rank)
+            self.setup = ShardSetup.divide(self.whole, self.shard)
         self.progress = PartyProgress.initial(self.setup)
         self.start = start
         if start is not None:
@@ -80,14 +95,14 @@ class Candidate:
     @property
     def largest_array(self) -> int:
         """Bytes of the largest packed array that a RoundStart may hold; missed updates take at most a full copy."""
-        config = self.setup.config
-        model = self.setup.model
+        config = self.whole.config
+        model = self.whole.model
         return largest_array(config, UserBlocks(config, model).all_users, FULL_COPY * model.size)
 
     @property
     def largest_message(self) -> int:
         """Bytes of the largest message that the coordinator may send."""
-        return largest_from_coordinator(self.setup.config, self.setup.model)
+        return largest_from_coordinator(self.whole.config, self.whole.model)
 
     @property
     def _known_training(self) -> str | None:
@@ -103,7 +118,7 @@ class Candidate:
 
     def hello(self) -> Hello:
         """Return the first message of a new stay, with a new mask key."""
-        setup = self.setup
+        setup = self.whole
         verified = self.progress.verified
         masks = self._masks = self._new_masks()
         self.stay = secrets.token_hex(8)
@@ -135,12 +150,40 @@ class Candidate:
     ) -> Party:
         """Return the joined party.
 
-        Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs.
+        Without a `replica` or `projection` to share, the party makes its own; on one machine all parties share theirs. The first
+        of several workers gives the others their parts of the message; these call this method with their parts.
         """
+        setup = self.setup
+        if self._speaks:
+            self._check(message)
+        if self.shard is not None:
+            own = self._divide_replica(message, self.shard)
+        else:
+            own = replica or self._make_replica(message)
+        if self._masks is not None:
+            self._masks.join(message.training, message.index, len(message.items))
+        joined = self.party_class(
+            setup,
+            self.progress,
+            index=message.index,
+            replica=own,
+            ratings=TrainingRatings.of(setup, sum(message.items)),
+            first_ratings=TrainingRatings.of_first_rounds(setup, sum(message.items)),
+            projection=projection or self._own_projection,
+            masks=self._masks,
+            ledger=self.ledger,
+        )
+        if self.ledger is not None:
+            self.ledger.check_training(message.training, joined.replica.rounds)
+        self.progress.training = message.training
+        return joined
+
+    def _check(self, message: Welcome) -> None:
+        """Raise `ProtocolError` unless a Welcome answers the open Hello, and is from the federation that the party meant to join."""
         if not self.stay or message.stay != self.stay:
             raise ProtocolError(f"{self.name}: received a Welcome without an open Hello; say hello again")
         self.stay = ""
-        setup = self.setup
+        setup = self.whole
         check_welcome(
             message,
             setup.config,
@@ -154,28 +197,22 @@ class Candidate:
             raise ProtocolError(
                 f"{self.name}: the coordinator does not reset the users whom this party has forgotten"
             )
-        own = replica or self._make_replica(message)
-        if self._masks is not None:
-            self._masks.join(message.training, message.index, len(message.items))
-        joined = self.party_class(
-            setup,
-            self.progress,
-            index=message.index,
-            replica=own,
-            ratings=TrainingRatings.of(setup, sum(message.items)),
-            first_ratings=TrainingRatings.of_first_rounds(setup, sum(message.items)),
-            projection=projection or self._projection,
-            masks=self._masks,
-            ledger=self.ledger,
-        )
-        if self.ledger is not None:
-            self.ledger.check_training(message.training, joined.replica.rounds)
-        self.progress.training = message.training
-        return joined
 
     @cached_property
-    def _projection(self) -> Projection | IdentityProjection | None:
-        return make_projection(self.setup.config, self.setup.data.users, self.setup.device)
+    def projection(self) -> Projection | IdentityProjection | None:
+        """Projection of the exchange for all users; None if the configuration exchanges nothing."""
+        return make_projection(self.whole.config, self.whole.data.users, self.whole.device)
+
+    @property
+    def _own_projection(self) -> Projection | IdentityProjection | None:
+        if self.shard is None or self.projection is None:
+            return self.projection
+        return self.projection.part(self.shard.users, self.shard.users)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this process talks to the coordinator."""
+        return self.shard is None or self.shard.workers.is_first
 
     def _make_replica(self, message: Welcome) -> Replica:
         """Return a replica with the public parameters of a Welcome, or with the party's own copy of them if it has none.
@@ -198,14 +235,27 @@ class Candidate:
 
     def _draw_replica(self, message: Welcome) -> Replica:
         """Return the replica before the first round, drawn from the agreed seed."""
-        setup = self.setup
+        setup = self.whole
         return Replica.initial(
             setup.config, setup.model, message.items, message.ratings, message.typical, setup.device
         )
 
+    def _divide_replica(self, message: Welcome, shard: UserShard) -> Replica:
+        """Return the replica of this worker's users. The first worker makes that of all users and divides it."""
+        if shard.workers.is_first:
+            copy = self._make_replica(message).full_copy()
+            message = divide(shard, Order.WELCOME, message.model_copy(update=copy))
+        parameters, accumulator = torch.zeros((2, shard.model.size), device=self.setup.device)
+        config = self.setup.config
+        own = Replica(
+            config, shard.model, message.items, message.ratings, parameters, accumulator, message.round, shard
+        )
+        own.load(copied_state(message), message.round)
+        return own
+
     def _new_masks(self) -> PartyMasks | None:
-        """Return masks with a new key; None if the configuration has no masks."""
+        """Return masks with a new key; None if the configuration has no masks, or another worker keeps them."""
         setup = self.setup
-        if not setup.config.masking:
+        if not setup.config.masking or not self._speaks:
             return None
         return PartyMasks(self.name, setup.config, setup.policy, self.commitments)

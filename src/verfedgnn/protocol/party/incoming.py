@@ -135,7 +135,7 @@ def read_neighbourhoods(
     # Masks depend on this hash, so those of parties that received different sums do not cancel.
     values = total if config.masking else None
     trip = message.neighbourhood_trip
-    digest = sum_digest(message.neighbourhood_parties, trip, values)
+    digest = sum_digest(message.neighbourhood_parties, trip, values, replica.workers)
     if last is not None and last.digest == digest:
         return last
     if index in message.neighbourhood_parties:

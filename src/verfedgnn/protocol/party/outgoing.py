@@ -37,7 +37,7 @@ def noise_key(
     if setup.policy.fresh_noise:
         for value in values:
             found.update(value.cpu().numpy().tobytes())
-    return setup.randomness.noise_key(stream, message.round, message.trip, found.digest())
+    return setup.randomness.noise_key(stream, message.round, message.trip, *setup.noise_place, found.digest())
 
 
 def encode_neighbourhoods(

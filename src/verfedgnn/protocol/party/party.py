@@ -9,7 +9,8 @@ fields of its reply.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,13 @@ from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
+from verfedgnn.protocol.party.worker_orders import (
+    Order,
+    divide,
+    receive_arrays,
+    receive_message,
+    share_streams,
+)
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.mask_context import mask_context
@@ -86,6 +94,44 @@ class FinishedTraining:
     """The sum of the other parties' users' means (N, 2); None if they are not shared."""
     first_rounds: dict[str, Tensor] | None = None
     """The party's model at the end of the first rounds, without the ratings of withheld users; None if it withheld nothing."""
+
+    @property
+    def of_users(self) -> dict[str, Tensor]:
+        """The arrays that have a row per user, by name."""
+        found = {"users": self.model["users"]}
+        if self.others_means is not None:
+            found["others_means"] = self.others_means
+        if self.first_rounds is not None:
+            found["first_rounds"] = self.first_rounds["users"]
+        return found
+
+    @property
+    def of_worker(self) -> dict[str, NDArray[Any]]:
+        """What a worker sends to the first one: its users' rows, and its part of the flat arrays."""
+        flat = {"public": self.public, "accumulator": self.accumulator}
+        return {name: values.cpu().numpy() for name, values in (self.of_users | flat).items()}
+
+    def join(self, others: Sequence[Mapping[str, NDArray[Any]]], shard: UserShard) -> FinishedTraining:
+        """Return the result of the whole party from that of the first worker and the parts of all others."""
+        device = self.public.device
+        parts = [self.of_worker, *others]
+        rows = {
+            name: torch.from_numpy(np.concatenate([part[name] for part in parts])).to(device)
+            for name in self.of_users
+        }
+        public, accumulator = (
+            torch.from_numpy(shard.join_flat([part[name] for part in parts])).to(device)
+            for name in ("public", "accumulator")
+        )
+        first = self.first_rounds
+        return replace(
+            self,
+            public=public,
+            accumulator=accumulator,
+            model=self.model | {"users": rows["users"]},
+            others_means=rows.get("others_means"),
+            first_rounds=None if first is None else first | {"users": rows["first_rounds"]},
+        )
 
 
 class Party:
@@ -157,13 +203,23 @@ class Party:
     def handle(self, message: Message) -> Message | None:
         """Answer one message of the coordinator; return None if it needs no answer."""
         if isinstance(message, RoundStart):
-            (reply,) = answer_trip([self], [message], self.subset)
-            return reply
+            return self.answer_round(message)
         if isinstance(message, Finish):
             return self.finish(message).reply
         if self.masks is not None and isinstance(message, ShareRequest | TripShares | Survivors):
             return self.masks.handle(message)
         raise PARTY_STATES.unexpected(PartyState.JOINED, type(message), self.name)
+
+    def answer_round(self, message: RoundStart) -> RoundReply:
+        """Answer a RoundStart. The first of several workers lets the others answer for their users, and joins the replies."""
+        shard = self.replica.shard
+        if shard is None or not shard.workers.is_first:
+            (reply,) = answer_trip([self], [message], self.subset)
+            return reply
+        check_start(message, self.replica, self.index, self.setup.policy.smallest, shard.whole)
+        (own,) = answer_trip([self], [divide(shard, Order.ROUND, message)], self.subset)
+        others = [receive_message(shard.workers, rank) for rank in range(1, shard.workers.size)]
+        return shard.join_replies([own, *(reply for reply in others if isinstance(reply, RoundReply))])
 
     # -- the users and ratings of a round ----------------------------------------------------------------
 
@@ -360,23 +416,59 @@ class Party:
         return to_residues(self._mask(whole, message, masking.GRADIENT), sum_bits(self.parties))
 
     def _mask(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
-        if self.masks is None:
+        """Add this party's masks of a trip to `values`."""
+        if not self.setup.policy.masks:
             return values
-        return self.masks.apply(values, message, use, lambda: self._mask_context(message))
+        shard = self.replica.shard
+        places = None
+        if shard is not None:
+            places = shard.pieces if use == masking.GRADIENT else shard.pieces_of_rows(values.shape)
+        return masking.add_masks(values, self._mask_streams(message), use, places)
+
+    def _mask_streams(self, message: RoundStart) -> list[masking.MaskStream]:
+        """Return the masks of a trip. Of several workers, the first one makes them for all."""
+        streams = None
+        shard = self.replica.shard
+        context = (
+            None if shard is None else self._mask_context(message)
+        )  # all workers take part in the hashes
+        if self.masks is not None:
+            streams = self.masks.streams(message, lambda: context or self._mask_context(message))
+        if shard is not None:
+            return share_streams(shard.workers, streams)
+        assert streams is not None, "a party with masks has drawn them"
+        return streams
 
     def _mask_context(self, message: RoundStart) -> bytes:
         """Hash what the coordinator must have sent to all active parties alike."""
         updates = split_updates(message, self.replica.blocks)
         block = self.replica.blocks.in_round(message.round)
         last = self.progress.exchange.received.get(block.index)
-        return mask_context(
-            message, self.replica, updates[-1].total if updates else None, "" if last is None else last.digest
-        )
+        last_update = (updates[-1].round, updates[-1].total) if updates else None
+        return mask_context(message, self.replica, last_update, "" if last is None else last.digest)
 
     # -- the end -----------------------------------------------------------------------------------------
 
     def finish(self, message: Finish) -> FinishedTraining:
-        """Return the model of the best validation. A party that missed that validation evaluates it now."""
+        """Return the model of the best validation. The first of several workers collects the parts of the others."""
+        shard = self.replica.shard
+        if shard is None:
+            finished = self.finish_users(message)
+        else:
+            if message.parameters is not None:
+                check_public(message.parameters, shard.whole)
+            own = self.finish_users(divide(shard, Order.FINISH, message))
+            others = [receive_arrays(shard.workers, rank) for rank in range(1, shard.workers.size)]
+            finished = own.join(others, shard)
+        if parameters_digest(finished.public) != message.digest:
+            raise ProtocolError(
+                f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
+                "rejoin to get them"
+            )
+        return finished
+
+    def finish_users(self, message: Finish) -> FinishedTraining:
+        """Return the model of the best validation for the users of this process, who may have missed that validation."""
         public = self._best_parameters(message)
         self.present_ratings = self.ratings
         progress = self.progress
@@ -403,11 +495,6 @@ class Party:
             raise ProtocolError(
                 f"{self.name}: the coordinator finishes without the parameters of round {message.best_round}, "
                 "which this party does not have; rejoin to get them"
-            )
-        if parameters_digest(public) != message.digest:
-            raise ProtocolError(
-                f"{self.name}: the public parameters of the result are not those that the coordinator announced; "
-                "rejoin to get them"
             )
         return public
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.privacy.id_matching import Sealer
-from verfedgnn.privacy.masking import SEED, MaskSeeds, check_public_key, share_threshold
+from verfedgnn.privacy.masking import SEED, MaskSeeds, MaskStream, check_public_key, share_threshold
 from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.round.exchange_plan import fewest_survivors, following_trip
@@ -231,12 +229,8 @@ class PartyMasks:
 
     # -- masks -------------------------------------------------------------------------------------------
 
-    def apply(
-        self, values: NDArray[Any], message: RoundStart, use: int, context: Callable[[], bytes]
-    ) -> NDArray[Any]:
-        """Add this party's masks of a trip to `values`. `context` is called once a trip (`mask_context`)."""
-        if not self.policy.masks:
-            return values
+    def streams(self, message: RoundStart, context: Callable[[], bytes]) -> list[MaskStream]:
+        """Return this party's masks of a trip. `context` is called once a trip (`mask_context`)."""
         self.check_start(message)
         trip = self._trip
         assert trip is not None
@@ -244,7 +238,7 @@ class PartyMasks:
             trip.start = message
             trip.context = context()
             self._last = (message.round, -message.trip, message.attempt)
-        return trip.seeds.mask(values, self._index, trip.keys, trip.context, use)
+        return trip.seeds.streams(self._index, trip.keys, trip.context)
 
     # -- unmasking ---------------------------------------------------------------------------------------
 

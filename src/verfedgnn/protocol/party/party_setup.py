@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -63,6 +63,25 @@ class PartySetup:
             Model(config.model, data.users),
             Targets.of(data, config),
         )
+
+    def with_data(self, data: PartyInput) -> PartySetup:
+        """Return the same setup with other ratings."""
+        return replace(self, data=data, targets=Targets.of(data, self.config))
+
+    @property
+    def all_data(self) -> PartyInput:
+        """The ratings of the whole party; a worker (`shard_setup`) trains on a part of them."""
+        return self.data
+
+    @property
+    def noise_place(self) -> tuple[int, ...]:
+        """What the noise of a worker depends on in addition; nothing for a party in one process."""
+        return ()
+
+    @property
+    def targets_before(self) -> tuple[int, int]:
+        """How many training pairs other workers have: before this worker's, and in all with this worker's."""
+        return 0, len(self.targets.train)
 
     @property
     def name(self) -> str:

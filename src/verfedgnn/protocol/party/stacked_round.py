@@ -33,7 +33,8 @@ def answer_trip(
     results = run_pass(first, replica.parameters, inputs, subset)
     # 3. A validation needs a pass of its own if it judges averages, or if the first pass left users out.
     validated = results
-    if (first.progress.private.averaged or not subset.covers_all) and any(m.evaluate for m in messages):
+    apart = first.progress.private.averaged or not subset.covers_all or replica.shard is not None
+    if apart and any(message.evaluate for message in messages):
         validated = evaluate_all_users(parties, replica.served, lookup)
     # 4. Only the users of the round leave the party.
     if block.index != subset.block.index:

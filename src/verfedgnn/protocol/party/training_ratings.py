@@ -5,13 +5,12 @@ In the first rounds of a training that orders lists, a party leaves out all rati
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from verfedgnn.core.graph import Graph
 from verfedgnn.privacy.projection import IdentityProjection, Projection
 from verfedgnn.protocol.party.batches import Batches
 from verfedgnn.protocol.party.party_setup import PartySetup
-from verfedgnn.protocol.party.targets import Targets
 from verfedgnn.protocol.round.user_blocks import UserBlock
 from verfedgnn.protocol.round.user_subset import UserSubset
 
@@ -33,10 +32,10 @@ class TrainingRatings:
     @classmethod
     def of_first_rounds(cls, setup: PartySetup, all_items: int) -> TrainingRatings | None:
         """Return the ratings without those of withheld users; None if nothing is withheld."""
-        data = setup.data.without_withheld()
-        if not setup.config.training.withheld_rounds or len(data.train) == len(setup.data.train):
+        data = setup.all_data.without_withheld()
+        if not setup.config.training.withheld_rounds or len(data.train) == len(setup.all_data.train):
             return None
-        return cls.of(replace(setup, data=data, targets=Targets.of(data, setup.config)), all_items)
+        return cls.of(setup.with_data(data), all_items)
 
     def subset(
         self, block: UserBlock, rated_only: bool, projection: Projection | IdentityProjection | None

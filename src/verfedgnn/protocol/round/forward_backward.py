@@ -83,8 +83,11 @@ def compute(
         if pull is not None:
             pulled = _gradients((out.neighbourhoods[0] * pull).sum(), {name: leaves[name] for name in own})
             gradients |= {name: gradients[name] + pulled[name] for name in own}
+        gradients |= _sum_over_workers(gradients, model, graph)
         public_gradients = torch.cat([gradients[name].flatten(1) for name in parameters], 1)
         finite = public_gradients.sum(1).isfinite().tolist()
+        if graph.workers is not None:  # all workers stop together
+            finite = [bool(graph.workers.sum(torch.tensor([not finite[0]], dtype=torch.int64)) == 0)]
 
     projected = _project(projection, inputs, [x.detach() for x in out.neighbourhoods])
     users, items = out.served
@@ -112,6 +115,17 @@ def _gradients(loss: Tensor, leaves: Mapping[str, Tensor], retain: bool = False)
         loss, list(leaves.values()), allow_unused=True, materialize_grads=True, retain_graph=retain
     )
     return dict(zip(leaves, found, strict=True))
+
+
+def _sum_over_workers(gradients: Mapping[str, Tensor], model: Model, graph: Graph) -> dict[str, Tensor]:
+    """Return the gradients of weights and items, summed over the workers that share the users; empty without workers."""
+    if graph.workers is None:
+        return {}
+    rows_of_users = {*model.per_user, *model.private_per_user}
+    shared = {name: gradient for name, gradient in gradients.items() if name not in rows_of_users}
+    total = graph.workers.sum(torch.cat([gradient.flatten() for gradient in shared.values()]))
+    parts = torch.split(total, [gradient.numel() for gradient in shared.values()])
+    return {name: part.view_as(shared[name]) for name, part in zip(shared, parts, strict=True)}
 
 
 def _stack(name: str, inputs: Sequence[PassInputs], graph: Graph, model: Model) -> Tensor:

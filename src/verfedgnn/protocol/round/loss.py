@@ -111,7 +111,8 @@ def penalty(
 ) -> Tensor:
     """Return the regularisers per rating, and per row of private parameters.
 
-    Regularisers per row of public parameters are part of the public step.
+    Regularisers per row of public parameters are part of the public step. Workers that share the users have the same items; only
+    the first worker counts rows of items.
     """
     total = leaves["users"].new_zeros(())
     per_rating = {
@@ -140,8 +141,13 @@ def penalty(
         "rater_item_bias": training.l2_item_bias,
         "own_user_bias": training.l2_user_bias,
     }
+    own = (
+        ()
+        if graph.workers is None or graph.workers.is_first
+        else ("items", "messages", "item_bias", "rater_item_bias")
+    )
     for name, weight in per_row.items():
-        if weight and name in leaves:
+        if weight and name in leaves and name not in own:
             total = total + weight * (share * leaves[name].square()).sum()
     return total
 

@@ -32,15 +32,18 @@ _ROWS = 1 << 16
 """Number of user embeddings whose norms are computed at a time."""
 
 
-def check_start(message: RoundStart, replica: Replica, index: int, fewest: int) -> None:
+def check_start(
+    message: RoundStart, replica: Replica, index: int, fewest: int, model: Model | None = None
+) -> None:
     """Raise `ProtocolError` unless a RoundStart asks for what was agreed on.
 
-    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties.
+    `index` is the place of the receiving party; it adds to no sum over fewer than `fewest` parties. `model` is that of the users in
+    the message, by default that of the replica.
     """
     number = message.round
     active = message.active
     config = replica.config
-    blocks = replica.blocks
+    blocks = replica.blocks if model is None else UserBlocks(config, model)
     parties = len(replica.items)
     if number > replica.rounds:
         raise ProtocolError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -15,11 +15,14 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.sections import TrainingConfig
 from verfedgnn.core.vectors import clip_rows
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.gradient_protection import Rescale, invert_rescale
 from verfedgnn.privacy.rating_dp import unit
 from verfedgnn.protocol.round.optimizer import average, pieces, step
 from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
+from verfedgnn.protocol.round.user_groups import hash_arrays, hash_users
+from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.protocol.round.user_starts import START_BITS, START_SUM
 from verfedgnn.protocol.wire.fixed_point import from_fixed
 
@@ -41,9 +44,14 @@ class Replica:
         parameters: Tensor,
         accumulator: Tensor,
         round: int,
+        shard: UserShard | None = None,
     ) -> None:
         self.config = config
         self.model = model
+        self.shard = shard
+        """The part of a party's users that this worker holds; None for all users."""
+        self.users = model.users if shard is None else shard.whole.users
+        """Number of users of the federation."""
         self.items = list(items)
         """Number of items of each party."""
         self.ratings = ratings
@@ -56,7 +64,7 @@ class Replica:
         self.blocks = UserBlocks(config, model)
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.passes_per_epoch = self.rounds_per_epoch // config.training.user_blocks
-        self.rescale = Rescale.of(config, model.users, len(items), ratings)
+        self.rescale = Rescale.of(config, self.users, len(items), ratings)
         self._digest: tuple[int, str] | None = None
         self._block_hashes: dict[int, bytes] = {}
         """Hashes of the users' parameters by block, of blocks that have not changed since."""
@@ -154,7 +162,7 @@ class Replica:
         sums = block.select(self.model, self.accumulator)
         worths = self._worth_of_one(participation_scale(self.items, parties))
         regularisers = {
-            "users": 2 * (training.l2 / self.model.users + training.l2_row / self.passes_per_epoch),
+            "users": 2 * (training.l2 / self.users + training.l2_row / self.passes_per_epoch),
             "user_bias": 2 * training.l2_user_bias / self.passes_per_epoch,
             "rater_users": 2 * training.l2_raters / self.passes_per_epoch,
             "rater_values": 2 * training.l2_readers / self.passes_per_epoch,
@@ -216,32 +224,34 @@ class Replica:
     def digest(self) -> str:
         """Return the hash of the parameters and their average; computed once a round.
 
-        With blocks of users it is the hash of the blocks' hashes, so that a round hashes again only the block that it changed.
+        It is the hash of the shared weights' hash and of the blocks' hashes. A round hashes again only the block that it changed.
         """
         if self._digest is None or self._digest[0] != self.round:
             copies = [self.parameters] if self.average is None else [self.parameters, self.average]
-            if self.blocks.count == 1:
-                found = _hash(copies).hex()
-            else:
-                found = self._hash_blocks([self.model.views(copy) for copy in copies])
-            self._digest = (self.round, found)
+            arrays = [self.model.views(copy) for copy in copies]
+            per_user = [part[name].cpu().numpy() for part in arrays for name in self.model.per_user]
+            shared = [
+                part[name].cpu().numpy()
+                for part in arrays
+                for name in part
+                if name not in self.model.per_user
+            ]
+            for block in self.blocks.blocks:
+                if block.index not in self._block_hashes:
+                    rows = [values[block.users] for values in per_user]
+                    self._block_hashes[block.index] = hash_users(rows, self.workers)
+            hashes = [self._block_hashes[block.index] for block in self.blocks.blocks]
+            self._digest = (self.round, hashlib.sha256(b"".join([hash_arrays(shared), *hashes])).hexdigest())
         return self._digest[1]
 
     def state_digest(self) -> str:
         """Return the hash of the whole state: the parameters, the optimiser's state and the running average."""
         return parameters_digest(*self._state.values())
 
-    def _hash_blocks(self, copies: Sequence[Mapping[str, Tensor]]) -> str:
-        """Return the hash of the shared weights and of the hashes of all blocks."""
-        per_user = [values for copy in copies for name, values in copy.items() if name in self.model.per_user]
-        shared = [
-            values for copy in copies for name, values in copy.items() if name not in self.model.per_user
-        ]
-        for block in self.blocks.blocks:
-            if block.index not in self._block_hashes:
-                self._block_hashes[block.index] = _hash(values[block.users] for values in per_user)
-        hashes = [self._block_hashes[block.index] for block in self.blocks.blocks]
-        return hashlib.sha256(b"".join([_hash(shared), *hashes])).hexdigest()
+    @property
+    def workers(self) -> WorkerGroup | None:
+        """The workers that share the users; None if this process holds all of them."""
+        return None if self.shard is None else self.shard.workers
 
 
 def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
@@ -252,14 +262,7 @@ def rounds_per_epoch(training: TrainingConfig, ratings: int) -> int:
 
 def parameters_digest(*flat: Tensor) -> str:
     """Return the SHA-256 of flat parameters, and of further arrays of theirs. Masks depend on it, so it is never shortened."""
-    return _hash(flat).hex()
-
-
-def _hash(tensors: Iterable[Tensor]) -> bytes:
-    found = hashlib.sha256()
-    for values in tensors:
-        found.update(np.ascontiguousarray(values.cpu().numpy()).data)
-    return found.digest()
+    return hash_arrays(values.cpu().numpy() for values in flat).hex()
 
 
 def participation_scale(items: Sequence[int], active: Sequence[int], without: int | None = None) -> float:

@@ -72,7 +72,10 @@ class UserSubset:
         if chosen.rows is not None:
             left = torch.ones(self.model.users, dtype=torch.bool, device=chosen.rows.device)
             left.index_fill_(0, chosen.rows, False)
-            yield from map(self.select, torch.split(torch.nonzero(left).squeeze(1), len(chosen.rows)))
+            for rows in torch.split(torch.nonzero(left).squeeze(1), len(chosen.rows)):
+                group = self.select(rows)
+                # These users change no item, so other workers need not take part.
+                yield replace(group, graph=replace(group.graph, workers=None))
 
     def within(self, block: UserBlock) -> tuple[UserBlock, UserSubset]:
         """Select the users of this subset that are in `block`; also return where they are within this subset."""

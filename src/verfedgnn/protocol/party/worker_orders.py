@@ -1,0 +1,112 @@
+"""What the first worker of a party tells the others, and what they answer.
+
+    first worker   order, and the part of a message that is about the other worker's users
+    other worker   its part of the reply
+
+The first worker receives every message of the coordinator, and sends every reply. Each worker does the same work for its own users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verfedgnn.core.worker_group import WorkerGroup
+from verfedgnn.privacy.masking import MaskStream
+from verfedgnn.protocol.round.user_shards import Divided, UserShard
+from verfedgnn.protocol.wire.framing import Message, build, describe
+
+
+class Order(StrEnum):
+    """What a worker does next."""
+
+    STAGE = "stage"
+    """Load the data of a training and restore the checkpoint of a round."""
+    WELCOME = "welcome"
+    ROUND = "round"
+    CHECKPOINT = "checkpoint"
+    FINISH = "finish"
+    END = "end"
+
+
+class Ordered(NamedTuple):
+    """An order as a worker receives it."""
+
+    order: Order
+    values: dict[str, Any]
+    message: Message | None
+
+
+def divide(shard: UserShard, order: Order, message: Divided) -> Divided:
+    """Give the other workers an order with their parts of a message, and return this worker's part."""
+    for rank in range(1, shard.workers.size):
+        give(shard.workers, rank, order)
+        send_message(shard.workers, rank, shard.of_worker(rank).take(message))
+    return shard.take(message)
+
+
+def tell_all(workers: WorkerGroup, order: Order, **values: Any) -> None:
+    """Give all other workers the same order."""
+    for rank in range(1, workers.size):
+        give(workers, rank, order, **values)
+
+
+def give(workers: WorkerGroup, rank: int, order: Order, **values: Any) -> None:
+    """Give one worker an order; a message follows where the order has one."""
+    _send_text(workers, rank, {"order": order, "values": values})
+
+
+def wait_for_order(workers: WorkerGroup) -> Ordered:
+    """Wait for the next order of the first worker."""
+    found = _receive_text(workers, 0)
+    order = Order(found["order"])
+    divided = order in (Order.WELCOME, Order.ROUND, Order.FINISH)
+    return Ordered(order, found["values"], receive_message(workers, 0) if divided else None)
+
+
+def send_message(workers: WorkerGroup, rank: int, message: Message) -> None:
+    """Send a message to another worker; its arrays are not packed."""
+    kind, text, arrays = describe(message)
+    _send_text(workers, rank, {"kind": kind, "text": text})
+    send_arrays(workers, rank, arrays)
+
+
+def receive_message(workers: WorkerGroup, rank: int) -> Message:
+    """Receive what `send_message` sent."""
+    found = _receive_text(workers, rank)
+    return build(found["kind"], found["text"], receive_arrays(workers, rank))
+
+
+def send_arrays(workers: WorkerGroup, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Send named arrays to another worker."""
+    about = {name: [list(values.shape), str(values.dtype)] for name, values in arrays.items()}
+    _send_text(workers, rank, about)
+    workers.send(rank, list(arrays.values()))
+
+
+def receive_arrays(workers: WorkerGroup, rank: int) -> dict[str, NDArray[Any]]:
+    """Receive what `send_arrays` sent."""
+    about = _receive_text(workers, rank)
+    return {name: workers.receive(rank, shape, dtype) for name, (shape, dtype) in about.items()}
+
+
+def share_streams(workers: WorkerGroup, streams: list[MaskStream] | None) -> list[MaskStream]:
+    """Return the masks of a trip, which only the first worker can make; the others pass None."""
+    text = json.dumps([[stream.key.hex(), stream.adds] for stream in streams or []]).encode()
+    shared = json.loads(workers.gather(text)[0])
+    return [MaskStream(bytes.fromhex(key), adds) for key, adds in shared]
+
+
+def _send_text(workers: WorkerGroup, rank: int, value: Any) -> None:
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    workers.send(rank, [np.array([len(text)], np.int64), text])
+
+
+def _receive_text(workers: WorkerGroup, rank: int) -> Any:
+    (size,) = workers.receive(rank, (1,), "int64").tolist()
+    return json.loads(workers.receive(rank, (size,), "uint8").tobytes())
