@@ -51,6 +51,14 @@ Processes = Annotated[
         help="Processes for aligning users by ecdh; 0 means one per core.", min=0, rich_help_panel=RUN
     ),
 ]
+Workers = Annotated[
+    int,
+    typer.Option(
+        help="Processes that share your users during training. For millions of users; see docs/scale.md.",
+        min=1,
+        rich_help_panel=RUN,
+    ),
+]
 PadUsers = Annotated[
     int,
     typer.Option(
@@ -89,6 +97,7 @@ def party(
     checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
+    workers: Workers = 1,
     processes: Processes = 0,
     pad_users: PadUsers = 0,
     rows_from: RowsFrom = None,
@@ -109,7 +118,13 @@ def party(
     from verfedgnn.federation.party_session import load_finished, run_party
     from verfedgnn.federation.party_store import PartyStore
     from verfedgnn.federation.transcript import Transcript
-    from verfedgnn.privacy.id_matching import workers
+    from verfedgnn.federation.worker_processes import (
+        WorkerProcesses,
+        count_workers,
+        work_for_first,
+        worker_rank,
+    )
+    from verfedgnn.privacy.id_matching import workers as matching_processes
     from verfedgnn.reports.run_report import report_to_track
     from verfedgnn.runs.tracking.tracker import tracked
 
@@ -117,6 +132,14 @@ def party(
     output = Output(quiet=quiet, as_json=as_json)
     identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
+    if worker_rank():
+        work_for_first(store, device)
+        return
+    processes_of_party = WorkerProcesses(count_workers(workers))
+    if processes_of_party.count > 1 and from_ is not None:
+        raise ConfigError(
+            "--workers cannot continue a run with --from yet; train from the start, or in one process"
+        )
     if store.is_trained:
         _show(load_finished(store, device), store.folder, output)
         return
@@ -127,7 +150,7 @@ def party(
     elif ratings is not None:
         log_event("using the ratings stored at alignment, --ratings is not read", run=str(store.folder))
     known = None if rows_from is None else PartyStore.read_rows(rows_from)
-    pool = workers(processes or os.cpu_count() or 1)
+    pool = matching_processes(processes or os.cpu_count() or 1)
     settings = identity.agreement.training_config.to_toml()
     with (
         Halt(quiet=True) as halt,
@@ -135,6 +158,7 @@ def party(
         tracked(track, store.folder, settings, resumed=store.is_aligned) as log_to,
         connected(identity) as transport,
         pool as each,
+        processes_of_party,
     ):
         publisher = make_publisher(store.folder, status, log_to)
         link = CoordinatorLink(identity, transport, halt.asked, Transcript(store.folder, identity))
@@ -149,6 +173,7 @@ def party(
             checkpoint_every=checkpoint_every,
             device=device,
             start_from=from_,
+            workers=lambda: processes_of_party.group,
         )
         publisher.close()
         with report_to_track(run, store.folder, track) as files:

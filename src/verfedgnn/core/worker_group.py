@@ -55,6 +55,10 @@ class WorkerGroup:
         _check(lambda: dist.all_reduce(total))
         return total
 
+    def wait(self) -> None:
+        """Wait until all workers are here."""
+        _check(dist.barrier)
+
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all workers, at every worker, in their order."""
         sizes = torch.zeros(self.size, dtype=torch.int64)

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from verfedgnn.config.party_counts import active_count
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.files import writing
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.coordinator_link import CoordinatorLink
 from verfedgnn.federation.cost_outlook import CostOutlook
 from verfedgnn.federation.event_log import log_event
+from verfedgnn.federation.party_checkpoints import PartyCheckpoints
+from verfedgnn.federation.party_policy import make_policy
 from verfedgnn.federation.party_store import FIRST_ROUNDS, PartyStore, StageResult
 from verfedgnn.federation.release_file import open_ledger
 from verfedgnn.federation.stages import Stage
@@ -29,8 +31,8 @@ from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
-from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
+from verfedgnn.protocol.party.worker_orders import Order, tell_all
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.state_table import Event
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
@@ -46,7 +48,6 @@ from verfedgnn.protocol.wire.messages import (
     Waiting,
     Welcome,
 )
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 from verfedgnn.runs.run import read_history, write_history
@@ -67,7 +68,8 @@ class Realign(Exception):
 class PartyService:
     """One training of a party, from Hello to its stored result.
 
-    `start_from` is the folder of an earlier run of the party to continue from.
+    `start_from` is the folder of an earlier run of the party to continue from. With `workers`, this process is the first of several
+    that share the party's users.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class PartyService:
         checkpoint_every: int = 1,
         device: str = "cpu",
         start_from: Path | None = None,
+        workers: WorkerGroup | None = None,
     ) -> None:
         self.store = store
         self.stage = stage
@@ -95,7 +98,8 @@ class PartyService:
         self.takes_part = stage.first or bool(len(liked(data.train, data.scale)))
         """Whether the party has ratings to train on; lists need liked items."""
         config = self.config if self.takes_part else store.stages[0].config
-        policy = self._make_policy(alignment)
+        policy = make_policy(self.identity, self.config, alignment)
+        self.workers = workers if self.takes_part else None
         self.ledger = open_ledger(self.folder, config)
         self.ledger.before = count_spent(recorded_ancestor(store.folder))
         """What this party has released in this training."""
@@ -113,6 +117,7 @@ class PartyService:
             start=start if self.takes_part else None,
             ledger=self.ledger,
             commitments=SurvivorLog(self.folder / "survivors.jsonl"),
+            workers=self.workers,
         )
         self.progress = self.candidate.progress
         self.party: Party | None = None
@@ -120,7 +125,7 @@ class PartyService:
         self.state = PartyState.GREETING
         link.expect(self.candidate.largest_message, self.candidate.largest_array)
         link.stage = stage.name
-        link.blocks = UserBlocks(config, self.candidate.setup.model)
+        link.blocks = UserBlocks(config, self.candidate.whole.model)
         if not stage.first:
             link.ledger = Ledger()
         self.earlier = [store.read_result(other) for other in store.stages if other is not stage]
@@ -134,23 +139,11 @@ class PartyService:
         self._waits_since: float | None = None
         self._rounds: int | None = None
         self._outlook = CostOutlook(self.config, stage.name)
-        self._saved_models: int | None = None
-        """Round of the models in the last checkpoint."""
-        self._checkpoints = CheckpointSlots(self.folder / "checkpoint" / "party")
-        self._model_checkpoints = CheckpointSlots(self.folder / "checkpoint" / "models")
+        count = 1 if self.workers is None else self.workers.size
+        self._checkpoints = PartyCheckpoints(self.folder / "checkpoint", self.progress, count)
         self._restore()
-
-    def _make_policy(self, alignment: str) -> Policy:
-        agreement = self.identity.agreement
-        active = active_count(self.config, len(agreement.parties))
-        return Policy(
-            agreement.digest(),
-            alignment,
-            self.identity,
-            smallest=min(agreement.smallest_sum, active) if self.config.masking else 1,
-            place=(self.identity.index, len(agreement.parties)),
-            fresh_noise="noise" not in self.config.unprotected,
-        )
+        if self.workers is not None:
+            tell_all(self.workers, Order.STAGE, stage=stage.name, round=self.round)
 
     def run(self) -> None:
         """Answer the coordinator until the training is over and its result is stored."""
@@ -324,24 +317,24 @@ class PartyService:
         figures = {
             "best_round": message.best_round,
             "seconds": self.seconds,
-            "privacy": self._report_privacy(party),
+            "privacy": self._report_privacy(),
             "digest": finished.reply.digest,
             "ratings": party.replica.ratings,
         }
         return StageResult(message.round, arrays, self.link.ledger, figures)
 
-    def _report_privacy(self, party: Party) -> dict[str, Any]:
-        projection = party.projection
+    def _report_privacy(self) -> dict[str, Any]:
+        projection = self.candidate.projection
         report = privacy_report(
             self.config,
             releases=self.ledger.count(GRADIENT) + self.ledger.before[0],
             exchanges=self.ledger.count(NEIGHBOURHOODS),
-            users=party.data.users,
+            users=self.prepared.input.users,
             rows=projection.rows if projection is not None else 0,
             protected=projection.protected if projection is not None else True,
             validations=self.ledger.count(VALIDATION) + self.ledger.before[1],
             randomness=SIMULATED if "noise" in self.config.unprotected else SECRET,
-            parties=[party.data],
+            parties=[self.prepared.input],
         )
         return report | {"spent": self.ledger.summary()}
 
@@ -352,21 +345,17 @@ class PartyService:
             "ledger": self.link.ledger.to_dict(),
             "seconds": self.seconds,
         }
-        newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
-        if newest != self._saved_models:
-            self._model_checkpoints.write(newest, self.progress.models(), {})
-            self._saved_models = newest
-        self._checkpoints.write(self.round, self.progress.checkpoint(), values)
+        if self.workers is not None:  # the first worker writes last, so that the others have what it restores
+            tell_all(self.workers, Order.CHECKPOINT, round=self.round)
+            self.workers.wait()
+        self._checkpoints.write(self.round, values)
         self.link.transcript.sign()
 
     def _restore(self) -> None:
-        found = self._checkpoints.read()
-        models = self._model_checkpoints.read()
-        if found is None or models is None:
+        found = self._checkpoints.restore()
+        if found is None:
             return
-        self.progress.restore(found.state, models.state)
         self.round = found.round
-        self._saved_models = models.round
         self.link.ledger = Ledger.from_dict(found.values["ledger"])
         self.seconds = found.values["seconds"]
         self.history = [entry for entry in read_history(self.folder) if entry["round"] <= self.round]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import StrArray
 from verfedgnn.federation.agreement import Agreement
@@ -59,12 +60,14 @@ def run_party(
     checkpoint_every: int = 1,
     device: str = "cpu",
     start_from: Path | None = None,
+    workers: Callable[[], WorkerGroup | None] = lambda: None,
     on_start: Callable[[PartyService], None] = lambda service: None,
 ) -> Run:
     """Align unless `store` holds aligned users, train to the end, and return the finished run.
 
     `read_ratings` is called only when users are aligned; `known` and `pad_to` are those of `align_party`. `on_start` receives
-    the service of each training that is started. `start_from` is the folder of an earlier run of this party: users keep their
+    the service of each training that is started. `workers` returns the processes that share the party's users; it is called after
+    the alignment. `start_from` is the folder of an earlier run of this party: users keep their
     rows, and users and items their parameters.
     """
     if store.is_trained:
@@ -85,6 +88,7 @@ def run_party(
             checkpoint_every=checkpoint_every,
             device=device,
             start_from=start_from,
+            workers=workers(),
         )
         on_start(service)
         try:

@@ -74,18 +74,21 @@ class CheckpointSlots:
                 sync_folder(self.folder)
         self._next = (sequence + 1, 1 - slot)
 
-    def read(self) -> SlotCheckpoint | None:
-        """Return the newest valid checkpoint, None if there is no file; raise `RunError` if no file is valid.
+    def read(self, round: int | None = None) -> SlotCheckpoint | None:
+        """Return the newest valid checkpoint, or that of `round`; None if there is none. Raise `RunError` if no file is valid.
 
         Its arrays are read from the file when they are asked for, so take them before the next `write`.
         """
         paths = [(slot, self.folder / name) for slot, name in enumerate(_SLOTS)]
         found = [_open(path, slot) for slot, path in paths if path.is_file()]
         newest_first = sorted((each for each in found if each is not None), key=lambda each: -each.sequence)
+        some_valid = False
         for each in newest_first:
             if _is_valid(each.state.arrays):
-                return each
-        if found:
+                some_valid = True
+                if round in (None, each.round):
+                    return each
+        if found and not some_valid:
             raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again")
         return None
 

@@ -1,0 +1,48 @@
+"""A party's checkpoints in one training. Each of several workers writes its own, of its own users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verfedgnn.core.errors import RunError
+from verfedgnn.protocol.party.party_progress import PartyProgress
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
+
+WORKERS = "workers"
+
+
+class PartyCheckpoints:
+    """The progress after each round, and the evaluated models after each validation, in `folder`."""
+
+    def __init__(self, folder: Path, progress: PartyProgress, workers: int = 1) -> None:
+        self.progress = progress
+        self.workers = workers
+        """Number of workers of the party."""
+        self._rounds = CheckpointSlots(folder / "party")
+        self._models = CheckpointSlots(folder / "models")
+        self._saved_models: int | None = None
+        """Round of the models in the last checkpoint."""
+
+    def write(self, round: int, values: Mapping[str, Any]) -> None:
+        """Write the progress after a round, with `values` beside it."""
+        newest = self.progress.evaluated[0] if self.progress.evaluated is not None else 0
+        if newest != self._saved_models:
+            self._models.write(newest, self.progress.models(), {})
+            self._saved_models = newest
+        self._rounds.write(round, self.progress.checkpoint(), {**values, WORKERS: self.workers})
+
+    def restore(self, round: int | None = None) -> SlotCheckpoint | None:
+        """Restore the progress of the newest checkpoint, or of that of a `round`; return None if there is none."""
+        found = self._rounds.read(round)
+        models = self._models.read()
+        if found is None or models is None:
+            return None
+        if found.values[WORKERS] != self.workers:
+            raise RunError(
+                f"this training was started with {found.values[WORKERS]} worker(s); resume it with --workers {found.values[WORKERS]}"
+            )
+        self.progress.restore(found.state, models.state)
+        self._saved_models = models.round
+        return found
