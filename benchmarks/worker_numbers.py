@@ -1,0 +1,212 @@
+"""Time and memory of a party's round with several workers: writes results/scale/workers.json.
+
+    python benchmarks/worker_numbers.py                       # on two cores: 260,000 users, 1 and 2 workers
+    python benchmarks/worker_numbers.py --shape yelp --workers 1 2 4 8 --threads 4
+
+One party answers rounds of a federation of ten: it unpacks a RoundStart, computes, protects, masks and packs its reply. Sums and
+neighbourhoods in the messages are random, and so are the keys of its masks; their cost is that of real ones. Every worker has one
+thread. `--threads` adds one process with that many threads, for comparison. All cases take turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from verfedgnn.config import Config
+from verfedgnn.core.pairs import PartyInput
+from verfedgnn.core.process_memory import keep_freed_memory
+from verfedgnn.core.random_streams import simulated_secret
+from verfedgnn.core.worker_group import WorkerGroup
+from verfedgnn.data.synthetic_shapes import LIKE
+from verfedgnn.privacy.masking import MaskStream
+from verfedgnn.protocol.party.candidate import Candidate
+from verfedgnn.protocol.party.party import Party
+from verfedgnn.protocol.party.party_masks import PartyMasks
+from verfedgnn.protocol.party.policy import Policy
+from verfedgnn.protocol.party.worker_orders import Order, send_message, tell_all, wait_for_order
+from verfedgnn.protocol.round.aggregation import neighbourhood_shape
+from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.wire.messages import RoundStart, Welcome, decode, encode
+from verfedgnn.research.bench.measure import machine, peak_memory
+from verfedgnn.research.bench.synthetic_party import made_party
+from verfedgnn.research.experiments.training_cell import commit
+
+FILE = Path(__file__).resolve().parent.parent / "results" / "scale" / "workers.json"
+PARTIES = 10
+WARM = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=("yelpzip", "yelp"), default="yelpzip")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--raters", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=2, help="turns of every case")
+    parser.add_argument("--out", type=Path, default=FILE)
+    options = parser.parse_args()
+    cases = [(count, 1) for count in options.workers] + ([(1, options.threads)] if options.threads else [])
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {case: [] for case in cases}
+    for _ in range(options.repeats):
+        for case in cases:
+            found[case].append(measure(*case, options.shape, options.raters, options.rounds))
+            print(case, found[case][-1], flush=True)
+    first = median(s for each in found[cases[0]] for s in each["seconds"])
+    rows = [
+        {
+            "workers": workers,
+            "threads": threads,
+            "seconds": round(median(s for each in turns for s in each["seconds"]), 3),
+            "speedup": round(first / median(s for each in turns for s in each["seconds"]), 2),
+            "memory": [max(each["memory"][rank] for each in turns) for rank in range(workers)],
+        }
+        for (workers, threads), turns in found.items()
+    ]
+    about = {"shape": options.shape, "parties": PARTIES, "raters": options.raters, "rounds": options.rounds}
+    kept = json.loads(options.out.read_text()) if options.out.exists() else []
+    record = {**about, "rows": rows, "machine": machine(), "commit": commit()}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps([*kept, record], indent=1) + "\n")
+
+
+def measure(workers: int, threads: int, shape: str, raters: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of each round, and the peak memory of each worker in bytes."""
+    context = get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = context.Pipe()
+        args = (workers, threads, shape, raters, rounds, Path(folder) / "meeting", there)
+        processes = [context.Process(target=work, args=(rank, *args)) for rank in range(workers)]
+        for process in processes:
+            process.start()
+        seconds = here.recv()
+        memory = [here.recv() for _ in processes]
+        for process in processes:
+            process.join()
+    return {"seconds": [round(each, 3) for each in seconds], "memory": [size for _, size in sorted(memory)]}
+
+
+def work(
+    rank: int,
+    workers: int,
+    threads: int,
+    shape: str,
+    raters: int,
+    rounds: int,
+    meeting: Path,
+    link: Connection,
+) -> None:
+    """Run one worker; the first one measures."""
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    group = None if workers == 1 else WorkerGroup.connect(rank, workers, meeting)
+    config = Config.preset(
+        "best", model="ggnn", raters=raters, epochs=10**6, evaluate_every=10**6, patience=0, lists=False
+    )
+    data = make_data(shape)
+    candidate = Candidate(data, config, simulated_secret(0, 0), policy=Policy(), workers=group)
+    if rank:
+        assert group is not None
+        obey(group, candidate)
+    else:
+        link.send(lead(candidate, config, data, rounds))
+        if group is not None:
+            tell_all(group, Order.END)
+    link.send((rank, peak_memory()))
+    if group is not None:
+        group.close()
+
+
+def make_data(shape: str) -> PartyInput:
+    """Return one of ten parties that divide a synthetic data set of a known shape."""
+    like = LIKE[shape]
+    return made_party("p0", like.users, like.items, like.ratings, PARTIES)
+
+
+def obey(group: WorkerGroup, candidate: Candidate) -> None:
+    """Answer the first worker."""
+    party: Party | None = None
+    while (ordered := wait_for_order(group)).order is not Order.END:
+        if isinstance(ordered.message, Welcome):
+            party = candidate.welcome(ordered.message)
+        elif isinstance(ordered.message, RoundStart):
+            assert party is not None
+            send_message(group, 0, party.answer_round(ordered.message))
+
+
+def lead(candidate: Candidate, config: Config, data: PartyInput, rounds: int) -> list[float]:
+    """Join a federation that does not exist, and return the seconds of its rounds."""
+    rng = np.random.default_rng(0)
+    model = candidate.whole.model
+    items = [data.items] * PARTIES
+    ratings = PARTIES * len(data.train)
+    replica = Replica.initial(config, model, items, ratings, 3.0, torch.device("cpu"))
+    stay = candidate.hello().stay
+    welcome = Welcome(
+        index=0,
+        items=items,
+        stay=stay,
+        training="t",
+        config=config.digest(),
+        ratings=ratings,
+        round=0,
+        digest=replica.digest(),
+        **replica.full_copy(),
+    )
+    del replica
+    party = candidate.welcome(decode(encode(welcome)))
+    del welcome
+    masks = party.masks
+    assert isinstance(masks, PartyMasks)
+    streams = [MaskStream(rng.bytes(32), bool(n % 2)) for n in range(PARTIES)]
+    masks.check_start = lambda message: None  # type: ignore[method-assign]
+    masks.streams = lambda message, context: (context(), streams)[1]  # type: ignore[method-assign]
+    shape = neighbourhood_shape(config, UserBlocks(config, model).all_users)
+    # As many coordinates differ from 0 as users have ratings somewhere.
+    updates = np.where(
+        rng.random(model.size, np.float32) < 0.5, rng.integers(-3, 4, model.size, np.int8), np.int8(0)
+    )
+    shared = rng.integers(-500, 500, shape).astype(np.int16)
+    seconds = []
+    for round in range(1, rounds + WARM + 1):
+        later = round > 1
+        start = RoundStart(
+            round=round,
+            trip=0,
+            active=list(range(PARTIES)),
+            train=True,
+            exchange=(round - 1) % config.exchange.every == 0,
+            evaluate=False,
+            best_round=0,
+            updates_from=round - 1,
+            update_parties=[list(range(PARTIES))] if later else [],
+            updates=updates if later else None,
+            neighbourhood_parties=list(range(PARTIES)) if later else [],
+            neighbourhood_trip=(round - 1, 0) if later else (0, 0),
+            neighbourhoods=shared if later else None,
+        )
+        message = bytearray(encode(start))
+        began = time.perf_counter()
+        encode(party.handle(decode(message)))
+        seconds.append(time.perf_counter() - began)
+    return seconds[WARM:]
+
+
+if __name__ == "__main__":
+    main()
