@@ -39,7 +39,8 @@ from verfedgnn.protocol.party.worker_orders import Order, send_message, tell_all
 from verfedgnn.protocol.round.aggregation import neighbourhood_shape
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
-from verfedgnn.protocol.wire.messages import RoundStart, Welcome, decode, encode
+from verfedgnn.protocol.wire.integer_packing import use_packing_threads
+from verfedgnn.protocol.wire.messages import Message, RoundStart, Welcome, decode, encode, encode_parts
 from verfedgnn.research.bench.measure import machine, peak_memory
 from verfedgnn.research.bench.synthetic_party import made_party
 from verfedgnn.research.experiments.training_cell import commit
@@ -125,6 +126,7 @@ def work(
         assert group is not None
         obey(group, candidate)
     else:
+        use_packing_threads(workers)
         link.send(lead(candidate, config, data, rounds))
         if group is not None:
             tell_all(group, Order.END)
@@ -156,7 +158,8 @@ def lead(candidate: Candidate, config: Config, data: PartyInput, rounds: int) ->
     model = candidate.whole.model
     items = [data.items] * PARTIES
     ratings = PARTIES * len(data.train)
-    replica = Replica.initial(config, model, items, ratings, 3.0, torch.device("cpu"))
+    parameters, accumulator = torch.full((2, model.size), 0.1)  # random numbers would take long to draw
+    replica = Replica(config, model, items, ratings, parameters, accumulator, 0)
     stay = candidate.hello().stay
     welcome = Welcome(
         index=0,
@@ -170,7 +173,7 @@ def lead(candidate: Candidate, config: Config, data: PartyInput, rounds: int) ->
         **replica.full_copy(),
     )
     del replica
-    party = candidate.welcome(decode(encode(welcome)))
+    party = candidate.welcome(welcome)
     del welcome
     masks = party.masks
     assert isinstance(masks, PartyMasks)
@@ -178,7 +181,7 @@ def lead(candidate: Candidate, config: Config, data: PartyInput, rounds: int) ->
     masks.check_start = lambda message: None  # type: ignore[method-assign]
     masks.streams = lambda message, context: (context(), streams)[1]  # type: ignore[method-assign]
     shape = neighbourhood_shape(config, UserBlocks(config, model).all_users)
-    # As many coordinates differ from 0 as users have ratings somewhere.
+    # Half of the coordinates are 0.
     updates = np.where(
         rng.random(model.size, np.float32) < 0.5, rng.integers(-3, 4, model.size, np.int8), np.int8(0)
     )
@@ -203,9 +206,14 @@ def lead(candidate: Candidate, config: Config, data: PartyInput, rounds: int) ->
         )
         message = bytearray(encode(start))
         began = time.perf_counter()
-        encode(party.handle(decode(message)))
+        encode_parts(answer(party.handle(decode(message))))
         seconds.append(time.perf_counter() - began)
     return seconds[WARM:]
+
+
+def answer(message: Message | None) -> Message:
+    assert message is not None
+    return message
 
 
 if __name__ == "__main__":

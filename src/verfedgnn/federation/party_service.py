@@ -36,6 +36,7 @@ from verfedgnn.protocol.party.worker_orders import Order, tell_all
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.state_table import Event
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
+from verfedgnn.protocol.wire.integer_packing import use_packing_threads
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Finished,
@@ -143,6 +144,7 @@ class PartyService:
         self._checkpoints = PartyCheckpoints(self.folder / "checkpoint", self.progress, count)
         self._restore()
         if self.workers is not None:
+            use_packing_threads(self.workers.size)
             tell_all(self.workers, Order.STAGE, stage=stage.name, round=self.round)
 
     def run(self) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,16 @@ _BLOCK = 1 << 20
 
 Integers = NDArray[np.integer[Any]]
 Raw = NDArray[np.uint8]
+
+
+_threads: ThreadPoolExecutor | None = None
+"""Threads that pack and unpack large arrays; None for the calling thread alone."""
+
+
+def use_packing_threads(count: int) -> None:
+    """Pack and unpack with `count` threads, where other processes of a party wait for it."""
+    global _threads
+    _threads = ThreadPoolExecutor(count) if count > 1 else None
 
 
 def pack_integers(values: Integers) -> Raw:
@@ -82,14 +93,24 @@ def _bits(flat: Integers) -> int:
 def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
     values = flat.view(f"u{flat.itemsize}")
     for place, width in _pieces(bits):
-        piece = (values >> values.dtype.type(place) if place else values).astype(
-            f"<u{max(1, width // 8)}", copy=False
-        )
         if width >= 8:
-            yield piece.view(np.uint8)
+            piece = values >> values.dtype.type(place) if place else values
+            yield piece.astype(f"<u{width // 8}", copy=False).view(np.uint8)
         else:
-            for bit in range(width):
-                yield np.packbits(piece & np.uint8(1 << bit))
+            yield from _pack_bits(values, place, width)
+
+
+def _pack_bits(values: Integers, place: int, width: int) -> Raw:
+    """Return planes of the bits from `place` on (width, bytes); made block by block, which stays in the processor's cache."""
+    planes = np.empty((width, -(-values.size // 8)), np.uint8)
+
+    def pack(at: slice) -> None:
+        piece = (values[at] >> values.dtype.type(place) if place else values[at]).astype(np.uint8, copy=False)
+        for bit, plane in enumerate(planes):
+            plane[at.start // 8 : -(-at.stop // 8)] = np.packbits(piece & np.uint8(1 << bit))
+
+    _in_blocks(values.size, pack)
+    return planes
 
 
 def _pieces(bits: int) -> Iterator[tuple[int, int]]:
@@ -102,35 +123,43 @@ def _pieces(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
-    plane, unsigned = -(-size // 8), np.dtype(f"u{dtype.itemsize}")
+    """Return the values of planes, made block by block, which stays in the processor's cache."""
+    plane = -(-size // 8)
     if body.size != bits // 8 * size + bits % 8 * plane:
         raise ValueError
-    values: Integers | None = None
+    pieces: list[tuple[int, int, Raw]] = []
     start = 0
     for place, width in _pieces(bits):
         length = width // 8 * size if width >= 8 else width * plane
-        found = body[start : start + length]
+        pieces.append((place, width, body[start : start + length]))
         start += length
-        piece = (found.view(f"<u{width // 8}") if width >= 8 else _bit_planes(found, size, width)).astype(
-            unsigned
-        )
-        piece <<= unsigned.type(place)
-        values = piece if values is None else np.bitwise_or(values, piece, out=values)
-    assert values is not None
-    signed, shift = values.view(dtype), 8 * dtype.itemsize - bits
-    if dtype.kind == "i" and shift:  # brings the sign back
-        signed <<= shift
-        signed >>= shift
-    return signed
+    values = np.zeros(size, f"u{dtype.itemsize}")
+    shift = 8 * dtype.itemsize - bits
+
+    def unpack(at: slice) -> None:
+        block = values[at]
+        for place, width, found in pieces:
+            if width >= 8:
+                part = found.view(f"<u{width // 8}")[at].astype(values.dtype)
+                part <<= values.dtype.type(place)
+                block |= part
+            else:
+                _add_bits(block, found.reshape(width, -1)[:, at.start // 8 : -(-at.stop // 8)], place)
+        if dtype.kind == "i" and shift:  # brings the sign back
+            signed = block.view(dtype)
+            signed <<= shift
+            signed >>= shift
+
+    _in_blocks(size, unpack)
+    return values.view(dtype)
 
 
-def _bit_planes(body: Raw, size: int, width: int) -> Raw:
-    values, plane = np.zeros(size, np.uint8), -(-size // 8)
-    for bit in range(width):
-        ones = np.unpackbits(body[bit * plane : (bit + 1) * plane], count=size)
-        ones *= np.uint8(1 << bit)  # several times faster than a shift
+def _add_bits(values: Integers, planes: Raw, place: int) -> None:
+    """Set the bits of `values` from `place` on to those of planes."""
+    for bit, plane in enumerate(planes):
+        ones = np.unpackbits(plane, count=values.size).astype(values.dtype, copy=False)
+        ones *= values.dtype.type(1 << (place + bit))  # several times faster than a shift
         values |= ones
-    return values
 
 
 def _sparse(flat: Integers, signs: bool) -> Raw:
@@ -162,6 +191,15 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
         flat[at][places] = some[start : start + len(places)]
         start += len(places)
     return flat
+
+
+def _in_blocks(size: int, action: Callable[[slice], None]) -> None:
+    """Call `action` for all blocks of `size` values, on several threads if there are some."""
+    if _threads is None or size <= _BLOCK:
+        for at in _blocks(size):
+            action(at)
+    else:
+        list(_threads.map(action, _blocks(size)))
 
 
 def _blocks(size: int) -> Iterator[slice]:
