@@ -6,8 +6,9 @@ of their own; on one machine they use the loopback interface.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ class WorkerGroup:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self._sending: list[tuple[dist.Work, Tensor]] = []
+        """What is on its way, with the memory that it is sent from."""
 
     @classmethod
     def connect(cls, rank: int, size: int, meeting: Path | None = None) -> WorkerGroup:
@@ -69,17 +72,23 @@ class WorkerGroup:
             if rank == self.rank:
                 part.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8) if size else part)
             if size:
-                _check(lambda part=part, rank=rank: dist.broadcast(part, rank))
+                _check(partial(dist.broadcast, part, rank))
             found.append(part.numpy().tobytes())
         return found
 
     def send(self, rank: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Send arrays to a worker, which knows their shapes and types."""
+        """Begin to send arrays to a worker, which knows their shapes and types; `finish_sending` waits for the end."""
         for array in arrays:
             if array.size:
                 flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 values = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
-                _check(lambda values=values: dist.send(values, rank))
+                self._sending.append((_check(partial(dist.isend, values, rank)), values))
+
+    def finish_sending(self) -> None:
+        """Wait until everything is sent."""
+        for work, _ in self._sending:
+            _check(work.wait)
+        self._sending.clear()
 
     def receive(self, rank: int, shape: Sequence[int], dtype: str) -> NDArray[Any]:
         """Receive one array from a worker."""
@@ -107,9 +116,9 @@ class _SumOverWorkers(torch.autograd.Function):
         return ctx.workers.sum(grads[0]), None
 
 
-def _check(call: Any) -> None:
+def _check(call: Callable[[], Any]) -> Any:
     try:
-        call()
+        return call()
     except RuntimeError as error:
         raise LostWorkerError(
             "another worker of this party has ended; look at its messages above, then run the same command again"

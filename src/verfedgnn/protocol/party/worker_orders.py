@@ -45,19 +45,22 @@ class Ordered(NamedTuple):
 def divide(shard: UserShard, order: Order, message: Divided) -> Divided:
     """Give the other workers an order with their parts of a message, and return this worker's part."""
     for rank in range(1, shard.workers.size):
-        give(shard.workers, rank, order)
-        send_message(shard.workers, rank, shard.of_worker(rank).take(message))
-    return shard.take(message)
+        _give(shard.workers, rank, order)
+        _send_message(shard.workers, rank, shard.of_worker(rank).take(message))
+    own = shard.take(message)
+    shard.workers.finish_sending()
+    return own
 
 
 def tell_all(workers: WorkerGroup, order: Order, **values: Any) -> None:
     """Give all other workers the same order."""
     for rank in range(1, workers.size):
-        give(workers, rank, order, **values)
+        _give(workers, rank, order, **values)
+    workers.finish_sending()
 
 
-def give(workers: WorkerGroup, rank: int, order: Order, **values: Any) -> None:
-    """Give one worker an order; a message follows where the order has one."""
+def _give(workers: WorkerGroup, rank: int, order: Order, **values: Any) -> None:
+    """Begin to give one worker an order; a message follows where the order has one."""
     _send_text(workers, rank, {"order": order, "values": values})
 
 
@@ -71,9 +74,14 @@ def wait_for_order(workers: WorkerGroup) -> Ordered:
 
 def send_message(workers: WorkerGroup, rank: int, message: Message) -> None:
     """Send a message to another worker; its arrays are not packed."""
+    _send_message(workers, rank, message)
+    workers.finish_sending()
+
+
+def _send_message(workers: WorkerGroup, rank: int, message: Message) -> None:
     kind, text, arrays = describe(message)
     _send_text(workers, rank, {"kind": kind, "text": text})
-    send_arrays(workers, rank, arrays)
+    _send_arrays(workers, rank, arrays)
 
 
 def receive_message(workers: WorkerGroup, rank: int) -> Message:
@@ -84,6 +92,11 @@ def receive_message(workers: WorkerGroup, rank: int) -> Message:
 
 def send_arrays(workers: WorkerGroup, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Send named arrays to another worker."""
+    _send_arrays(workers, rank, arrays)
+    workers.finish_sending()
+
+
+def _send_arrays(workers: WorkerGroup, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
     about = {name: [list(values.shape), str(values.dtype)] for name, values in arrays.items()}
     _send_text(workers, rank, about)
     workers.send(rank, list(arrays.values()))

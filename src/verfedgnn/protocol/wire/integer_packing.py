@@ -50,12 +50,12 @@ def use_packing_threads(count: int) -> None:
 def pack_integers(values: Integers) -> Raw:
     """Pack an integer array into bytes."""
     flat = np.ascontiguousarray(values).reshape(-1)
-    count = int(np.count_nonzero(flat))
+    count, least, most = _survey(flat)
     if flat.dtype.kind == "i" and count < SPARSEST * flat.size:
-        signs = int(flat.min()) >= -1 and int(flat.max()) <= 1
+        signs = least >= -1 and most <= 1
         form, bits, body = SPARSE, 1 if signs else 8 * flat.itemsize, [_sparse(flat, signs)]
     else:
-        form, bits = PLANES, _bits(flat)
+        form, bits = PLANES, _bits(flat.dtype, least, most)
         body = list(_planes(flat, bits))
     head = _HEAD.pack(form, TYPES.index(str(flat.dtype)), values.ndim, bits, count)
     shape = struct.pack(f"<{values.ndim}Q", *values.shape)
@@ -73,21 +73,30 @@ def unpack_integers(data: Raw, most: int) -> Integers:
         if size * dtype.itemsize > most or count > size or not 1 <= bits <= 8 * dtype.itemsize:
             raise ValueError
         body = data[_HEAD.size + 8 * dimensions :]
-        flat = _dense(body, dtype, size, bits, count) if form == SPARSE else _joined(body, dtype, size, bits)
-        if np.count_nonzero(flat) != count:
-            raise ValueError
-        return flat.reshape(shape)
+        read = _dense if form == SPARSE else _joined
+        return read(body, dtype, size, bits, count).reshape(shape)
     except (ValueError, OverflowError, struct.error, OSError, pa.ArrowException):
         raise ProtocolError("unreadable packed integers") from None
 
 
-def _bits(flat: Integers) -> int:
+def _survey(flat: Integers) -> tuple[int, int, int]:
+    """Return the number of values other than 0, the least and the largest value (0 if there are none)."""
+    found: list[tuple[int, int, int]] = [(0, 0, 0)]
+
+    def look(at: slice) -> None:
+        part = flat[at]
+        found.append((int(np.count_nonzero(part)), int(part.min()), int(part.max())))
+
+    _in_blocks(flat.size, look)
+    counts, least, most = zip(*found, strict=True)
+    return sum(counts), min(least), max(most)
+
+
+def _bits(dtype: np.dtype[Any], least: int, most: int) -> int:
     """Return the fewest bits that hold all values; signed values as two's complement."""
-    if not flat.size:
-        return 1
-    if flat.dtype.kind == "u":
-        return max(1, int(flat.max()).bit_length())
-    return min(8 * flat.itemsize, 1 + max(int(flat.max()), -1 - int(flat.min())).bit_length())
+    if dtype.kind == "u":
+        return max(1, most.bit_length())
+    return min(8 * dtype.itemsize, 1 + max(most, -1 - least).bit_length())
 
 
 def _planes(flat: Integers, bits: int) -> Iterator[Raw]:
@@ -122,8 +131,9 @@ def _pieces(bits: int) -> Iterator[tuple[int, int]]:
         place += width
 
 
-def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
+def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) -> Integers:
     """Return the values of planes, made block by block, which stays in the processor's cache."""
+    counts: list[int] = []
     plane = -(-size // 8)
     if body.size != bits // 8 * size + bits % 8 * plane:
         raise ValueError
@@ -149,8 +159,11 @@ def _joined(body: Raw, dtype: np.dtype[Any], size: int, bits: int) -> Integers:
             signed = block.view(dtype)
             signed <<= shift
             signed >>= shift
+        counts.append(int(np.count_nonzero(block)))
 
     _in_blocks(size, unpack)
+    if sum(counts) != count:
+        raise ValueError
     return values.view(dtype)
 
 
@@ -190,6 +203,8 @@ def _dense(body: Raw, dtype: np.dtype[Any], size: int, bits: int, count: int) ->
         )
         flat[at][places] = some[start : start + len(places)]
         start += len(places)
+    if start != count or np.count_nonzero(some) != count:
+        raise ValueError
     return flat
 
 
