@@ -169,7 +169,8 @@ def lead(candidate: Candidate, config: Config, data: PartyInput, rounds: int) ->
         config=config.digest(),
         ratings=ratings,
         round=0,
-        digest=replica.digest(),
+        typical=3.0,
+        digest=replica.state_digest(),
         **replica.full_copy(),
     )
     del replica

@@ -136,10 +136,6 @@ def party(
         work_for_first(store, device)
         return
     processes_of_party = WorkerProcesses(count_workers(workers))
-    if processes_of_party.count > 1 and from_ is not None:
-        raise ConfigError(
-            "--workers cannot continue a run with --from yet; train from the start, or in one process"
-        )
     if store.is_trained:
         _show(load_finished(store, device), store.folder, output)
         return

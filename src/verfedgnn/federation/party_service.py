@@ -145,7 +145,8 @@ class PartyService:
         self._restore()
         if self.workers is not None:
             use_packing_threads(self.workers.size)
-            tell_all(self.workers, Order.STAGE, stage=stage.name, round=self.round)
+            begun = None if start_from is None else str(start_from)
+            tell_all(self.workers, Order.STAGE, stage=stage.name, round=self.round, start_from=begun)
 
     def run(self) -> None:
         """Answer the coordinator until the training is over and its result is stored."""

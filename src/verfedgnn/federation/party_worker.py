@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.worker_orders import Order, send_arrays, send_message, wait_for_order
 from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Welcome
+from verfedgnn.runs.start_from import read_party_start
 
 
 def run_worker(store: PartyStore, workers: WorkerGroup, device: str = "cpu") -> None:
@@ -29,20 +31,31 @@ def run_worker(store: PartyStore, workers: WorkerGroup, device: str = "cpu") -> 
             return
         if order is Order.STAGE:
             stage = next(stage for stage in store.stages if stage.name == values["stage"])
-            worker = PartyWorker(store, stage, workers, device)
+            start_from = None if values["start_from"] is None else Path(values["start_from"])
+            worker = PartyWorker(store, stage, workers, device, start_from)
             worker.restore(values["round"])
         elif worker is not None:
             worker.obey(order, values, message)
 
 
 class PartyWorker:
-    """One training of a worker."""
+    """One training of a worker. `start_from` is the folder of an earlier run of the party to continue from."""
 
-    def __init__(self, store: PartyStore, stage: Stage, workers: WorkerGroup, device: str) -> None:
+    def __init__(
+        self,
+        store: PartyStore,
+        stage: Stage,
+        workers: WorkerGroup,
+        device: str,
+        start_from: Path | None = None,
+    ) -> None:
         self.workers = workers
         chosen = torch.device(device)
         prepared, alignment = store.load(chosen)
         folder = stage.folder(store.folder) / "checkpoint" / f"worker-{workers.rank}"
+        start = None
+        if start_from is not None:
+            start = read_party_start(start_from, prepared.party, lists=not stage.first)
         self.ledger = open_ledger(folder, stage.config)
         self.candidate = Candidate(
             prepared.input,
@@ -50,6 +63,7 @@ class PartyWorker:
             store.read_secret(stage),
             chosen,
             make_policy(store.identity, stage.config, alignment),
+            start=start,
             ledger=self.ledger,
             workers=workers,
         )
@@ -77,8 +91,7 @@ class PartyWorker:
             self.ledger.flush()
             send_message(self.workers, 0, reply)
         elif isinstance(message, Finish):
-            found = self.party.finish_users(message).of_users
-            send_arrays(self.workers, 0, {name: rows.cpu().numpy() for name, rows in found.items()})
+            send_arrays(self.workers, 0, self.party.finish_users(message).of_worker)
         elif order is Order.CHECKPOINT:
             self.checkpoints.write(values["round"], {})
             self.workers.wait()

@@ -64,6 +64,7 @@ from verfedgnn.protocol.round.mask_context import mask_context
 from verfedgnn.protocol.round.message_checks import check_public, check_start
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
 from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_blocks
+from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.protocol.round.user_starts import mean_scale
 from verfedgnn.protocol.round.user_subset import UserSubset
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, to_residues

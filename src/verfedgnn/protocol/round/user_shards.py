@@ -32,6 +32,7 @@ def check_shards(config: Config, users: int, workers: int) -> None:
         "training.batch": config.training.batch > 0,
         "training.user_blocks": config.training.user_blocks > 1,
         "model.generator": config.model.generator,
+        "model.residual": config.model.residual,
         "exchange.mode = projected": config.exchange.mode == "projected",
         "gradients.mechanism = skellam": config.gradients.mechanism == "skellam",
     }
