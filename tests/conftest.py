@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def real_data() -> Path:
 def warm() -> Iterator[None]:
     """Let this process start Python with the package loaded."""
     cold = sys.executable
+    resource_tracker.ensure_running()  # one that ends after this process, not with the server of warm processes
     use_warm_python(warm_python())
     yield
     use_warm_python(cold)
