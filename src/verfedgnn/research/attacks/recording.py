@@ -52,6 +52,11 @@ class RecordingCoordinator(Coordinator):
     _starts: Mapping[str, RoundStart]
     _replies: dict[str, RoundReply]
 
+    @property
+    def done(self) -> bool:
+        """Whether the training is over: never, since an attack may need rounds after the last one that was agreed on."""
+        return False
+
     def open(self, among: Sequence[int] | None = None) -> dict[str, RoundStart]:
         """Open a trip as `Coordinator.open` does, and keep its messages."""
         starts = super().open(among)
@@ -180,7 +185,7 @@ class RecordedFederation:
 
     def round(self) -> Trip:
         """Run one round and return its last trip, in which gradients are sent."""
-        for party in self.parties:  # an attack may need rounds after the last one that was agreed on
+        for party in self.parties:  # more rounds than agreed on
             if self.coordinator.round >= party.replica.rounds:
                 more = {"training.epochs": 2 * party.replica.config.training.epochs}
                 party.replica.config = party.replica.config.with_values(more)
