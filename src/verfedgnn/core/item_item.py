@@ -64,6 +64,11 @@ class ItemScores:
         return whole
 
 
+def invert(gram: Tensor) -> Tensor:
+    """Return the inverse of a positive definite matrix; most of the time of a fit."""
+    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+
+
 def fit_item_scores(train: Pairs, users: int, items: int, damping: float) -> ItemScores:
     """Fit EASE with lambda = `damping` on a party's training pairs."""
     user = train.user.cpu().numpy().astype(np.int64)
@@ -81,7 +86,7 @@ def fit_item_scores(train: Pairs, users: int, items: int, damping: float) -> Ite
     rated.data[:] = 1.0
     gram = torch.from_numpy((rated.T @ rated).toarray())
     gram.diagonal().add_(damping)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    inverse = invert(gram)
     weights = -inverse / inverse.diagonal()
     weights.fill_diagonal_(0.0)
     device = train.user.device

@@ -43,6 +43,8 @@ _VALUE_BYTES = 128
 """Memory a public parameter of the first model."""
 _RATER_VALUE_BYTES = 48
 """Memory a public parameter of the second model (model.raters)."""
+_KEPT_BYTES = 4
+"""Memory a public parameter of the best validation, which a party keeps."""
 _RATING_BYTES = 84
 _RATER_RATING_BYTES = 231
 _TRIAL_ROUNDS = 3
@@ -238,10 +240,12 @@ def _check_resources(identity: MemberIdentity, folder: Path, users: int, ratings
     second = users * (3 * config.model.raters + 1) if config.model.raters else 0
     rating = _RATER_RATING_BYTES if second else _RATING_BYTES
     memory = _BASE_BYTES + _VALUE_BYTES * (values - second) + _RATER_VALUE_BYTES * second + rating * ratings
+    memory += _KEPT_BYTES * values
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     outcome = "warning" if memory > here else "ok"
     yield Finding(
         "memory",
         outcome,
-        f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine",
+        f"about {memory / 1e9:,.1f} GB needed if all users are yours, {here / 1e9:,.1f} GB in this machine"
+        + ("; divide your users among workers on several machines (docs/scale.md)" if memory > here else ""),
     )

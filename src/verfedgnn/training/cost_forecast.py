@@ -12,17 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from verfedgnn.config import Config
+from verfedgnn.core.item_item import MOST_ITEMS, invert
 from verfedgnn.data import PartyData
 from verfedgnn.protocol.round.exchange_plan import exchange_cycle
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.training.alone import home_config, solo_config
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 from verfedgnn.training.loop import device_of, usable_device
-from verfedgnn.training.simple_models import liked
+from verfedgnn.training.simple_models import EASE_DAMPINGS, liked
 
 FEWEST_ROUNDS = 100
 """Number of rounds below which a forecast takes longer than it is worth."""
+EASE_TRIAL = 1024
+"""Size of the matrix whose inversion is timed, to expect the time of larger ones."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class CostForecast:
     federated: dict[str, TrainingCost]
     """Cost of the trainings of all parties, by name: federation and lists."""
     alone: dict[str, float]
-    """Seconds of each party's own trainings, by name."""
+    """Seconds of each party's own trainings and of its EASE, by name."""
 
     @property
     def bytes(self) -> float:
@@ -104,7 +109,22 @@ def forecast(
             for party in prepared:
                 share = len(party.train) / len(largest.train)
                 alone[f"{party.party.name} alone{suffix}"] = share * seconds
+        if "lists" in configs:
+            for party, seconds in zip(prepared, ease_seconds(prepared), strict=True):
+                alone[f"{party.party.name} alone, lists"] += seconds
     return CostForecast(federated, alone)
+
+
+def ease_seconds(prepared: Sequence[Prepared]) -> list[float]:
+    """Return the expected seconds of each party's EASE, which grow with the cube of the catalogue; 0 for small ones."""
+    sizes = [min(MOST_ITEMS, len(each.train.item.unique())) for each in prepared]
+    if max(sizes) <= EASE_TRIAL:
+        return [0.0] * len(sizes)
+    matrix = torch.eye(EASE_TRIAL, dtype=torch.float64)
+    began = time.perf_counter()
+    invert(matrix)
+    each = len(EASE_DAMPINGS) * (time.perf_counter() - began)
+    return [each * (size / EASE_TRIAL) ** 3 for size in sizes]
 
 
 def try_rounds(prepared: Sequence[Prepared], config: Config, *, stack: bool = True) -> TrainingCost:

@@ -146,7 +146,7 @@ def _observe(config: Config, part: int | None) -> NDArray[np.float64]:
     federation = record_federation(parties, config, parts=parts)
     listener = Listener(federation.parties[1])
     validations: list[tuple[float, float]] = []
-    while not federation.coordinator.done:
+    for _ in range(federation.coordinator.rounds):
         trip = federation.round()
         listener.hear(trip.starts["second"], trip.replies["second"])
         reply = trip.replies["first"]
