@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from verfedgnn.config import Config
@@ -117,7 +118,7 @@ def forecast(
 
 def ease_seconds(prepared: Sequence[Prepared]) -> list[float]:
     """Return the expected seconds of each party's EASE, which grow with the cube of the catalogue; 0 for small ones."""
-    sizes = [min(MOST_ITEMS, len(each.train.item.unique())) for each in prepared]
+    sizes = [min(MOST_ITEMS, len(np.unique(each.train.item.cpu().numpy()))) for each in prepared]
     if max(sizes) <= EASE_TRIAL:
         return [0.0] * len(sizes)
     matrix = torch.eye(EASE_TRIAL, dtype=torch.float64)
