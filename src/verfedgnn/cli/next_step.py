@@ -48,7 +48,6 @@ class TrainingWords:
         settings: dict[str, Any],
     ) -> TrainingWords:
         """Return the given options; values of None are left out, lists are repeated."""
-        from verfedgnn.data.source_address import redact
 
         words = reading.to_arguments()
         data = [("--data", redact(source)) for source in sources or ["synthetic"]]
@@ -186,9 +185,18 @@ def add_columns(words: Sequence[str], flags: Sequence[str]) -> Words:
 
 
 def command_text(words: Sequence[str]) -> str:
-    """Return a command of this program as text for the shell, with the plug-ins that are loaded."""
+    """Return a command of this program as text for the shell, with the plug-ins that are loaded and without passwords."""
     plugins = [word for file in list_files() for word in ("--plugin", os.path.relpath(file))]
-    return shlex.join([*_program(), *plugins, *words])
+    return shlex.join([*_program(), *plugins, *map(_without_password, words)])
+
+
+def _without_password(word: str) -> str:
+    """Return a word of a command, without the password of an address."""
+    if ":/" not in word and "password" not in word.lower():
+        return word
+    from verfedgnn.data.source_address import redact
+
+    return redact(word)
 
 
 def _program() -> Words:

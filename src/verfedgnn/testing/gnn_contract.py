@@ -278,6 +278,8 @@ class GNNContract:
         """
         config = self._config(epochs=6, batch=0, gate=False)
         data = parties(40, 30, 500)
+        drawn = [Model(config.model, 8).initial_public(0, 3.0) for _ in range(2)]
+        assert torch.equal(*drawn), "`initial` draws from its `rng` alone"
         first, again, other = (train(data, config.with_values({"seed": seed})) for seed in (0, 0, 1))
         assert torch.equal(first.public, again.public)
         assert all(torch.equal(a.items, b.items) for a, b in zip(first.models, again.models, strict=True))
