@@ -48,6 +48,7 @@ class TrainingWords:
         settings: dict[str, Any],
     ) -> TrainingWords:
         """Return the given options; values of None are left out, lists are repeated."""
+        from verfedgnn.data.source_address import redact
 
         words = reading.to_arguments()
         data = [("--data", redact(source)) for source in sources or ["synthetic"]]
