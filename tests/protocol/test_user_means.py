@@ -17,7 +17,8 @@ from verfedgnn.core.rating_means import LARGEST_MEAN, USER_MEAN_COLUMNS
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.protocol.party.incoming import update_replica
 from verfedgnn.protocol.round.replica import Replica
-from verfedgnn.protocol.round.user_starts import PRIOR_WEIGHT, mean_scale
+from verfedgnn.protocol.round.user_starts import PRIOR_WEIGHT, START_BITS, mean_scale
+from verfedgnn.protocol.wire.fixed_point import from_fixed
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.start_from import read_start
 from verfedgnn.training.local_runtime import local_federation
@@ -219,18 +220,30 @@ def test_a_start_survives_an_interruption(small_parties: list[vf.PartyData], tmp
     assert torch.equal(whole.public, again.public)
 
 
-def test_a_continued_training_keeps_the_biases_of_the_earlier_one(
+def test_a_continued_training_keeps_known_biases_and_starts_those_of_new_users(
     small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
     config = best(from_means=True, gate=False)
-    vf.train(small_parties, config, out=tmp_path / "run")
+    first = [vf.PartyData(party.name, party.ratings.select_users(np.arange(70))) for party in small_parties]
+    vf.train(first, config, out=tmp_path / "run")
     start = read_start(tmp_path / "run", small_parties)
     assert start is not None
     runtime = local_federation(
         [each.input for each in prepare(small_parties, config, torch.device("cpu"))], config, start=start
     )
+    replica = runtime.coordinator.replica
+    before = replica.parameters.clone()
+    new = replica.model.views(replica.accumulator)["user_bias"][:, 0] == 0
+    assert 0 < new.sum() < len(new)
     runtime.round()
-    assert runtime.coordinator.open()["party-0"].starts is None
+    message = runtime.coordinator.open()["party-0"]
+    assert message.starts is not None
+    starts = from_fixed(torch.from_numpy(message.starts), START_BITS)
+    for name in ("user_bias", "rater_bias"):
+        now = replica.model.views(replica.parameters)[name][:, 0]
+        moved = (now - replica.model.views(before)[name][:, 0]).abs()
+        assert torch.equal(now[new], starts[new])
+        assert moved[~new].max() < 0.1 * starts.abs().max(), "one step, not a new start"
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,6 @@ class Coordinator:
         self.agreement = agreement
         self.training = training
         self.start = start
-        self.continues = start is not None
-        """Whether the training continues an earlier one; checkpoints keep this."""
         self.masked = masked and config.masking
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
@@ -494,10 +492,10 @@ class Coordinator:
         self.deliveries.log.add(Update(self.round, parties, summed, start))
 
     def _first_biases(self) -> NDArray[np.int16] | None:
-        """Return the biases that the users of the round start with; None if it is not their first round, or the run continues one."""
+        """Return the biases that the users of the round start with; None if it is not their first round."""
         shared = self.deliveries.sums.get(self.block.index)
         first = self.config.starts_from_means and not completed_passes(self.config, self.round)
-        if not first or self.continues or shared is None:
+        if not first or shared is None:
             return None
         return user_starts(shared.total, self.config, len(self.names))
 
@@ -559,7 +557,6 @@ class Coordinator:
             "training": self.training,
             "round": self.round,
             "replied": self.replied,
-            "continues": self.continues,
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
         }
         self.best.put(state)
@@ -576,6 +573,5 @@ class Coordinator:
         self.round = values["round"]
         self.replica.load(state.arrays, self.round)
         self.replied = dict(values["replied"])
-        self.continues = values["continues"]
         self.best.restore(state, self.device)
         self.deliveries.restore(state)

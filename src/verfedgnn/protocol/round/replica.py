@@ -150,7 +150,8 @@ class Replica:
         """Take the public step of a round: the summed protected gradients of `parties`, scaled to all (Sec. 4.6).
 
         The regulariser of user parameters is added here. An update that was applied before changes nothing. `start` holds the
-        biases that the users of the round start with (`user_starts`); it comes with their first round.
+        biases that the users of the round start with (`user_starts`); it comes with their first round. Users whose biases a
+        training took over from an earlier one keep them.
         """
         if round <= self.round:
             return
@@ -160,6 +161,7 @@ class Replica:
         training = self.config.training
         now = block.select(self.model, self.parameters)
         sums = block.select(self.model, self.accumulator)
+        fresh = {} if start is None else {name: sums[name] == 0 for name in BIASES & set(sums)}
         worths = self._worth_of_one(participation_scale(self.items, parties))
         regularisers = {
             "users": 2 * (training.l2 / self.users + training.l2_row / self.passes_per_epoch),
@@ -183,20 +185,20 @@ class Replica:
         if self.average is not None:
             self._update_average(self.average, block, now, round)
         if start is not None:
-            self._start_biases(block, start)
+            self._start_biases(block, start, fresh)
         self._block_hashes.pop(block.index, None)
         self.round = round
 
-    def _start_biases(self, block: UserBlock, start: NDArray[np.int16]) -> None:
-        """Set the biases of a block's users, in the parameters and in their average, and the optimiser's state of them."""
+    def _start_biases(self, block: UserBlock, start: NDArray[np.int16], fresh: Mapping[str, Tensor]) -> None:
+        """Set the biases that are `fresh`, in the parameters and in their average, and the optimiser's state of them."""
         values = from_fixed(torch.from_numpy(start), START_BITS).unsqueeze(1).to(self.parameters.device)
-        for copy in (self.parameters,) if self.average is None else (self.parameters, self.average):
-            views = block.select(self.model, copy)
-            for name in BIASES & set(self.model.per_user):
-                views[name].copy_(values)
         sums = block.select(self.model, self.accumulator)
-        for name in BIASES & set(self.model.per_user):
-            sums[name].fill_(START_SUM)
+        copies = [self.parameters] if self.average is None else [self.parameters, self.average]
+        for name, rows in fresh.items():
+            for copy in copies:
+                here = block.select(self.model, copy)[name]
+                here.copy_(torch.where(rows, values, here))
+            sums[name].masked_fill_(rows, START_SUM)
 
     def skip(self, round: int) -> None:
         """Go on to an abandoned round, which changes no parameter."""
