@@ -203,7 +203,8 @@ def test_who_trains_lists_and_who_shares_means() -> None:
     assert best.shares_user_means
     for off in ({"gate": False}, {"lists": False}):
         assert not best.with_values(off).trains_lists
-    assert not best.with_values({"gate": False}).shares_user_means
+    assert best.with_values({"gate": False}).shares_user_means, "biases start at means"
+    assert not best.with_values({"gate": False, "from_means": False}).shares_user_means
     assert best.with_values({"lists": False}).shares_user_means
     for name in ("paper", "private", "ranking"):
         assert not Config.preset(name).trains_lists

@@ -83,7 +83,8 @@ def test_parameters_follow_ids(small_parties: list[vf.PartyData], before: Path) 
             untouched = fresh.parties[party.name].progress.private.parameters[name]
             assert torch.equal(values[items < 0], untouched[items < 0])
             assert not torch.equal(values[items >= 0], untouched[items >= 0])
-            assert not private.accumulators[name][items < 0].any()
+            sums = fresh.parties[party.name].progress.private.accumulators[name]
+            assert torch.equal(private.accumulators[name][items < 0], sums[items < 0])
 
 
 def test_embeddings_that_carry_the_typical_rating_are_not_shrunk() -> None:
@@ -108,7 +109,7 @@ def test_training_goes_on_where_it_was(small_parties: list[vf.PartyData], tmp_pa
     second = vf.train(small_parties, SHORT, start_from=tmp_path / "first")
     best = min(entry["valid_rmse"] for entry in first.history)
     assert abs(second.history[0]["valid_rmse"] - best) < 0.01
-    assert first.history[0]["valid_rmse"] > best + 0.05
+    assert first.history[0]["valid_rmse"] > best + 0.02
 
 
 def test_a_stopped_training_resumes_without_the_earlier_run(

@@ -7,7 +7,7 @@ from typing import Any
 
 from verfedgnn.evaluation.bootstrap import FEWEST_USERS
 
-MOST_DIGITS = 4
+MOST_DIGITS = 2
 """Largest number of decimals of a gain in per cent."""
 MOST_NAMES = 5
 """Largest number of names in a sentence."""
@@ -16,14 +16,12 @@ MOST_NAMES = 5
 def format_percent(value: float, low: float, high: float) -> str:
     """Format a gain in per cent with its interval, such as `+12.2 % (+11.2 to +13.3)`.
 
-    An end of the interval that is not 0 is never printed as 0: there are as many decimals as that takes. Positive numbers
-    have a plus, 0 has no sign, and a gain that is 0 for everybody has no interval.
+    There is one decimal, and a second one if an end of the interval that is not 0 would be printed as 0. Positive numbers have
+    a plus, 0 has no sign, and a gain that is 0 for everybody has no interval.
     """
     if low == high == 0:
         return "0 %"
-    digits = next(
-        (n for n in range(1, MOST_DIGITS) if all(round(end, n) or not end for end in (low, high))), 4
-    )
+    digits = 1 if all(round(end, 1) or not end for end in (low, high)) else MOST_DIGITS
     gain, first, last = (format_signed(number, digits) for number in (value, low, high))
     return f"{gain} % ({first} to {last})"
 

@@ -53,11 +53,14 @@ class Exposure:
         return self.summed / max(1, self.parties - 1)
 
 
-def honest_sum(start: RoundStart, own: Sequence[SentNeighbourhoods], bits: int) -> Tensor:
-    """Return what remains (K, q, C) of the sum in a RoundStart without the colluders' `own` parts."""
+def honest_sum(start: RoundStart, own: Sequence[SentNeighbourhoods], bits: int, columns: int) -> Tensor:
+    """Return what remains (K, q, C) of the sum in a RoundStart without the colluders' `own` parts.
+
+    `columns` is C, the columns of a neighbourhood. Users' means may follow them; they say nothing about single items.
+    """
     if start.neighbourhoods is None or any(sent.trip != start.neighbourhood_trip for sent in own):
         raise ProtocolError("the colluders' parts belong to another sum; subtract the parts of this trip")
     left: NDArray[np.integer[Any]] = start.neighbourhoods
     for sent in own:
         left = left - sent.values
-    return from_fixed(torch.from_numpy(wrap_signed(left, bits)), bits)
+    return from_fixed(torch.from_numpy(wrap_signed(left, bits)[..., :columns]), bits)

@@ -68,6 +68,9 @@ def _unproject_items(view: SumView) -> Tensor:
     colluders = [p for p in range(len(view.federation.parties)) if p != view.target]
     bits = view.federation.config.exchange.bits
     target = view.federation.parties[view.target]
-    y = [honest_sum(each.start, [each.sent[p] for p in colluders], bits)[0] for each in view.exchanges]
+    y = [
+        honest_sum(each.start, [each.sent[p] for p in colluders], bits, view.columns)[0]
+        for each in view.exchanges
+    ]
     atoms = [target.atoms(each.knows[view.target]) for each in view.exchanges]
     return users_of_items(y, atoms, view.phi)[view.victims]

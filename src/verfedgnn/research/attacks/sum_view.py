@@ -61,6 +61,11 @@ class SumView:
         """Number of items of the target party."""
         return self.federation.parties[self.target].data.items
 
+    @property
+    def columns(self) -> int:
+        """Number of columns of a neighbourhood, C."""
+        return self.federation.coordinator.model.operator.columns
+
     def rows(self, exchange: Exchange, who: Who, *, minimum_norm: bool = False) -> Tensor:
         """Return the rows of all layers (N, K C) that remain of the sum without the attackers' own parts.
 
@@ -71,7 +76,7 @@ class SumView:
             for p, sent in enumerate(exchange.sent)
             if (p != self.target if who == "colluders" else p == self.attacker)
         ]
-        left = honest_sum(exchange.start, own, self.federation.config.exchange.bits)
+        left = honest_sum(exchange.start, own, self.federation.config.exchange.bits, self.columns)
         flat = left.permute(1, 0, 2).flatten(1)
         if self.projection is None:
             raise ConfigError(
@@ -83,7 +88,7 @@ class SumView:
 
     def first_layer(self, rows: Tensor) -> Tensor:
         """Return the first layer's columns (N, C) of `rows`."""
-        return rows[:, : self.federation.coordinator.model.operator.columns]
+        return rows[:, : self.columns]
 
     def stacked_rows(self, who: Who) -> Tensor:
         """Return the rows (N, T K C) of exchanges spread over the training.
