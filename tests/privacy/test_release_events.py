@@ -147,7 +147,11 @@ def test_epsilon_of_a_noised_exchange_covers_users_means() -> None:
     best = vf.Config.preset("best").for_parties(2)
     reports = {
         gate: privacy_report(
-            best.with_values({"gate": gate, "from_means": False}), releases=40, exchanges=8, validations=4, **REST
+            best.with_values({"gate": gate, "from_means": False}),
+            releases=40,
+            exchanges=8,
+            validations=4,
+            **REST,
         )
         for gate in (True, False)
     }
