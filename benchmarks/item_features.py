@@ -155,6 +155,9 @@ def page() -> str:
         "better), and NDCG@20 of lists that consist of them (higher is better; users who like one of them in",
         "the test part). *Alone* and *federated* know nothing of an item and give it the average vector.",
         "Popularity cannot order such items: none has a rating. `benchmarks/item_features.py` wrote this page.",
+        "",
+        "Measured before the average vector counted items by their number of ratings ([Folding in](fold-in.md)",
+        "has new figures without features), and before preset `best` got its second model.",
     ]
     for data in DATA:
         kept = [

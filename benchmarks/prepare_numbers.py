@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/prepare_numbers.py generate 500 events/     # millions of events, in parts of 10
     .venv/bin/python benchmarks/prepare_numbers.py measure events/ --millions 50
     .venv/bin/python benchmarks/prepare_numbers.py measure events/ --millions 500
+    .venv/bin/python benchmarks/prepare_numbers.py measure events/ --millions 10 --engine spark    # or ray
     .venv/bin/python benchmarks/prepare_numbers.py read prepared-50/        # memory of a party's training data
 
 A measurement that was stopped is resumed, and its times are added up. Users are 20 million, some of whom are
@@ -18,12 +19,13 @@ import resource
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verfedgnn.data.preparation import parse_memory, prepare_ratings
+from verfedgnn.data.frame_preparation import prepare as prepare_source
 from verfedgnn.data.table_sources import table_stem
 from verfedgnn.research.experiments.training_cell import commit
 
@@ -60,11 +62,27 @@ def _batch(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
     return pa.table({"user_id": user, "product_id": item, "event_type": kinds, "timestamp": when})
 
 
-def measure(events: Path, millions: int, memory: str, threads: int, out: Path) -> None:
+def open_source(engine: str, files: list[Path]) -> Any:
+    """Return the files, or a frame of an engine that reads them."""
+    names = [str(file) for file in files]
+    if engine == "spark":
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.master("local[2]").config("spark.sql.files.maxPartitionBytes", "16m")
+        return builder.getOrCreate().read.parquet(*names)
+    if engine == "ray":
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False)
+        return ray.data.read_parquet(names)
+    return files
+
+
+def measure(events: Path, millions: int, memory: str, threads: int, out: Path, engine: str) -> None:
     """Prepare the first parts and record what it took."""
     files = sorted(events.glob("*.parquet"))[: millions * 1_000_000 // PART]
     assert len(files) * PART == millions * 1_000_000, "generate more events first"
-    record = FOLDER / f"{millions}.json"
+    record = FOLDER / (f"{millions}.json" if engine == "files" else f"{engine}-{millions}.json")
     FOLDER.mkdir(parents=True, exist_ok=True)
     earlier = out.with_suffix(".json")
     steps: dict[str, dict[str, float]] = json.loads(earlier.read_text()) if earlier.exists() else {}
@@ -83,16 +101,15 @@ def measure(events: Path, millions: int, memory: str, threads: int, out: Path) -
             spent = now[0]
             entry["disk"] = max(entry["disk"], _size(out))
             earlier.write_text(json.dumps(steps))
-            print(f"{step} {done:,} of {total:,}", {k: round(v) for k, v in entry.items()}, flush=True)
+            print(f"{step} {done:,} of {total or 0:,}", {k: round(v) for k, v in entry.items()}, flush=True)
 
-    ratings = prepare_ratings(
-        files, out, memory=parse_memory(memory), threads=threads, events=WEIGHTS, progress=watch
-    )
+    source = open_source(engine, files)
+    ratings = prepare_source(source, out, memory=memory, threads=threads, events=WEIGHTS, progress=watch)
     watch("shards", 1, 1)
     earlier.unlink(missing_ok=True)
     found = {
         "command": f"benchmarks/prepare_numbers.py measure {table_stem(events)} --millions {millions} "
-        f"--memory {memory} --threads {threads}",
+        f"--memory {memory} --threads {threads}" + f" --engine {engine}" * (engine != "files"),
         "commit": commit(),
         "events": millions * 1_000_000,
         "ratings": len(ratings),
@@ -166,6 +183,7 @@ def main() -> None:
     measuring.add_argument("--millions", type=int, required=True)
     measuring.add_argument("--memory", default="4GB")
     measuring.add_argument("--threads", type=int, default=2)
+    measuring.add_argument("--engine", choices=["files", "spark", "ray"], default="files")
     measuring.add_argument("--out", type=Path, help="Default: prepared-MILLIONS beside the events")
     measuring.add_argument("--delete", action="store_true", help="delete the folder afterwards")
     reading = commands.add_parser("read")
@@ -177,7 +195,7 @@ def main() -> None:
         read(given.folder)
     else:
         out = given.out or given.events.parent / f"prepared-{given.millions}"
-        measure(given.events, given.millions, given.memory, given.threads, out)
+        measure(given.events, given.millions, given.memory, given.threads, out, given.engine)
         if given.delete:
             shutil.rmtree(out)
 

@@ -231,6 +231,8 @@ def main() -> None:
                 rows = measure_many(run, given.seconds, given.repeats, given.workers, given.quiet)
             else:
                 rows = measure(run, given.rates, given.seconds, given.repeats, given.workers, given.quiet)
+        version = kept["version"].partition("+")[0].rpartition(".")[2]
+        rows = [row | {"version": version} for row in rows]
         all_rows = kept.setdefault(kind, {})
         before = [] if given.discard else all_rows.get(f"{name}: {title}", [])
         all_rows[f"{name}: {title}"] = before + rows

@@ -13,7 +13,8 @@ def page(kept: dict[str, Any]) -> str:
         "# Cost of serving",
         "",
         f"`benchmarks/serving.py` on {kept['machine']}.",
-        f"The newest rows are of verfedgnn {kept['version']}.",
+        f"The newest rows are of verfedgnn {kept['version']}. Rows of latency and of batch requests name their version. They were not",
+        "measured on the same day, nor on a machine that was equally busy: *others* and the load average say how busy it was.",
         "",
     ]
     lines += [
@@ -33,7 +34,7 @@ def page(kept: dict[str, Any]) -> str:
         "server CPU s per 1,000",
         "others",
     ]
-    names += ["load average"]
+    names += ["load average", "version"]
     for title, rows in kept["load"].items():
         lines += ["", f"## {title}", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
         for r in sorted(rows, key=lambda row: (row["workers"], row["asked"])):
@@ -42,7 +43,7 @@ def page(kept: dict[str, Any]) -> str:
             )
             given_up, rest = (
                 f"{r['failed']:.0f} of {r['requests']:.0f}",
-                f"{r['others']:.2f} | {r['load']:.1f}",
+                f"{r['others']:.2f} | {r['load']:.1f} | {r['version']}",
             )
             lines.append(
                 f"| {r['workers']} | {r['asked']:.0f} | {late} | {given_up} | {r['cpu_per_1000']:.2f} | {rest} |"
@@ -51,11 +52,12 @@ def page(kept: dict[str, Any]) -> str:
         lines += [
             "",
             f"## {title}",
-            "| workers | users/s | server CPU s per 1,000 users | load average |",
-            "|---|---|---|---|",
+            "| workers | users/s | server CPU s per 1,000 users | load average | version |",
+            "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} |" for r in rows
+            f"| {r['workers']} | {r['rate']:,.0f} | {r['cpu_per_1000']:.2f} | {r['load']:.1f} | {r['version']} |"
+            for r in rows
         ]
     if "fast_path" in kept:
         lines += [

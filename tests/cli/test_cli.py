@@ -81,7 +81,9 @@ def test_lift_answers_first_and_then_shows_every_table(
     lift = json.loads((run / "metrics.json").read_text())["lift"]
     with on_command_line():
         verdicts, points = party_verdicts(lift), list_points(lift)
-        provisional = warn_of_one_split(lift)
+        provisional = warn_of_one_split(lift, run)
+    assert provisional is not None
+    assert f"`verfedgnn lift {run} --seeds 3`" in provisional
     words = " ".join(out.split())
     assert words.startswith(f"{headline(lift)} {deciding_figures(lift)} {provisional}")
     assert words.count("to be sure") == 1

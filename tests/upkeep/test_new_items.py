@@ -16,7 +16,7 @@ import torch
 import verfedgnn as vf
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.item_item import ItemScores
-from verfedgnn.data import synthetic_ratings
+from verfedgnn.data import TRAIN, synthetic_ratings
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.upkeep.item_prior import (
@@ -25,6 +25,7 @@ from verfedgnn.upkeep.item_prior import (
     UserActivity,
     absorb_item_scores,
     fit_distribution,
+    fit_item_prior,
 )
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -93,6 +94,20 @@ def test_columns_that_all_items_share_keep_their_value() -> None:
     found = fit_distribution(vectors, np.ones(len(vectors)))
     assert found.factor.shape == (3, 2)
     assert np.abs(found.factor[2]).max() < 1e-9
+
+
+def test_an_item_without_ratings_is_predicted_as_the_users_mean_over_ratings(trained: Path) -> None:
+    run = vf.Run.load(trained)
+    own, part = run.parties[0].ratings, run.parts[0]
+    prior = fit_item_prior(run.models[0], own, part, ranks=False)
+    nobody = np.zeros(0, np.int64)
+    predicted = prior.users @ prior.estimate(nobody, np.zeros(0, np.float32))
+    scores = prior.users @ absorb_item_scores(run.models[0]).T
+    counts = np.bincount(own.item[part == TRAIN], minlength=own.n_items)
+    assert predicted == pytest.approx(scores @ counts / counts.sum(), abs=1e-4)
+    rated = own.rating[part == TRAIN]
+    asked = own.user[part == TRAIN]
+    assert abs(float((predicted[asked] - rated).mean())) < 0.05, "a bias over all ratings"
 
 
 @pytest.mark.parametrize("exposure", [None, 0.0, 0.3])

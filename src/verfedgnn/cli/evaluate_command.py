@@ -25,6 +25,6 @@ def evaluate(
     loaded = Run.load(run, added=False)
     with output.busy("evaluating"):
         figures = loaded.metrics | loaded.evaluate(top)
-    lift = lift_texts(figures["lift"]) if "lift" in figures else []
+    lift = lift_texts(figures["lift"], run) if "lift" in figures else []
     output.result(figures, *lift, run_table(figures), party_table(figures), gate_table(figures))
     show_run_findings(output, loaded, run, TrainingWords.load(run))

@@ -48,7 +48,7 @@ def lift(
             compute_lift(loaded, run, seeds, watch=progress.round, stop=halt.asked)
         except Interrupted as stop:
             raise Interrupted(stop.what) from None
-    output.result(loaded.metrics["lift"], *lift_texts(loaded.metrics["lift"]))
+    output.result(loaded.metrics["lift"], *lift_texts(loaded.metrics["lift"], run))
     output.remark(f"written: {run / 'lift' / 'lift.html'}; a server of this run shows it within seconds")
     show_run_findings(output, loaded, run, TrainingWords.load(run))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -246,7 +247,7 @@ def gate_table(metrics: dict[str, Any]) -> Table | None:
     return table
 
 
-def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
+def lift_texts(lift: dict[str, Any], folder: Path | None) -> list[RenderableType]:
     """Return the answer to "does joining pay?": all parties together, a line for each party, points, then the tables."""
     from verfedgnn.evaluation.lift_points import list_points
     from verfedgnn.evaluation.verdict import (
@@ -263,7 +264,7 @@ def lift_texts(lift: dict[str, Any]) -> list[RenderableType]:
         for_whom = f".\nFor whom: {party.for_whom}" if party.for_whom else ""
         lines.add_row(Text(party.name, "bold"), _paint(party.pays), Text(party.text + for_whom))
     texts: list[RenderableType] = [Text(headline(lift), _style(verdict(lift))), Text(deciding_figures(lift))]
-    provisional = warn_of_one_split(lift)
+    provisional = warn_of_one_split(lift, folder)
     texts += [Text(provisional, "bold")] if provisional else []
     texts += ["", lines, ""]
     points = Table.grid(padding=(0, 1), pad_edge=False)

@@ -313,7 +313,7 @@ def _resumable(folder: Path | None, words: list[str], training: TrainingWords | 
 
 def _report(run: Run, folder: Path | None, words: TrainingWords | None, output: Output) -> None:
     metrics = run.metrics
-    lift = lift_texts(metrics["lift"]) if "lift" in metrics else []
+    lift = lift_texts(metrics["lift"], folder) if "lift" in metrics else []
     output.result(metrics, *lift, run_table(metrics), gate_table(metrics))
     if lift and folder is not None:
         output.remark(f"tables by group of customers for each party: {folder / 'lift' / 'lift.html'}")

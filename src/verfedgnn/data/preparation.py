@@ -26,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from verfedgnn.core.errors import DataError
 from verfedgnn.core.files import check_writable, lock_folder, write_bytes, writing
+from verfedgnn.core.option_names import option
 from verfedgnn.data.event_ratings import EventWeights, note_counts, required_columns
 from verfedgnn.data.id_numbers import IdNumbers
 from verfedgnn.data.prepared_folder import (
@@ -55,6 +56,8 @@ _PIECES = 8
 _PART = 1 << 20
 """Number of entries that are copied at once."""
 
+PLAN = "plan.json"
+"""File in the work folder that says what is prepared, and in parts of which sizes."""
 Progress = Callable[[str, int, int | None], None]
 """Called with the step, the rows done in it, and all rows of it, None if unknown."""
 
@@ -74,16 +77,22 @@ class ChunkSizes:
     def for_memory(cls, memory: int, threads: int) -> "ChunkSizes":
         """Return the sizes for a limit of memory in bytes: half for DuckDB, the other half for our arrays."""
         if memory < LEAST_MEMORY:
-            raise DataError(f"--memory {memory >> 20}MB is too little; give at least {LEAST_MEMORY >> 20}MB")
+            raise DataError(
+                f"{option('memory', f'{memory >> 20}MB')} is too little; give at least {LEAST_MEMORY >> 20}MB"
+            )
         half = memory // 2
         return cls(half, half // 2 // _BYTES_A_PIECE_ROW, half // threads // _BYTES_A_SHARD_ROW)
+
+
+def no_progress(step: str, done: int, total: int | None) -> None:
+    """Do not show how far a step is."""
 
 
 def parse_memory(text: str) -> int:
     """Parse `4GB` or `800MB` to bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])i?B?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise DataError(f"--memory takes a size such as 4GB or 800MB, not '{text}'")
+        raise DataError(f"{option('memory')} takes a size such as 4GB or 800MB, not '{text}'")
     return int(float(found[1]) * (1 << (30 if found[2].upper() == "G" else 20)))
 
 
@@ -93,7 +102,7 @@ def prepare_ratings(
     *,
     memory: int = 4 << 30,
     threads: int = 2,
-    progress: Progress = lambda step, done, total: None,
+    progress: Progress = no_progress,
     **options: Any,
 ) -> Ratings:
     """Prepare the ratings of one party in the folder `out`, and return them, mapped from there.
@@ -115,7 +124,7 @@ def prepare_ratings(
     if not sources:
         raise DataError("no data given; name at least one file")
     check_writable(folder)
-    _check_out(folder)
+    check_out(folder)
     tables = _list_sources(sources, given)
     whole = read_ratings(sources[0], **given) if tables is None else None
     preparation = None if tables is None else Preparation(folder, tables, threads, progress, given)
@@ -133,12 +142,22 @@ def prepare_ratings(
     return read_prepared(folder, {})
 
 
-def _check_out(folder: Path) -> None:
+def check_out(folder: Path) -> None:
+    """Raise `DataError` if `folder` holds anything but an unfinished preparation."""
     if (folder / DESCRIPTION).exists():
-        raise DataError(f"{folder} holds prepared data already; delete it, or choose another --out")
-    others = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    if folder.exists() and not (folder / WORK).is_dir() and others not in ([], [".lock"]):
-        raise DataError(f"{folder} holds other files ({others[0]}); choose a new folder as --out")
+        raise DataError(f"{folder} holds prepared data already; delete it, or choose another {option('out')}")
+    there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    others = sorted(there - {".lock", WORK})
+    if others and not (folder / WORK / PLAN).exists():
+        raise DataError(f"{folder} holds other files ({others[0]}); choose a new folder as {option('out')}")
+
+
+def other_preparation(folder: Path) -> DataError:
+    """Return the error for a folder in which something else is being prepared."""
+    return DataError(
+        f"{folder} holds an unfinished preparation of other files or options; delete it, or choose another "
+        f"{option('out')}"
+    )
 
 
 def _list_sources(sources: Sequence[str | Path], given: dict[str, Any]) -> list[str | Path] | None:
@@ -202,18 +221,14 @@ class Preparation:
     def begin(self, sizes: ChunkSizes) -> None:
         """Begin a preparation, or resume an interrupted one of the same rows, with the sizes of its parts."""
         self.sizes = sizes
-        plan = self.work / "plan.json"
+        plan = self.work / PLAN
         if plan.exists():
             stored = json.loads(plan.read_text("utf-8"))
             if stored["identity"] != self.identity:
-                raise DataError(
-                    f"{self.folder} holds an unfinished preparation of other files or options; delete it, or choose "
-                    "another --out"
-                )
+                raise other_preparation(self.folder)
             self.sizes = ChunkSizes(sizes.engine, stored["piece"], stored["shard"])
             return
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir(parents=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         write_bytes(plan, json.dumps({"identity": self.identity, **asdict(sizes)}).encode())
 
     def run(self) -> None:

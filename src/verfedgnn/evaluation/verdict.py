@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verfedgnn.core.option_names import worded
@@ -151,13 +153,17 @@ def deciding_figures(lift: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def warn_of_one_split(lift: Mapping[str, Any]) -> str | None:
-    """Return that a verdict of one seed is provisional, and how to be sure; None for a lift over several seeds."""
+def warn_of_one_split(lift: Mapping[str, Any], folder: Path | None = None) -> str | None:
+    """Return that a verdict of one seed is provisional, and how to be sure; None for a lift over several seeds.
+
+    `folder` is the run's. Documents that travel without their run leave it out.
+    """
     if "seeds" in lift:
         return None
     if "continues" in lift:
         return "Provisional: this is one split of the ratings, and a run that continues another cannot judge more."
-    judge = worded("`verfedgnn lift RUN --seeds 3`", "`vf.lift(run, seeds=3)`")
+    run = "RUN" if folder is None else shlex.quote(str(folder))
+    judge = worded(f"`verfedgnn lift {run} --seeds 3`", "`vf.lift(run, seeds=3)`")
     return f"Provisional: this is one split of the ratings; run {judge} to be sure."
 
 

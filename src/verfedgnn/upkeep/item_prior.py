@@ -12,8 +12,8 @@ and a new item gets the most probable :math:`z` given its ratings, while all use
 .. math::
     z = \Big(I + \sum_u a_u a_u^\top / \sigma^2\Big)^{-1} \sum_u a_u (r_u - x_u \cdot m) / \sigma^2 .
 
-An item with n ratings counts with weight :math:`\sqrt n` for ratings: a new rating is more often one of a popular item, and those are
-rated higher. For lists all items count alike.
+An item with n ratings counts with weight n for ratings: a new rating is more often one of a popular item, and those are rated
+higher. Without ratings, a prediction is therefore the user's mean over ratings. For lists all items count alike.
 
 Columns in which items do not differ (the 1 beside a user's bias) keep their value. Columns of several models are correlated, so
 one regression gives all parts of a mixture: the item's mean, and its vectors in the party's own model and in the federated one.
@@ -152,7 +152,7 @@ def fit_item_prior(model: PartyModel, table: Ratings, part: NDArray[np.int8], *,
     train = part == TRAIN
     counts = np.bincount(table.item[train], minlength=table.n_items)[: len(vectors)]
     rated = counts > 0
-    weights = np.sqrt(counts) if not ranks else rated.astype(np.float64)
+    weights = (rated if ranks else counts).astype(np.float64)
     items = fit_distribution(vectors, weights if rated.any() else np.ones(len(vectors)))
     activity = _measure_activity(model, table, train) if ranks else None
     return ItemPrior(
