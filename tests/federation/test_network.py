@@ -107,9 +107,9 @@ def test_bytes_go_both_ways_in_order(net: Net) -> None:
     until(net.server, "joined", "film")
     until(film, "joined", SERVER)
     messages = [bytes([n]) * (1 + 5000 * n) for n in range(50)]
-    for message in messages:
-        film.send(SERVER, (message,))
-        net.server.send("film", (message,))
+    for first, second in zip(messages[::2], messages[1::2], strict=True):
+        film.send(SERVER, (first,), (second,))
+        net.server.send("film", (first,), (second,))
     assert [until(net.server, "message", "film").data for _ in messages] == messages
     assert [until(film, "message", SERVER).data for _ in messages] == messages
 
