@@ -137,6 +137,16 @@ def test_a_restarted_coordinator_is_found_again(net: Net) -> None:
     assert until(server, "message", "film").data == b"again"
 
 
+def test_who_has_left_does_not_look_for_the_coordinator(net: Net) -> None:
+    film = net.join("film")
+    until(film, "joined", SERVER)
+    until(net.server, "joined", "film")
+    film.close()
+    net.server.close()
+    time.sleep(2.5)  # FLARE connects again after a second
+    assert not any("cannot reach" in reason for reason in net.refused)
+
+
 def is_turned_away(connection: Callable[[], ssl.SSLSocket]) -> bool:
     """Return whether the peer refuses the connection; with TLS 1.3 it does so at the first read."""
     try:
