@@ -193,6 +193,7 @@ def main() -> None:
         "flare_ms": 1e3 * job,
         "flare_over_own": job / own,
     }
+    figures["load"] = os.getloadavg()[0]  # processes that wanted a core in the last minute, ours among them
     print(json.dumps({"parties": options.parties} | {key: round(value, 2) for key, value in figures.items()}))
 
 

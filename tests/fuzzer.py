@@ -284,7 +284,9 @@ class ServiceParty:
     def hostile(self, data: bytes) -> None:
         """Take a hostile message in a copy of the process, which must not write to the files of the original."""
         self.link.transcript._handle = os.open(os.devnull, os.O_WRONLY)
+        self.link.transcript._flush = lambda: None  # type: ignore[method-assign]
         self.service._write_checkpoint = lambda: None  # type: ignore[method-assign]
+        self.service.ledger.store = lambda entry, values: None
         self.handle(data)
 
     def state(self) -> str:

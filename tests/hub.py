@@ -29,7 +29,7 @@ from verfedgnn.federation.party_session import run_party
 from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import Transcript
-from verfedgnn.federation.transport.frames import FrameJoiner, cut_message, join_frame
+from verfedgnn.federation.transport.frames import FrameJoiner, cut_message, join_frames
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.wire.framing import EncodedMessage
 
@@ -61,15 +61,16 @@ class Wire:
     def largest(self, size: int) -> None:
         self._joiner.largest = size
 
-    def send(self, to: str, message: EncodedMessage) -> None:
-        data = b"".join(message)
-        passed = data if self.fault is None else self.fault(data)
-        if passed is not None and self.alive:
-            self.hub.deliver(to, TransportEvent("message", self.name, passed), self)
+    def send(self, to: str, *messages: EncodedMessage) -> None:
+        for data in map(b"".join, messages):  # one by one, so that a fault can separate them
+            passed = data if self.fault is None else self.fault(data)
+            if passed is not None and self.alive:
+                self.hub.deliver(to, TransportEvent("message", self.name, passed), self)
 
     def next(self, timeout: float) -> TransportEvent | None:
         try:
-            return join_frame(self._joiner, self.events.get(timeout=min(timeout, 0.02)))
+            (event,) = join_frames(self._joiner, self.events.get(timeout=min(timeout, 0.02)))
+            return event
         except queue.Empty:
             return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.wire.framing import EncodedMessage
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Message,
@@ -203,10 +203,15 @@ class Simulation:
 
     # -- what a training needs from its service ----------------------------------------------------------
 
-    def send(self, name: str, message: Message, data: EncodedMessage | None = None) -> None:
+    def send(self, name: str, message: Message) -> None:
         """Put a message into a party's inbox."""
         if name in self.members and name not in self.dead:
-            self.members[name].inbox.append(encode(message) if data is None else b"".join(data))
+            self.members[name].inbox.append(encode(message))
+
+    def send_all(self, messages: Sequence[tuple[str, Message]]) -> None:
+        """Put messages into the inboxes of parties."""
+        for name, message in messages:
+            self.send(name, message)
 
     def exclude(self, name: str) -> None:
         """Go on without a party."""

@@ -107,9 +107,9 @@ def test_bytes_go_both_ways_in_order(net: Net) -> None:
     until(net.server, "joined", "film")
     until(film, "joined", SERVER)
     messages = [bytes([n]) * (1 + 5000 * n) for n in range(50)]
-    for message in messages:
-        film.send(SERVER, (message,))
-        net.server.send("film", (message,))
+    for first, second in zip(messages[::2], messages[1::2], strict=True):
+        film.send(SERVER, (first,), (second,))
+        net.server.send("film", (first,), (second,))
     assert [until(net.server, "message", "film").data for _ in messages] == messages
     assert [until(film, "message", SERVER).data for _ in messages] == messages
 
@@ -135,6 +135,16 @@ def test_a_restarted_coordinator_is_found_again(net: Net) -> None:
     until(film, "joined", SERVER)
     film.send(SERVER, (b"again",))
     assert until(server, "message", "film").data == b"again"
+
+
+def test_who_has_left_does_not_look_for_the_coordinator(net: Net) -> None:
+    film = net.join("film")
+    until(film, "joined", SERVER)
+    until(net.server, "joined", "film")
+    film.close()
+    net.server.close()
+    time.sleep(2.5)  # FLARE connects again after a second
+    assert not any("cannot reach" in reason for reason in net.refused)
 
 
 def is_turned_away(connection: Callable[[], ssl.SSLSocket]) -> bool:

@@ -14,12 +14,30 @@ from test_federation import assert_same, in_round, local, trial
 
 import verfedgnn as vf
 from hub import SERVER
-from verfedgnn.federation import coordinator_stage
+from verfedgnn.federation import coordinator_stage, party_session
+from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import exposition, page
 from verfedgnn.federation.status_text import presence
 from verfedgnn.protocol.wire.messages import RoundReply, encode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
+
+
+def test_a_finished_party_has_left_before_it_chooses_its_gate(
+    tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator may be gone by then, and a party that looked for it would log failures."""
+    connected: list[bool] = []
+    choose = party_session.complete_run
+
+    def watch(store: PartyStore, device: str) -> vf.Run:
+        connected.append(store.identity.name in federated.hub.wires)
+        return choose(store, device)
+
+    monkeypatch.setattr(party_session, "complete_run", watch)
+    federated = trial(tmp_path, small_parties)
+    federated.run()
+    assert connected == [False] * 3
 
 
 def test_a_stopped_party_is_stalled_on_every_side(

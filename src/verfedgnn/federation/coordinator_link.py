@@ -9,8 +9,7 @@ from verfedgnn.core.errors import Interrupted, ProtocolError, VerFedGNNError
 from verfedgnn.federation.certificates import COORDINATOR
 from verfedgnn.federation.event_log import log_event, log_warning
 from verfedgnn.federation.identity import MemberIdentity
-from verfedgnn.federation.transcript import ALIGNMENT, Transcript
-from verfedgnn.federation.transport.frames import size_of
+from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.federation.transport.interface import Transport
 from verfedgnn.protocol.party.common_statements import common_statements
 from verfedgnn.protocol.round.message_sizes import largest_alignment
@@ -65,12 +64,15 @@ class CoordinatorLink:
         self.transport.largest = max(largest_message, self._largest_alignment)
         self._largest_array = largest_array
 
-    def send(self, message: Message) -> None:
-        """Send a message to the coordinator."""
-        data = encode_parts(message)
-        self.transcript.record("out", COORDINATOR, message, data, self.stage)
-        self.ledger.record(type(message).__name__, "up", self.name, size_of(data))
-        self.transport.send(COORDINATOR, data)
+    def send(self, *messages: Message) -> None:
+        """Send messages to the coordinator, which travel together."""
+        encoded = [encode_parts(message) for message in messages]
+        with self.transcript.together():
+            for message, data in zip(messages, encoded, strict=True):
+                mark = mark_message(data)
+                self.transcript.record("out", COORDINATOR, message, mark, self.stage)
+                self.ledger.record(type(message).__name__, "up", self.name, mark.size)
+        self.transport.send(COORDINATOR, *encoded)
 
     def receive(
         self,
@@ -142,7 +144,7 @@ class CoordinatorLink:
             self.transcript.record_unreadable(COORDINATOR, data, self.stage)
             raise
         common = common_statements(message, self.blocks)
-        self.transcript.record("in", COORDINATOR, message, (data,), self.stage, common)
+        self.transcript.record("in", COORDINATOR, message, mark_message((data,)), self.stage, common)
         self.ledger.record(type(message).__name__, "down", self.name, len(data))
         if isinstance(message, Refused):
             raise ProtocolError(f"the coordinator refused: {message.reason}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,8 +24,7 @@ from verfedgnn.federation.identity import MemberIdentity, check_key
 from verfedgnn.federation.revocation import RevocationWatch
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.federation.status_server import StatusPublisher
-from verfedgnn.federation.transcript import ALIGNMENT, Transcript
-from verfedgnn.federation.transport.frames import size_of
+from verfedgnn.federation.transcript import ALIGNMENT, Transcript, mark_message
 from verfedgnn.federation.transport.interface import Transport, TransportEvent
 from verfedgnn.privacy.masking import check_public_key
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
@@ -113,6 +112,8 @@ class CoordinatorService:
         self._reported_second: dict[str, float] = {}
         """Time at which each party heard last of a second process under its name."""
         self._last_sign_of_life = time.monotonic()
+        self._looked = 0.0
+        """Time (monotonic) of the last look for what an operator has written."""
         self.stages = [
             CoordinatorStage(stage, self, folder, device=device, start=start)
             for stage, start in zip(stages, starts, strict=True)
@@ -169,13 +170,20 @@ class CoordinatorService:
             event = self.transport.next(_TICK)
             if event is not None:
                 self._handle(event)
-            self._take_request(stage)
-            self._lock_out_revoked()
+            self._obey_operator(stage)
             while stage.step():
                 pass
             self._announce_waiting()
             self._send_sign_of_life()
             self.publisher.update(self.status)
+
+    def _obey_operator(self, stage: CoordinatorStage) -> None:
+        """Look a few times a second for what an operator has written: a request to finish, and revoked certificates."""
+        now = time.monotonic()
+        if now - self._looked >= _TICK:
+            self._looked = now
+            self._take_request(stage)
+            self._lock_out_revoked()
 
     def _take_request(self, stage: CoordinatorStage) -> None:
         """End the training if an operator asked for it with `verfedgnn federation finish`."""
@@ -245,7 +253,7 @@ class CoordinatorService:
         if isinstance(message, Hello):
             stage = self._stage_with(message.config)
         stage.record.ledger.record(type(message).__name__, "up", name, len(data))
-        self.transcript.record("in", name, message, (data,), _stage_name(message, stage))
+        self.transcript.record("in", name, message, mark_message((data,)), _stage_name(message, stage))
         self._dispatch(name, message, stage)
 
     def _stage_of(self, name: str) -> CoordinatorStage:
@@ -388,13 +396,25 @@ class CoordinatorService:
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def send(self, name: str, message: Message, data: EncodedMessage | None = None) -> None:
-        """Send a message to a party, encoded as `data` if that is given."""
-        data = encode_parts(message) if data is None else data
-        stage = self._stage_of(name)
-        stage.record.ledger.record(type(message).__name__, "down", name, size_of(data))
-        self.transcript.record("out", name, message, data, _stage_name(message, stage))
-        self.transport.send(name, data)
+    def send(self, name: str, message: Message) -> None:
+        """Send a message to a party."""
+        self.send_all([(name, message)])
+
+    def send_all(self, messages: Sequence[tuple[str, Message]]) -> None:
+        """Send messages to parties. Those to one party travel together, and one to many parties is encoded once."""
+        distinct = {id(message): message for _, message in messages}
+        encoded = {key: encode_parts(message) for key, message in distinct.items()}
+        marks = {key: mark_message(data) for key, data in encoded.items()}
+        queued: dict[str, list[EncodedMessage]] = {}
+        with self.transcript.together():
+            for name, message in messages:
+                stage = self._stage_of(name)
+                mark = marks[id(message)]
+                stage.record.ledger.record(type(message).__name__, "down", name, mark.size)
+                self.transcript.record("out", name, message, mark, _stage_name(message, stage))
+                queued.setdefault(name, []).append(encoded[id(message)])
+        for name, parts in queued.items():  # once all of them are written down
+            self.transport.send(name, *parts)
 
     def _end_all(self, error: VerFedGNNError) -> NoReturn:
         """Tell every party why the federation cannot train, and raise the error here."""

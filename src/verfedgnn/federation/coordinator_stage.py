@@ -28,7 +28,6 @@ from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
-from verfedgnn.protocol.wire.framing import EncodedMessage
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Finished,
@@ -36,7 +35,6 @@ from verfedgnn.protocol.wire.messages import (
     Message,
     Refused,
     Waiting,
-    encode_parts,
 )
 from verfedgnn.runs.metrics_file import history_entry, round_seconds
 
@@ -52,8 +50,11 @@ class Office(Protocol):
     offences: Counter[str]
     transcript: Transcript
 
-    def send(self, name: str, message: Message, data: EncodedMessage | None = None) -> None:
-        """Send a message to a party, encoded as `data` if that is given."""
+    def send(self, name: str, message: Message) -> None:
+        """Send a message to a party."""
+
+    def send_all(self, messages: Sequence[tuple[str, Message]]) -> None:
+        """Send messages to parties. Those to one party travel together, and one to many parties is encoded once."""
 
     def exclude(self, name: str) -> None:
         """Count an offence of a party and go on without it until it joins again."""
@@ -335,11 +336,8 @@ class CoordinatorStage:
         self._send(list((coordinator.share_requests() if coordinator.masked else starts).items()))
 
     def _send(self, messages: Sequence[tuple[str, Message]]) -> None:
-        """Send messages of the open trip, and wait for the answers from now on; a message to many is encoded once."""
-        distinct = {id(message): message for _, message in messages}
-        encoded = {key: encode_parts(message) for key, message in distinct.items()}
-        for name, message in messages:
-            self.office.send(name, message, encoded[id(message)])
+        """Send messages of the open trip, and wait for the answers from now on."""
+        self.office.send_all(messages)
         self._asked = time.monotonic()
         self._reply_deadline = self._asked + self.office.agreement.timeouts.reply
 
@@ -439,9 +437,7 @@ class CoordinatorStage:
                 best_round=coordinator.best.round,
             )
         self._write_result()
-        distinct = {id(message): encode_parts(message) for message in messages.values()}
-        for name in sorted(self.greeted):
-            self.office.send(name, messages[name], distinct[id(messages[name])])
+        self.office.send_all([(name, messages[name]) for name in sorted(self.greeted)])
 
     def _last_messages(self) -> dict[str, Finish]:
         """Return each party's message that ends the training. Its round is 0 if lists ended before their first validation."""

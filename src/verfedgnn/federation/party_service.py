@@ -241,12 +241,15 @@ class PartyService:
         self.round = message.round
         spent = {} if self.ledger.epsilon is None else {"epsilon": self.ledger.epsilon}
         self.link.transcript.note("spent", self.stage.name, releases=len(self.ledger.entries), **spent)
-        if message.round % self.checkpoint_every == 0:
+        is_kept = message.round % self.checkpoint_every == 0
+        if is_kept:
             self._write_checkpoint()  # before sending, so that this party remembers all it has sent
         self.ledger.flush()
         self.link.send(reply)
+        if is_kept:
+            self.link.transcript.sign()  # while the others compute, like the next line
         if self.party.masks is not None:
-            self.party.masks.prepare_next()  # while the others compute
+            self.party.masks.prepare_next()
         self.seconds += time.monotonic() - began
         if not message.trip:
             self._outlook.note_round(message.round, self.party.replica.rounds, self.link.ledger.total())
@@ -259,9 +262,10 @@ class PartyService:
             raise ProtocolError("the coordinator sent a message about masks, but this party draws none")
         if isinstance(message, Survivors) and message.signatures is None:
             self._log_survivors(message)
-        for answer in (self.party.handle(message), self.party.masks.shares_ahead()):
-            if answer is not None:
-                self.link.send(answer)
+        answers = (self.party.handle(message), self.party.masks.shares_ahead())
+        present = [answer for answer in answers if answer is not None]
+        if present:
+            self.link.send(*present)
 
     def _log_survivors(self, message: Survivors) -> None:
         lost = len(self.identity.agreement.parties) - len(message.survivors)
@@ -352,7 +356,6 @@ class PartyService:
             tell_all(self.workers, Order.CHECKPOINT, round=self.round)
             self.workers.wait()
         self._checkpoints.write(self.round, values)
-        self.link.transcript.sign()
 
     def _restore(self) -> None:
         found = self._checkpoints.restore()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,9 @@ class ReleaseFile:
         self.path = folder / LEDGER
         # Not durable: after a power cut the values may be lost, and the party then refuses to make them again.
         self._last = CheckpointSlots(folder / LAST, durable=False)
-        self._flushing: _Flush | None = None
+        self._flusher = ThreadPoolExecutor(1, "flush")
+        """The thread that flushes the ledger while the checkpoint is written."""
+        self._flushing: Future[None] | None = None
 
     def read(self) -> list[ReleaseEntry]:
         """Return all entries. A line that a crash cut off is removed: its release never left the party."""
@@ -75,6 +77,7 @@ class ReleaseFile:
         """Write a release, and begin to flush it to disk; it may leave the party once `flush` returns."""
         self._last.write(entry.round, CheckpointState(dict(values)), {})
         line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
+        self.flush()
         with writing(self.folder):
             is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -82,40 +85,21 @@ class ReleaseFile:
                 write_all(handle, json.dumps(line).encode() + b"\n")
                 if is_new:
                     sync_folder(self.folder)
-                self.flush()
             except BaseException:
                 os.close(handle)
                 raise
-        self._flushing = _Flush(handle)
-        self._flushing.start()
+        self._flushing = self._flusher.submit(_flush_and_close, handle)
 
     def flush(self) -> None:
         """Wait until the last release is on disk."""
         if self._flushing is not None:
             with writing(self.folder):
-                self._flushing.wait()
+                self._flushing.result()
             self._flushing = None
 
 
-class _Flush(threading.Thread):
-    """The flush of an open file to disk, beside the thread that writes the checkpoint."""
-
-    def __init__(self, handle: int) -> None:
-        super().__init__(name="flush", daemon=True)
-        self._handle = handle
-        self._error: OSError | None = None
-
-    def run(self) -> None:
-        """Flush and close the file."""
-        try:
-            os.fsync(self._handle)
-        except OSError as error:
-            self._error = error
-        finally:
-            os.close(self._handle)
-
-    def wait(self) -> None:
-        """Wait for the end, and raise the error if there was one."""
-        self.join()
-        if self._error is not None:
-            raise self._error
+def _flush_and_close(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

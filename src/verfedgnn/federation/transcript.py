@@ -12,15 +12,15 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import make_folder, writing
+from verfedgnn.core.files import make_folder, write_all, writing
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
@@ -74,6 +74,21 @@ class TranscriptEntry(BaseModel):
     """Hash of the previous line."""
 
 
+class MessageMark(NamedTuple):
+    """What a transcript keeps of an encoded message."""
+
+    size: int
+    sha256: str
+
+
+def mark_message(data: EncodedMessage) -> MessageMark:
+    """Return the size and the hash of an encoded message."""
+    found = hashlib.sha256()
+    for part in data:
+        found.update(part)
+    return MessageMark(sum(map(len, data)), found.hexdigest())
+
+
 class Transcript:
     """The transcript in a member's run folder. A restart continues it; a torn last line is cut off and noted."""
 
@@ -84,6 +99,8 @@ class Transcript:
         self._number = 0
         self._is_signed = True
         self._flushed = 0.0
+        self._held: list[bytes] | None = None
+        """Lines that are not written yet; None outside of `together`."""
         with writing(folder):
             make_folder(folder)
             self._handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -102,11 +119,11 @@ class Transcript:
         way: Literal["in", "out"],
         peer: str,
         message: Message,
-        data: EncodedMessage,
+        mark: MessageMark,
         stage: str,
         common: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Append a message that is sent or was received, encoded as `data`."""
+        """Append a message that is sent or was received, and whose encoded form has that mark."""
         place = {name: getattr(message, name, None) for name in ("round", "trip", "attempt")}
         self._append(
             way=way,
@@ -114,15 +131,26 @@ class Transcript:
             stage=stage,
             peer=peer,
             **place,
-            bytes=sum(map(len, data)),
-            sha256=_hash_parts(data),
+            bytes=mark.size,
+            sha256=mark.sha256,
             common=common or None,
         )
 
     def record_unreadable(self, peer: str, data: Buffer, stage: str) -> None:
         """Append a received message that could not be decoded."""
-        digest = _hash_parts((data,))
-        self._append(way="in", kind="unreadable", stage=stage, peer=peer, bytes=len(data), sha256=digest)
+        mark = mark_message((data,))
+        self._append(way="in", kind="unreadable", stage=stage, peer=peer, bytes=mark.size, sha256=mark.sha256)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write all entries of the block at its end, as one."""
+        self._held = []
+        try:
+            yield
+        finally:
+            lines = self._held
+            self._held = None
+            self._write(b"".join(lines))
 
     def note(self, kind: str, stage: str | None = None, **values: str | int | float) -> None:
         """Append a note about this member."""
@@ -153,10 +181,16 @@ class Transcript:
         entry = {"number": self._number, "time": now, **fields, "previous": self._head}
         present = {name: value for name, value in entry.items() if value is not None}
         line = json.dumps(present, separators=(",", ":"), allow_nan=False).encode()
-        with writing(self.file):
-            os.write(self._handle, line + b"\n")
         self._head = hashlib.sha256(line).hexdigest()
         self._is_signed = False
+        if self._held is None:
+            self._write(line + b"\n")
+        else:
+            self._held.append(line + b"\n")
+
+    def _write(self, lines: bytes) -> None:
+        with writing(self.file):
+            write_all(self._handle, lines)
 
     def _continue(self) -> int:
         """Find the last entry of an existing file; cut off and count the bytes after it that are no entry."""
@@ -171,13 +205,6 @@ class Transcript:
         size = os.fstat(self._handle).st_size
         os.truncate(self._handle, good)
         return size - good
-
-
-def _hash_parts(data: EncodedMessage) -> str:
-    found = hashlib.sha256()
-    for part in data:
-        found.update(part)
-    return found.hexdigest()
 
 
 def read_lines(file: Path) -> Iterator[tuple[bytes, TranscriptEntry | None]]:

@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessagePropKey
 from nvflare.fuel.f3.message import Message
 
-from verfedgnn.federation.transport.frames import LARGEST_FRAME, FrameJoiner, join_frame
+from verfedgnn.federation.transport.frames import LARGEST_FRAME, FrameJoiner, join_frames
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.outbox import Outbox
 from verfedgnn.protocol.wire.framing import EncodedMessage
@@ -95,6 +95,8 @@ class JobTransport:
         self._link_seconds = link_seconds
         self._events: queue.Queue[TransportEvent] = queue.Queue()
         self._joiner = FrameJoiner()
+        self._joined: Iterator[TransportEvent] = iter(())
+        """What is left of the frame that was taken last."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._links = {name: _PeerLink(fqcn) for name, fqcn in peers.items()}
@@ -118,23 +120,26 @@ class JobTransport:
     def largest(self, size: int) -> None:
         self._joiner.largest = size
 
-    def send(self, to: str, message: EncodedMessage) -> None:
-        """Queue a message for a peer; one that is not in this job gets nothing."""
+    def send(self, to: str, *messages: EncodedMessage) -> None:
+        """Queue messages for a peer, which travel together; one that is not in this job gets nothing."""
         if to in self._outboxes:
-            self._outboxes[to].put(message)
+            self._outboxes[to].put(*messages)
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event, or None after `timeout` seconds without one."""
+        for event in self._joined:
+            return event
         try:
-            event = self._events.get(timeout=max(0.0, timeout))
+            frame = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
-        if event.kind == "message":
+        if frame.kind == "message":
             with self._lock:
-                link = self._links[event.peer]
+                link = self._links[frame.peer]
                 link.waiting -= 1
-                self._release(event.peer, link)
-        return join_frame(self._joiner, event)
+                self._release(frame.peer, link)
+        self._joined = join_frames(self._joiner, frame)
+        return next(self._joined)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, and tell the peers that this member leaves."""

@@ -179,6 +179,8 @@ class Sealer:
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw().hex()
+        self._shared: dict[str, bytes] = {}
+        """The X25519 secrets with other parties, by their public keys."""
 
     def seal(self, peer_public: str, context: bytes, data: bytes) -> bytes:
         """Encrypt `data` for the party with that public key: a random nonce, then the ciphertext with its tag."""
@@ -200,14 +202,15 @@ class Sealer:
         try:
             own = bytes.fromhex(self.public)
             peer = bytes.fromhex(peer_public)
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
+            if peer_public not in self._shared:
+                self._shared[peer_public] = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
         except ValueError:
             raise ProtocolError("the public key of the other party is not usable") from None
         if own == peer:
             raise ProtocolError("the relay hands out this party's public key as that of another")
         ways = own + peer if sends else peer + own
         derive = HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn seal 1" + ways + context)
-        return ChaCha20Poly1305(derive.derive(shared))
+        return ChaCha20Poly1305(derive.derive(self._shared[peer_public]))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import secrets
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
 
 from verfedgnn.core.version import installed_version
-from verfedgnn.federation.transport.frames import FrameJoiner, join_frame
+from verfedgnn.federation.transport.frames import FrameJoiner, join_frames
 from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.federation.transport.outbox import Outbox
 from verfedgnn.federation.transport.tls_driver import INSTANCE, VERSION, PinnedTls, _Connection
@@ -48,6 +49,8 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
         self._handled: _Connection | None = None
         """Connection of the frame that was taken last."""
         self._joiner = FrameJoiner()
+        self._joined: Iterator[TransportEvent] = iter(())
+        """What is left of the frame that was taken last."""
         self._outboxes: dict[str, Outbox] = {}
         driver.second = self._report_second
         # A random name of this process, by which the coordinator tells a lost connection from a second process.
@@ -72,25 +75,28 @@ class FlareTransport(MessageReceiver, EndpointMonitor):  # type: ignore[misc]
     def largest(self, size: int) -> None:
         self._joiner.largest = size
 
-    def send(self, to: str, message: EncodedMessage) -> None:
-        """Queue a message. Each peer has a thread that writes, so that a slow peer delays nobody else."""
+    def send(self, to: str, *messages: EncodedMessage) -> None:
+        """Queue messages that travel together. Each peer has a thread that writes, so that a slow peer delays nobody else."""
         if to not in self._outboxes:
             self._outboxes[to] = Outbox(
                 to, partial(self._write, to), partial(self.communicator.remove_endpoint, to)
             )
-        self._outboxes[to].put(message)
+        self._outboxes[to].put(*messages)
 
     def next(self, timeout: float) -> TransportEvent | None:
-        """Return the next event. Taking it marks the previous one as handled."""
+        """Return the next event. Taking one marks the frame of the previous one as handled."""
+        for event in self._joined:
+            return event
         if self._handled is not None:
             self._handled.release()
             self._handled = None
         try:
-            event, self._handled = self._events.get(timeout=max(0.0, timeout))
+            frame, self._handled = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
         source = "" if self._handled is None else self._handled.name
-        return join_frame(self._joiner, event, source)
+        self._joined = join_frames(self._joiner, frame, source)
+        return next(self._joined)
 
     def close(self) -> None:
         """Deliver queued messages for two seconds at most, then end all connections."""

@@ -2,15 +2,17 @@
 
     size of the message 8 | place of this frame's bytes in it 8 | bytes
 
-A message is cut into frames of `FRAME_BYTES`; its last one may be shorter. Frames of one message follow each other in order. A
-receiver holds at most one incomplete message of each peer, and no message that is larger than it expects.
+A message is cut into frames of `FRAME_BYTES`; its last one may be shorter. Frames of one message follow each other in order. Small
+frames of messages that are sent together travel as one, one after the other. A receiver holds at most one incomplete message of each
+peer, and no message that is larger than it expects.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,8 @@ FRAME_BYTES = 1 << 24
 """Number of bytes of a message in one frame."""
 FRAME_HEAD = struct.Struct("<QQ")
 LARGEST_FRAME = FRAME_HEAD.size + FRAME_BYTES
+MOST_TOGETHER = 4
+"""Number of frames that may travel as one, so that few bytes cannot keep a receiver busy for long."""
 
 
 def size_of(message: EncodedMessage) -> int:
@@ -44,6 +48,37 @@ def cut_message(message: EncodedMessage) -> Iterator[bytes]:
                 rest.appendleft(part[missing:])
             missing -= len(pieces[-1])
         yield b"".join(pieces)
+
+
+def cut_messages(messages: Iterable[EncodedMessage]) -> Iterator[bytes]:
+    """Yield the frames of messages that are sent together; small ones travel as one."""
+    full = FRAME_HEAD.size + FRAME_BYTES
+    together: list[bytes] = []
+    for frame in chain.from_iterable(map(cut_message, messages)):
+        if len(together) == MOST_TOGETHER or (together and len(frame) + sum(map(len, together)) > full):
+            yield b"".join(together)
+            together = []
+        if len(frame) == full:
+            yield frame
+        else:
+            together.append(frame)
+    if together:
+        yield b"".join(together)
+
+
+def split_frames(data: Buffer) -> Iterator[Buffer]:
+    """Yield the frames that travelled as one. The last one has all that is left, be it too little or too much."""
+    rest = memoryview(data)
+    for _ in range(MOST_TOGETHER - 1):
+        if len(rest) < FRAME_HEAD.size:
+            break
+        size, start = FRAME_HEAD.unpack_from(rest)
+        stop = FRAME_HEAD.size + min(FRAME_BYTES, size - start)
+        if not FRAME_HEAD.size <= stop < len(rest):
+            break
+        yield rest[:stop]
+        rest = rest[stop:]
+    yield rest
 
 
 class _Incomplete(NamedTuple):
@@ -105,14 +140,21 @@ class FrameJoiner:
         self._incomplete.pop(peer, None)
 
 
-def join_frame(joiner: FrameJoiner, event: TransportEvent, source: str = "") -> TransportEvent:
-    """Return what a transport reports for an event whose data is one frame: a message, a part of one, or why it is refused."""
+def join_frames(joiner: FrameJoiner, event: TransportEvent, source: str = "") -> Iterator[TransportEvent]:
+    """Yield what a transport reports for an event whose data are frames: messages, parts of one, or why the rest is refused."""
     if event.kind in ("joined", "left"):
         joiner.drop(event.peer)
     if event.kind != "message":
-        return event
-    try:
-        data = joiner.take(event.peer, event.data, source)
-    except ProtocolError as error:
-        return TransportEvent("broken", event.peer, reason=str(error))
-    return TransportEvent("part", event.peer) if data is None else TransportEvent("message", event.peer, data)
+        yield event
+        return
+    for frame in split_frames(event.data):
+        try:
+            data = joiner.take(event.peer, frame, source)
+        except ProtocolError as error:
+            yield TransportEvent("broken", event.peer, reason=str(error))
+            return
+        yield (
+            TransportEvent("part", event.peer)
+            if data is None
+            else TransportEvent("message", event.peer, data)
+        )

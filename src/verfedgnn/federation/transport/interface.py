@@ -33,8 +33,8 @@ class Transport(Protocol):
     largest: int
     """Number of bytes of the largest message to accept from a peer."""
 
-    def send(self, to: str, message: EncodedMessage) -> None:
-        """Queue a message and return at once. A message to an absent peer is lost; a `left` event reports the absence."""
+    def send(self, to: str, *messages: EncodedMessage) -> None:
+        """Queue messages, which travel together, and return at once. Those to an absent peer are lost; a `left` event reports it."""
 
     def next(self, timeout: float) -> TransportEvent | None:
         """Return the next event, or None after `timeout` seconds without one."""

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from verfedgnn.federation.transport.frames import cut_message, size_of
+from verfedgnn.federation.transport.frames import cut_messages, size_of
 from verfedgnn.protocol.wire.framing import EncodedMessage
 
 OUTBOX_MESSAGES = 64
-"""Number of messages that may wait for one slow peer before it is disconnected."""
+"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
 OUTBOX_BYTES = 1 << 31
 """Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 
@@ -23,19 +23,19 @@ class Outbox:
     def __init__(self, peer: str, write: Callable[[bytes], None], lose: Callable[[], None]) -> None:
         self._write = write
         self._lose = lose
-        self._waiting: queue.Queue[EncodedMessage] = queue.Queue(OUTBOX_MESSAGES)
+        self._waiting: queue.Queue[tuple[EncodedMessage, ...]] = queue.Queue(OUTBOX_MESSAGES)
         self._size = 0
         self._limit = OUTBOX_BYTES
         threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
 
-    def put(self, message: EncodedMessage) -> None:
-        """Queue a message and return at once."""
-        size = size_of(message)
+    def put(self, *messages: EncodedMessage) -> None:
+        """Queue messages that are sent together, and return at once."""
+        size = sum(map(size_of, messages))
         self._limit = max(self._limit, 2 * size)
         try:
             if self._size > self._limit:
                 raise queue.Full
-            self._waiting.put_nowait(message)
+            self._waiting.put_nowait(messages)
             self._size += size
         except queue.Full:
             self._lose()
@@ -48,16 +48,16 @@ class Outbox:
 
     def _run(self) -> None:
         while True:
-            message = self._waiting.get()
-            size = size_of(message)
+            messages = self._waiting.get()
+            size = sum(map(size_of, messages))
             try:
-                for frame in cut_message(message):
+                for frame in cut_messages(messages):
                     self._write(frame)
             except Exception:
                 # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
                 with contextlib.suppress(Exception):
                     self._lose()
             finally:
-                del message  # it may hold a copy of all public parameters
+                del messages  # they may hold a copy of all public parameters
                 self._size -= size
                 self._waiting.task_done()
