@@ -22,7 +22,7 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.protocol.wire.integer_packing import TYPES, pack_integers, unpack_integers
 
 MAGIC = b"VFGN"
-VERSION = 6
+VERSION = 7
 HEADER = struct.Struct("<4sHBxIQ")
 MAX_JSON = 1 << 20
 """Largest JSON part in bytes."""
