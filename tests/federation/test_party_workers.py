@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_federation import Fault, killed_at
 
 import verfedgnn as vf
 from hub import SERVER, Trial
-from verfedgnn.core.worker_group import LostWorkerError, WorkerGroup
+from verfedgnn.core.worker_group import LostWorkerError
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.federation.agreement import save_agreement
-from verfedgnn.federation.worker_processes import MEETING, RANK, SIZE
-from verfedgnn.protocol.party.worker_orders import Order, tell_all
 from verfedgnn.protocol.wire.framing import kind_of
+from worker_processes import more_workers
 
 pytestmark = pytest.mark.usefixtures("warm")
 UNPROTECTED = {"masking": False, "exchange.mode": "exact", "gradients.mechanism": "none"}
@@ -45,32 +38,6 @@ def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config) -> Trial
     return Trial(folder, parties, config, alignment="none", min_parties=3)
 
 
-@contextmanager
-def two_workers(
-    federated: Trial, name: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Let a party of the trial have two workers: this process, and one that runs the command."""
-    federation = federated.folder / "federation.toml"
-    save_agreement(federation, federated.agreement)
-    meeting = federated.folder / "meeting"
-    words = ["party", "--federation", federation, "--key", federated.identities[name].key_file]
-    words += ["--out", federated.folder / f"run-{name}"]
-    surroundings = {RANK: "1", SIZE: "2", MEETING: str(meeting), "GLOO_SOCKET_IFNAME": "lo"}
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    command = [sys.executable, "-m", "verfedgnn", *map(str, words)]
-    process = subprocess.Popen(command, env=os.environ | surroundings)
-    group = WorkerGroup.connect(0, 2, meeting)
-    federated.align_options[name] = {"workers": lambda: group}
-    try:
-        yield process
-        if process.poll() is None:
-            tell_all(group, Order.END)
-        process.wait(30)
-    finally:
-        process.kill()
-        dist.destroy_process_group()
-
-
 def train(
     folder: Path,
     parties: list[vf.PartyData],
@@ -81,7 +48,7 @@ def train(
     """Train with two workers at the first party."""
     federated = trial(folder, parties, config)
     name = parties[0].name
-    with two_workers(federated, name, monkeypatch):
+    with more_workers(federated, name, monkeypatch):
         federated.run({} if fault is None else {name: fault})
     assert not federated.errors
     return federated
@@ -134,7 +101,7 @@ def test_a_lost_worker_ends_the_party(
 ) -> None:
     federated = trial(tmp_path, parties, settings(evaluate_every=1, epochs=300, patience=0))
     name = parties[0].name
-    with two_workers(federated, name, monkeypatch) as process:
+    with more_workers(federated, name, monkeypatch) as process:
         for each in (SERVER, *federated.parties):
             federated.start(each, stop_at(4, process.kill) if each == name else None)
         federated.threads[1].join(60)

@@ -104,7 +104,7 @@ def test_masks_of_parts_are_parts_of_masks(kind: type) -> None:
     model, shards = divide(users, 2)
     flat = numbers(model.size).astype(kind)
     whole = add_masks(flat, STREAMS, GRADIENT)
-    parts = [add_masks(shard._take_flat(flat), STREAMS, GRADIENT, shard.pieces) for shard in shards]
+    parts = [add_masks(shard.take_flat(flat), STREAMS, GRADIENT, shard.pieces) for shard in shards]
     assert np.array_equal(shards[0].join_flat(parts), whole)
     rows = numbers(users * 7).reshape(1, users, 7).astype(kind)
     masked = [

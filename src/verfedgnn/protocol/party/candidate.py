@@ -22,13 +22,13 @@ from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.party.release_ledger import ReleaseLedger
 from verfedgnn.protocol.party.shard_setup import ShardSetup
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
-from verfedgnn.protocol.party.worker_orders import Order, divide
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.message_sizes import largest_from_coordinator
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_shards import UserShard, check_shards
+from verfedgnn.protocol.round.worker_orders import Order, divide
 from verfedgnn.protocol.wire.messages import Hello, Welcome, copied_state
 
 _OTHER_COPY = "the public parameters received are not those that the coordinator announced"

@@ -51,13 +51,6 @@ from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
-from verfedgnn.protocol.party.worker_orders import (
-    Order,
-    divide,
-    receive_arrays,
-    receive_message,
-    share_streams,
-)
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.mask_context import mask_context
@@ -67,6 +60,13 @@ from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_bloc
 from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.protocol.round.user_starts import mean_scale
 from verfedgnn.protocol.round.user_subset import UserSubset
+from verfedgnn.protocol.round.worker_orders import (
+    Order,
+    divide,
+    receive_arrays,
+    receive_message,
+    share_streams,
+)
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, to_residues
 from verfedgnn.protocol.wire.messages import (
     Finish,

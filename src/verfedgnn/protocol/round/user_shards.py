@@ -1,4 +1,4 @@
-"""How the users of a party are divided among its workers: which rows a worker holds, and which parts of every message.
+"""How the users of a party or a coordinator are divided among its workers: which rows a worker holds, and which parts of messages.
 
 Each worker holds a range of whole groups of users (`user_groups`) and all shared weights. In a flat array of public parameters its
 part is one piece for each parameter that has a row per user, and the weights.
@@ -7,7 +7,7 @@ part is one piece for each parameter that has a row per user, and the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from verfedgnn.protocol.round.user_groups import GROUP
 from verfedgnn.protocol.wire.messages import Finish, RoundReply, RoundStart, Welcome
 
 Array = NDArray[Any]
-Divided = TypeVar("Divided", Welcome, RoundStart, Finish)
+Divided = TypeVar("Divided", Welcome, RoundStart, RoundReply, Finish)
 
 
 def check_shards(config: Config, users: int, workers: int) -> None:
@@ -99,34 +99,48 @@ class UserShard:
     def take(self, message: Divided) -> Divided:
         """Return the part of a message that is about these users."""
         found: dict[str, Array | None] = {
-            name: self._take_flat(values)
-            for name in ("parameters", "accumulator", "average")
+            name: self.take_flat(values)
+            for name in ("parameters", "accumulator", "average", "updates", "gradient")
             if (values := getattr(message, name, None)) is not None
         }
-        if isinstance(message, RoundStart):
-            if message.updates is not None:
-                found["updates"] = self._take_flat(message.updates)
-            if message.starts is not None:
-                found["starts"] = message.starts.reshape(-1, self.whole.users)[:, self.users].reshape(-1)
-            if message.neighbourhoods is not None:
-                found["neighbourhoods"] = np.ascontiguousarray(message.neighbourhoods[:, self.users])
+        if isinstance(message, RoundStart) and message.starts is not None:
+            found["starts"] = message.starts.reshape(-1, self.whole.users)[:, self.users].reshape(-1)
+        if isinstance(message, RoundStart | RoundReply) and message.neighbourhoods is not None:
+            found["neighbourhoods"] = np.ascontiguousarray(message.neighbourhoods[:, self.users])
         return message.model_copy(update=found)
 
-    def _take_flat(self, values: Array) -> Array:
+    def take_flat(self, values: Array) -> Array:
         """Return the part of one or more flat arrays that follow each other."""
         whole = values.reshape(-1, self.whole.size)
         return np.concatenate([row[piece] for row in whole for piece in self.pieces])
 
     def join_flat(self, parts: Sequence[Array]) -> Array:
-        """Return the flat array of all users from those of all workers; the first worker's weights are taken."""
-        whole = np.empty(self.whole.size, parts[0].dtype)
+        """Return what `take_flat` was given from the parts of all workers; the first worker's weights are taken."""
+        count = len(parts[0]) // self.of_worker(0).model.size
+        whole = np.empty((count, self.whole.size), parts[0].dtype)
         for rank, part in reversed(list(enumerate(parts))):
+            rows = part.reshape(count, -1)
             start = 0
             for piece in self.of_worker(rank).pieces:
                 size = piece.stop - piece.start
-                whole[piece] = part[start : start + size]
+                whole[:, piece] = rows[:, start : start + size]
                 start += size
-        return whole
+        return whole.reshape(-1)
+
+    def join_arrays(self, parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        """Return arrays of a RoundStart from the parts of all workers."""
+        found = {}
+        for name in parts[0]:
+            each = [part[name] for part in parts]
+            if name == "neighbourhoods":
+                found[name] = np.concatenate(each, 1)
+            elif name == "starts":
+                counts = [self.of_worker(rank).model.users for rank in range(len(parts))]
+                rows = [part.reshape(-1, count) for part, count in zip(each, counts, strict=True)]
+                found[name] = np.concatenate(rows, 1).reshape(-1)
+            else:
+                found[name] = self.join_flat(each)
+        return found
 
     def join_replies(self, replies: Sequence[RoundReply]) -> RoundReply:
         """Return the party's reply from the replies of all workers."""
