@@ -47,7 +47,7 @@ def obey(group: WorkerGroup, config: Config, folder: Path) -> None:
 def lead(
     group: WorkerGroup | None, config: Config, shape: Shape, rounds: int, folder: Path
 ) -> dict[str, Any]:
-    """Run rounds as the first worker, and return the seconds of each and of each checkpoint, and the hash at the end."""
+    """Run rounds as the first worker, and return the seconds of each and of its checkpoint, the CPU seconds of both, and the last hash."""
     checkpoints = CoordinatorCheckpoints(folder / CHECKPOINT, "ratings", group)
     checkpoints.read()
     coordinator = start(group, config, shape)
@@ -56,6 +56,7 @@ def lead(
     replies = {exchange: make_replies(coordinator, streams, rng, exchange) for exchange in (True, False)}
     seconds: list[float] = []
     written: list[float] = []
+    spent = time.process_time()
     coordinator.open()
     for round in range(1, min(rounds, MOST) + 1):
         exchange = next(iter(coordinator.open_parties.values())).exchange
@@ -76,7 +77,8 @@ def lead(
         began = time.perf_counter()
         checkpoints.write(round, coordinator.checkpoint(), {})
         written.append(time.perf_counter() - began)
-    return {"seconds": seconds, "checkpoint": written, "digest": coordinator.rows.digest()}
+    cpu = (time.process_time() - spent) / len(seconds)
+    return {"seconds": seconds, "checkpoint": written, "cpu": cpu, "digest": coordinator.rows.digest()}
 
 
 def start(group: WorkerGroup | None, config: Config, shape: Shape) -> Coordinator:

@@ -79,7 +79,7 @@ def main() -> None:
             "threads": threads,
             "seconds": middle(turns, "seconds"),
             "speedup": round(first / middle(turns, "seconds"), 2),
-            **({"checkpoint": middle(turns, "checkpoint")} if "checkpoint" in turns[0] else {}),
+            **(of_coordinator(turns) if options.role == "coordinator" else {}),
             "memory": [max(each["memory"][rank] for each in turns) for rank in range(workers)],
         }
         for (workers, threads), turns in found.items()
@@ -104,6 +104,12 @@ def middle(turns: list[dict[str, Any]], name: str) -> float:
     return round(median(seconds for each in turns for seconds in each[name]), 3)
 
 
+def of_coordinator(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the seconds of a checkpoint, and each worker's seconds of CPU for a round with its checkpoint."""
+    cpu = [min(each["cpu"][rank] for each in turns) for rank in range(len(turns[0]["cpu"]))]
+    return {"checkpoint": middle(turns, "checkpoint"), "cpu": cpu}
+
+
 def measure(workers: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of each round, and the peak memory of each worker in bytes."""
     context = get_context("spawn")
@@ -120,7 +126,8 @@ def measure(workers: int, threads: int, options: argparse.Namespace) -> dict[str
     for name, values in found.items():
         if isinstance(values, list):
             found[name] = [round(each, 3) for each in values]
-    return found | {"memory": [size for _, size in sorted(memory)]}
+    ordered = sorted(memory)
+    return found | {"memory": [size for _, size, _ in ordered], "cpu": [cpu for *_, cpu in ordered]}
 
 
 def work(
@@ -142,6 +149,7 @@ def work(
     )
     if rank == 0:
         use_packing_threads(workers)
+    began = time.process_time()
     if options.role == "coordinator":
         found = run_coordinator(group, config, options, folder)
     else:
@@ -150,7 +158,9 @@ def work(
         link.send(found)
         if group is not None:
             tell_all(group, Order.END)
-    link.send((rank, peak_memory()))
+    if options.role == "coordinator" and rank:
+        found["cpu"] = (time.process_time() - began) / (options.rounds + WARM)
+    link.send((rank, peak_memory(), round(found.get("cpu", 0.0), 3)))
     if group is not None:
         group.close()
 

@@ -28,7 +28,7 @@ from verfedgnn.protocol.round.user_shards import UserShard, check_shards
 from verfedgnn.protocol.round.worker_orders import (
     Order,
     Ordered,
-    divide,
+    begin_to_divide,
     receive_arrays,
     send_arrays,
     share_streams,
@@ -110,7 +110,7 @@ class DividedRows(PublicRows):
     def take_reply(self, index: int, reply: RoundReply) -> RoundReply:
         """Keep a party's reply, each worker the part of its users; return this worker's part."""
         about = {"training": self.name, "call": "take_reply", "values": {"index": index}}
-        return super().take_reply(index, divide(self.shard, Order.ROWS, reply, **about))
+        return super().take_reply(index, begin_to_divide(self.shard, Order.ROWS, reply, **about))
 
     def mask_context(self, start: RoundStart) -> bytes:
         """Hash what the active parties of a trip must have received alike."""

@@ -47,11 +47,17 @@ class Ordered(NamedTuple):
 
 def divide(shard: UserShard, order: Order, message: Divided, **values: Any) -> Divided:
     """Give the other workers an order with their parts of a message, and return this worker's part."""
-    for rank in range(1, shard.workers.size):
-        _give(shard.workers, rank, order, values, shard.of_worker(rank).take(message))
-    own = shard.take(message)
+    own = begin_to_divide(shard, order, message, **values)
     shard.workers.finish_sending()
     return own
+
+
+def begin_to_divide(shard: UserShard, order: Order, message: Divided, **values: Any) -> Divided:
+    """Divide a message like `divide`, but wait for what was sent before, not for what is sent now."""
+    shard.workers.finish_sending()
+    for rank in range(1, shard.workers.size):
+        _give(shard.workers, rank, order, values, shard.of_worker(rank).take(message))
+    return shard.take(message)
 
 
 def tell_all(workers: WorkerGroup, order: Order, message: Message | None = None, **values: Any) -> None:
