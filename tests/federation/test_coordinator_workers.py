@@ -25,8 +25,20 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 @pytest.fixture(scope="module")
 def parties() -> list[vf.PartyData]:
-    """Three parties with more common users than three workers need."""
-    return vf.split_items(synthetic_ratings(users=800, items=60, ratings=6000, seed=3), parties=3, seed=3)
+    """Three parties with as many common users as three workers need, and two workers for each of two blocks."""
+    return vf.split_items(synthetic_ratings(users=1100, items=60, ratings=8000, seed=3), parties=3, seed=3)
+
+
+def chosen(preset: str = "best", **values: Any) -> vf.Config:
+    """Return a short training with repeatable noise."""
+    if preset == "best":
+        return settings(**values)
+    fields = (
+        {"gate": False, "unprotected": ["noise", "sums"]}
+        if preset == "private"
+        else {"unprotected": ["noise"]}
+    )
+    return vf.Config.preset(preset, **fields | values)
 
 
 def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config) -> Trial:
@@ -79,9 +91,11 @@ def assert_same(left: Trial, right: Trial) -> None:
     [
         ({}, 3),
         (UNPROTECTED, 2),
-        ({"from_means": True}, 2),
+        ({"from_means": True, "raters": 0, "user_blocks": 2}, 2),
+        ({"preset": "paper", "epochs": 2, "batch": 1500, "masking": True}, 2),
+        ({"preset": "private", "epochs": 4}, 2),
     ],
-    ids=["masked", "unprotected", "means"],
+    ids=["masked", "unprotected", "blocks", "projected", "private"],
 )
 def test_workers_are_one_coordinator(
     tmp_path: Path,
@@ -90,7 +104,7 @@ def test_workers_are_one_coordinator(
     values: dict[str, Any],
     workers: int,
 ) -> None:
-    config = settings(**values)
+    config = chosen(**values)
     alone = train(tmp_path / "alone", parties, config, monkeypatch, workers=1)
     shared = train(tmp_path / "shared", parties, config, monkeypatch, workers=workers)
     assert_same(shared, alone)

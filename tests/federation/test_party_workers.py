@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_federation import Fault, killed_at
@@ -15,7 +16,11 @@ import verfedgnn as vf
 from hub import SERVER, Trial
 from verfedgnn.core.worker_group import LostWorkerError
 from verfedgnn.data import synthetic_ratings
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.user_shards import check_party, check_users
 from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from worker_processes import more_workers
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -24,8 +29,8 @@ UNPROTECTED = {"masking": False, "exchange.mode": "exact", "gradients.mechanism"
 
 @pytest.fixture(scope="module")
 def parties() -> list[vf.PartyData]:
-    """Three parties with more common users than two workers need."""
-    return vf.split_items(synthetic_ratings(users=600, items=60, ratings=5000, seed=3), parties=3, seed=3)
+    """Three parties with more common users than two workers need for two blocks."""
+    return vf.split_items(synthetic_ratings(users=1100, items=60, ratings=9000, seed=3), parties=3, seed=3)
 
 
 def settings(**values: Any) -> vf.Config:
@@ -60,11 +65,30 @@ def sizes(federated: Trial, name: str) -> Counter[tuple[str, int]]:
     return Counter((getattr(kind_of(data), "__name__", "?"), len(data)) for data in found)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        settings(**UNPROTECTED),
+        settings(**UNPROTECTED, raters=0, user_blocks=2),
+        vf.Config.preset(
+            "paper",
+            batch=0,
+            epochs=6,
+            evaluate_every=3,
+            generator=True,
+            unprotected=["noise", "sums", "clip"],
+            **UNPROTECTED,
+        ),
+    ],
+    ids=["all", "blocks", "generator"],
+)
 def test_two_workers_are_one_party(
-    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    config: vf.Config,
 ) -> None:
     """Without protection, the result is that of one process but for the order of additions; messages have the same bytes."""
-    config = settings(**UNPROTECTED)
     alone = trial(tmp_path / "alone", parties, config)
     alone.run()
     shared = train(tmp_path / "shared", parties, config, monkeypatch)
@@ -83,17 +107,65 @@ def test_two_workers_are_one_party(
     ), "JSON numbers may differ by a digit"
 
 
+@pytest.mark.parametrize(
+    "values", [{}, {"raters": 0, "user_blocks": 2, "from_means": True}], ids=["all", "blocks"]
+)
 def test_masked_workers_survive_a_kill(
-    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
 ) -> None:
     """The masks of two workers cancel against those of one process, and a killed first worker resumes to the same bits."""
-    config = settings()
+    config = settings(**values)
     undisturbed = train(tmp_path / "undisturbed", parties, config, monkeypatch)
+    assert undisturbed.services[SERVER].record.abandoned == 0
     killed = train(tmp_path / "killed", parties, config, monkeypatch, killed_at(8))
     for name in killed.parties:
         assert torch.equal(killed.public(name), undisturbed.public(name))
         for key, values in undisturbed.runs[name].models[0].arrays().items():
             assert torch.equal(killed.runs[name].models[0].arrays()[key], values), key
+
+
+def private(**values: Any) -> vf.Config:
+    """Return preset private, short and with repeatable noise."""
+    chosen = {"epochs": 6, "evaluate_every": 3, "gate": False, "unprotected": ["noise", "sums"]}
+    return vf.Config.preset("private", **chosen | values)
+
+
+def test_private_workers_are_one_party(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hardly any noise, two workers find the errors and the items of one process."""
+    config = private(noise_multiplier=1e-4)
+    alone = trial(tmp_path / "alone", parties, config)
+    alone.run()
+    shared = train(tmp_path / "shared", parties, config, monkeypatch)
+    for name in shared.parties:
+        ours, theirs = (each.runs[name] for each in (shared, alone))
+        errors = [[entry["valid_rmse"] for entry in run.history] for run in (ours, theirs)]
+        assert errors[0] == pytest.approx(errors[1], abs=1e-3)
+        for key, value in theirs.models[0].arrays().items():
+            torch.testing.assert_close(ours.models[0].arrays()[key], value, rtol=0, atol=0.02, msg=key)
+
+
+def test_private_workers_hold_the_same_noised_items(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise on item rows is drawn once; that on users' rows differs between workers. A kill loses nothing."""
+    config = private()
+    undisturbed = train(tmp_path / "undisturbed", parties, config, monkeypatch)
+    killed = train(tmp_path / "killed", parties, config, monkeypatch, killed_at(8))
+    name = parties[0].name
+    assert torch.equal(killed.public(name), undisturbed.public(name))
+    folder = killed.folder / f"run-{name}" / "checkpoint"
+    first, second = (CheckpointSlots(folder / place).read() for place in ("party", "worker-1/party"))
+    assert first is not None
+    assert second is not None
+    items = [key for key in first.state.arrays if "items" in key or "item_bias" in key]
+    assert items
+    for key in items:
+        assert np.array_equal(first.state.arrays[key], second.state.arrays[key]), key
 
 
 def test_a_lost_worker_ends_the_party(
@@ -128,16 +200,21 @@ def stop_at(send: int, action: Callable[[], None]) -> Fault:
     ("preset", "values", "named"),
     [
         ("paper", {"batch": 400}, "training.batch"),
-        ("best", {"raters": 0, "user_blocks": 2}, "training.user_blocks"),
-        ("private", {}, "gradients.mechanism = skellam"),
+        ("paper", {}, "exchange.mode = projected"),
+        ("best", {"residual": True}, "model.residual"),
     ],
 )
 def test_trainings_that_cannot_be_divided_are_refused(
     preset: str, values: dict[str, Any], named: str
 ) -> None:
-    from verfedgnn.protocol.round.user_shards import check_shards
-
     with pytest.raises(vf.ConfigError, match=named):
-        check_shards(vf.Config.preset(preset, **values), 10_000, 2)
+        check_party(vf.Config.preset(preset, **values))
+
+
+def test_too_few_users_are_refused() -> None:
+    config = settings()
     with pytest.raises(vf.ConfigError, match="too few for 3 workers"):
-        check_shards(settings(), 600, 3)
+        check_users(UserBlocks(config, Model(config.model, 600)), 3)
+    config = settings(raters=0, user_blocks=2)
+    with pytest.raises(vf.ConfigError, match="500 users of a block are too few for 2 workers"):
+        check_users(UserBlocks(config, Model(config.model, 1000)), 2)

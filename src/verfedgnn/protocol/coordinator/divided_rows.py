@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,10 +22,12 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.coordinator.public_rows import News, PublicRows
+from verfedgnn.protocol.coordinator.update_log import Update
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.round.replica import Replica
+from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_groups import hash_arrays
-from verfedgnn.protocol.round.user_shards import UserShard, check_shards
+from verfedgnn.protocol.round.user_shards import UserShard, check_users
 from verfedgnn.protocol.round.worker_orders import (
     Order,
     Ordered,
@@ -57,7 +60,7 @@ class RowWorkers:
 
     def resume(self, model: Model, items: Sequence[int], ratings: int) -> DividedRows:
         """Return rows that are still empty, for a checkpoint to be restored."""
-        check_shards(self.config, model.users, self.group.size)
+        check_users(UserBlocks(self.config, model), self.group.size)
         about: dict[str, Any] = {"users": model.users, "items": list(items), "ratings": ratings}
         tell_all(self.group, Order.ROWS, training=self.name, call=BEGIN, values=about)
         replica = _empty_replica(self.config, self.group, **about, device=self.device)
@@ -86,10 +89,25 @@ class DividedRows(PublicRows):
         about = {"training": self.name, "call": call, "values": values}
         tell_all(self.shard.workers, Order.ROWS, message, **about)
 
-    def _collect(self, own: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Join this worker's arrays with those that the others send."""
-        ranks = range(1, self.shard.workers.size)
-        return self.shard.join_arrays([own, *(receive_arrays(self.shard.workers, rank) for rank in ranks)])
+    def _collect(
+        self, own: dict[str, NDArray[Any]], updates: Sequence[Update] = ()
+    ) -> dict[str, NDArray[Any]]:
+        """Join this worker's arrays with those that the others send; `updates` are those of which they hold the sums."""
+        shard = self.shard
+        others = [receive_arrays(shard.workers, rank) for rank in range(1, shard.workers.size)]
+        parts = {name: [own[name], *(each[name] for each in others)] for name in own}
+        found = {}
+        for name, each in parts.items():
+            if name == "updates":
+                found[name] = shard.join_updates(each, [update.round for update in updates if update.parties])
+            elif name == "starts":
+                rounds = [update.round for update in updates if update.start is not None]
+                found[name] = shard.join_starts(each, rounds)
+            elif name == "neighbourhoods":
+                found[name] = np.concatenate(each, 1)
+            else:
+                found[name] = shard.join_flat(each)
+        return found
 
     def load(self, whole: Replica) -> None:
         """Take over the replica of all users."""
@@ -97,8 +115,9 @@ class DividedRows(PublicRows):
         workers = self.shard.workers
         for name, values in whole.arrays().items():
             for rank in range(1, workers.size):
-                send_arrays(workers, rank, {name: self.shard.of_worker(rank).take_flat(values)})
-            self.replica.load({name: self.shard.take_flat(values)}, whole.round)
+                part = self.shard.all_workers[rank].flat.take(values)
+                send_arrays(workers, rank, {name: part})
+            self.replica.load({name: self.shard.flat.take(values)}, whole.round)
         self.keep_best()
         self._state_digest = (whole.round, whole.state_digest())
 
@@ -159,7 +178,7 @@ class DividedRows(PublicRows):
             return copy
         wanted = news._replace(full_copy=False)
         self._tell("fetch", news=wanted)
-        return copy | self._collect(super().fetch(wanted))
+        return copy | self._collect(super().fetch(wanted), self.log.of_rounds(news.rounds))
 
     def _share_copy(self) -> dict[str, NDArray[Any]]:
         """Return a full copy that nobody can write; all messages of one round share it."""
@@ -227,6 +246,6 @@ def _empty_replica(
     device: str = "cpu",
 ) -> Replica:
     """Return the replica of a worker's users without their parameters."""
-    shard = UserShard(Model(config.model, users), workers, workers.rank)
+    shard = UserShard(UserBlocks(config, Model(config.model, users)), workers, workers.rank)
     parameters, accumulator = torch.zeros((2, shard.model.size), device=device)
     return Replica(config, shard.model, items, ratings, parameters, accumulator, 0, shard)

@@ -95,9 +95,9 @@ class PublicRows:
         gradients = [reply.gradient for _, reply in replies if reply.gradient is not None]
         shared = [(i, reply.neighbourhoods) for i, reply in replies if reply.neighbourhoods is not None]
         if gradients:
-            self._summed = self._sum_gradients(gradients, self._unmasking(GRADIENT, streams))
+            self._summed = self._sum_gradients(gradients, self._unmasking(GRADIENT, round, streams))
         if shared:
-            unmask = self._unmasking(NEIGHBOURHOOD, streams)
+            unmask = self._unmasking(NEIGHBOURHOOD, round, streams)
             total = sum_neighbourhoods([values for _, values in shared], self.config, unmask)
             block = self.replica.blocks.in_round(round).index
             self.sums[block] = NeighbourhoodSum([i for i, _ in shared], (round, trip), total)
@@ -116,7 +116,7 @@ class PublicRows:
             raise problem
         return total
 
-    def _unmasking(self, use: int, streams: Sequence[MaskStream]) -> Unmasking:
+    def _unmasking(self, use: int, round: int, streams: Sequence[MaskStream]) -> Unmasking:
         shard = self.replica.shard
 
         def unmask(total: NDArray[Any]) -> NDArray[Any]:
@@ -124,7 +124,7 @@ class PublicRows:
                 return total
             places = None
             if shard is not None:
-                places = shard.pieces if use == GRADIENT else shard.pieces_of_rows(total.shape)
+                places = shard.places(use, round, total.shape)
             return remove_masks(total, streams, use, places)
 
         return unmask

@@ -56,7 +56,7 @@ def begin_to_divide(shard: UserShard, order: Order, message: Divided, **values: 
     """Divide a message like `divide`, but wait for what was sent before, not for what is sent now."""
     shard.workers.finish_sending()
     for rank in range(1, shard.workers.size):
-        _give(shard.workers, rank, order, values, shard.of_worker(rank).take(message))
+        _give(shard.workers, rank, order, values, shard.all_workers[rank].take(message))
     return shard.take(message)
 
 
