@@ -245,8 +245,9 @@ class Candidate:
     def _divide_replica(self, message: Welcome, shard: UserShard) -> Replica:
         """Return the replica of this worker's users. The first worker makes that of all users and divides it."""
         if shard.workers.is_first:
-            copy = self._make_replica(message).full_copy()
-            message = divide(shard, Order.WELCOME, message.model_copy(update=copy))
+            whole = self._make_replica(message).arrays()  # not a copy of them, since they are many
+            message = divide(shard, Order.WELCOME, message.model_copy(update=whole), in_turn=True)
+            del whole
         parameters, accumulator = torch.zeros((2, shard.model.size), device=self.setup.device)
         config = self.setup.config
         own = Replica(

@@ -45,10 +45,18 @@ class Ordered(NamedTuple):
     message: Message | None
 
 
-def divide(shard: UserShard, order: Order, message: Divided, **values: Any) -> Divided:
-    """Give the other workers an order with their parts of a message, and return this worker's part."""
-    own = begin_to_divide(shard, order, message, **values)
-    shard.workers.finish_sending()
+def divide(shard: UserShard, order: Order, message: Divided, *, in_turn: bool = False) -> Divided:
+    """Give the other workers an order with their parts of a message, and return this worker's part.
+
+    With `in_turn`, one worker after the other is served, so that only one part is in memory; it takes longer.
+    """
+    workers = shard.workers
+    for rank in range(1, workers.size):
+        _give(workers, rank, order, {}, shard.all_workers[rank].take(message))
+        if in_turn:
+            workers.finish_sending()
+    own = shard.take(message)
+    workers.finish_sending()
     return own
 
 
