@@ -21,6 +21,7 @@ from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_shards import check_party, check_users
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.upkeep.forget import forget_users
 from worker_processes import more_workers
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -125,6 +126,27 @@ def test_masked_workers_survive_a_kill(
         assert torch.equal(killed.public(name), undisturbed.public(name))
         for key, values in undisturbed.runs[name].models[0].arrays().items():
             assert torch.equal(killed.runs[name].models[0].arrays()[key], values), key
+
+
+def test_users_of_all_workers_are_forgotten(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints of the first worker lose their rows; those of the others are deleted."""
+    name = parties[0].name
+    federated = train(tmp_path, parties, settings(), monkeypatch)
+    folder = federated.folder / f"run-{name}"
+    rated = np.unique(federated.runs[name].parties[0].ratings.user)
+    first, last = int(rated[0]), int(rated[-1])
+    before = CheckpointSlots(folder / "checkpoint" / "models").read()
+    assert before is not None
+    kept = before.state.arrays["best.users"]
+    forget_users(folder, federated.runs[name].parties[0].ratings.user_ids[[first, last]].tolist())
+    after = CheckpointSlots(folder / "checkpoint" / "models").read()
+    assert after is not None
+    changed = np.flatnonzero((after.state.arrays["best.users"] != kept).any(1))
+    assert len(kept) < 1100
+    assert changed.tolist() == [first]
+    assert not list((folder / "checkpoint").glob("worker-*"))
 
 
 def private(**values: Any) -> vf.Config:
