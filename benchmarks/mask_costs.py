@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import verfedgnn as vf
-from verfedgnn.privacy.masking import GRADIENT
+from verfedgnn.privacy.masking import GRADIENT, add_masks, remove_masks
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
 from verfedgnn.protocol.party.list_commitments import ListCommitments
 from verfedgnn.protocol.party.party_masks import PartyMasks
@@ -60,6 +60,16 @@ def pairwise_only(count: int, values: Any) -> Any:
     return total
 
 
+def mask(party: PartyMasks, start: RoundStart, values: Any) -> Any:
+    """Add a party's masks of a trip."""
+    return add_masks(values, party.streams(start, lambda: CONTEXT), GRADIENT)
+
+
+def remove(trip: MaskedTrip, total: Any) -> Any:
+    """Remove the masks from a sum."""
+    return remove_masks(total, trip.streams(CONTEXT), GRADIENT)
+
+
 def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
     """Return the cost of one trip: medians in milliseconds, and bytes for one party."""
     values = np.random.default_rng(0).integers(-1, 2, size).astype(np.int8)
@@ -90,7 +100,7 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
             message = trip.trip_shares(index)
             sizes["down"] = len(encode(message))
             clock.time("open", party.handle, message)
-            masked = clock.time("mask", party.apply, values, start, GRADIENT, lambda: CONTEXT)
+            masked = clock.time("mask", mask, party, start, values)
             clock.time("pairwise", pairwise_only, count - 1, values)
             if index in trip.survivors:
                 total += masked
@@ -105,9 +115,9 @@ def measure(count: int, size: int, lost: int, repeats: int) -> dict[str, float]:
             sizes["unmask"] = len(encode(answer))
             trip.take_reveal(index, answer)
         clock.time("recover", trip.recover)
-        removed = clock.time("remove", trip.mask_total, CONTEXT, GRADIENT, total)
+        unmasked = clock.time("remove", remove, trip, total)
         expected = sum([values] * (count - lost), np.zeros(size, np.int8))
-        np.testing.assert_array_equal(total - removed.view(np.int8), expected)
+        np.testing.assert_array_equal(unmasked, expected)
     found = {name: round_to(statistics.median(spent)) for name, spent in clock.spent.items()}
     return found | {
         "up_bytes": sizes["up"] + sizes["unmask"],

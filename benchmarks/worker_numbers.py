@@ -1,11 +1,13 @@
-"""Time and memory of a party's round with several workers: writes results/scale/workers.json.
+"""Time and memory of a round with several workers, of a party or of the coordinator: writes results/scale/workers.json.
 
     python benchmarks/worker_numbers.py                       # on two cores: 260,000 users, 1 and 2 workers
     python benchmarks/worker_numbers.py --shape yelp --workers 1 2 4 8 --threads 4
+    python benchmarks/worker_numbers.py --role coordinator --workers 1 2 4 8
 
 One party answers rounds of a federation of ten: it unpacks a RoundStart, computes, protects, masks and packs its reply. Sums and
 neighbourhoods in the messages are random, and so are the keys of its masks; their cost is that of real ones. Every worker has one
 thread. `--threads` adds one process with that many threads, for comparison. All cases take turns in one run.
+`coordinator_rounds.py` says what a round of the coordinator is.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import coordinator_rounds
 from verfedgnn.config import Config
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.process_memory import keep_freed_memory
@@ -35,10 +38,10 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.policy import Policy
-from verfedgnn.protocol.party.worker_orders import Order, send_message, tell_all, wait_for_order
 from verfedgnn.protocol.round.aggregation import neighbourhood_shape
 from verfedgnn.protocol.round.replica import Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.worker_orders import Order, send_message, tell_all, wait_for_order
 from verfedgnn.protocol.wire.integer_packing import use_packing_threads
 from verfedgnn.protocol.wire.messages import Message, RoundStart, Welcome, decode, encode, encode_parts
 from verfedgnn.research.bench.measure import machine, peak_memory
@@ -54,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--role", choices=("party", "coordinator"), default="party")
     parser.add_argument("--shape", choices=("yelpzip", "yelp"), default="yelpzip")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--threads", type=int, default=0)
@@ -66,73 +70,120 @@ def main() -> None:
     found: dict[tuple[int, int], list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(options.repeats):
         for case in cases:
-            found[case].append(measure(*case, options.shape, options.raters, options.rounds))
+            found[case].append(measure(*case, options))
             print(case, found[case][-1], flush=True)
-    first = median(s for each in found[cases[0]] for s in each["seconds"])
+    first = middle(found[cases[0]], "seconds")
     rows = [
         {
             "workers": workers,
             "threads": threads,
-            "seconds": round(median(s for each in turns for s in each["seconds"]), 3),
-            "speedup": round(first / median(s for each in turns for s in each["seconds"]), 2),
+            "seconds": middle(turns, "seconds"),
+            "speedup": round(first / middle(turns, "seconds"), 2),
+            **(of_coordinator(turns) if options.role == "coordinator" else {}),
             "memory": [max(each["memory"][rank] for each in turns) for rank in range(workers)],
         }
         for (workers, threads), turns in found.items()
     ]
-    about = {"shape": options.shape, "parties": PARTIES, "raters": options.raters, "rounds": options.rounds}
+    digests = {each["digest"] for turns in found.values() for each in turns if "digest" in each}
+    assert len(digests) <= 1, "the parameters depend on the number of workers"
+    about = {
+        "role": options.role,
+        "shape": options.shape,
+        "parties": PARTIES,
+        "raters": options.raters,
+        "rounds": options.rounds,
+    }
     kept = json.loads(options.out.read_text()) if options.out.exists() else []
     record = {**about, "rows": rows, "machine": machine(), "commit": commit()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps([*kept, record], indent=1) + "\n")
 
 
-def measure(workers: int, threads: int, shape: str, raters: int, rounds: int) -> dict[str, Any]:
+def middle(turns: list[dict[str, Any]], name: str) -> float:
+    """Return the median of all rounds."""
+    return round(median(seconds for each in turns for seconds in each[name]), 3)
+
+
+def of_coordinator(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the seconds of a checkpoint, and each worker's seconds of CPU for a round with its checkpoint."""
+    cpu = [min(each["cpu"][rank] for each in turns) for rank in range(len(turns[0]["cpu"]))]
+    return {"checkpoint": middle(turns, "checkpoint"), "cpu": cpu}
+
+
+def measure(workers: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of each round, and the peak memory of each worker in bytes."""
     context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         here, there = context.Pipe()
-        args = (workers, threads, shape, raters, rounds, Path(folder) / "meeting", there)
+        args = (workers, threads, options, Path(folder), there)
         processes = [context.Process(target=work, args=(rank, *args)) for rank in range(workers)]
         for process in processes:
             process.start()
-        seconds = here.recv()
+        found = here.recv()
         memory = [here.recv() for _ in processes]
         for process in processes:
             process.join()
-    return {"seconds": [round(each, 3) for each in seconds], "memory": [size for _, size in sorted(memory)]}
+    for name, values in found.items():
+        if isinstance(values, list):
+            found[name] = [round(each, 3) for each in values]
+    ordered = sorted(memory)
+    return found | {"memory": [size for _, size, _ in ordered], "cpu": [cpu for *_, cpu in ordered]}
 
 
 def work(
-    rank: int,
-    workers: int,
-    threads: int,
-    shape: str,
-    raters: int,
-    rounds: int,
-    meeting: Path,
-    link: Connection,
+    rank: int, workers: int, threads: int, options: argparse.Namespace, folder: Path, link: Connection
 ) -> None:
     """Run one worker; the first one measures."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    group = None if workers == 1 else WorkerGroup.connect(rank, workers, meeting)
+    group = None if workers == 1 else WorkerGroup.connect(rank, workers, folder / "meeting")
     config = Config.preset(
-        "best", model="ggnn", raters=raters, epochs=10**6, evaluate_every=10**6, patience=0, lists=False
+        "best",
+        model="ggnn",
+        raters=options.raters,
+        epochs=10**6,
+        evaluate_every=10**6,
+        patience=0,
+        lists=False,
     )
-    data = make_data(shape)
-    candidate = Candidate(data, config, simulated_secret(0, 0), policy=Policy(), workers=group)
-    if rank:
-        assert group is not None
-        obey(group, candidate)
-    else:
+    if rank == 0:
         use_packing_threads(workers)
-        link.send(lead(candidate, config, data, rounds))
+    began = time.process_time()
+    if options.role == "coordinator":
+        found = run_coordinator(group, config, options, folder)
+    else:
+        found = run_party(group, config, options)
+    if rank == 0:
+        link.send(found)
         if group is not None:
             tell_all(group, Order.END)
-    link.send((rank, peak_memory()))
+    if options.role == "coordinator" and rank:
+        found["cpu"] = (time.process_time() - began) / (options.rounds + WARM)
+    link.send((rank, peak_memory(), round(found.get("cpu", 0.0), 3)))
     if group is not None:
         group.close()
+
+
+def run_coordinator(
+    group: WorkerGroup | None, config: Config, options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """Run a worker of the coordinator."""
+    if group is not None and group.rank:
+        coordinator_rounds.obey(group, config, folder)
+        return {}
+    found = coordinator_rounds.lead(group, config, LIKE[options.shape], options.rounds + WARM, folder)
+    return found | {name: found[name][WARM:] for name in ("seconds", "checkpoint")}
+
+
+def run_party(group: WorkerGroup | None, config: Config, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a worker of a party."""
+    data = make_data(options.shape)
+    candidate = Candidate(data, config, simulated_secret(0, 0), policy=Policy(), workers=group)
+    if group is not None and group.rank:
+        obey(group, candidate)
+        return {}
+    return {"seconds": lead(candidate, config, data, options.rounds)}
 
 
 def make_data(shape: str) -> PartyInput:

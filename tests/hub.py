@@ -13,6 +13,7 @@ import torch
 
 import verfedgnn as vf
 from verfedgnn.core.errors import Interrupted, VerFedGNNError
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.federation.agreement import Agreement, Member, Timeouts, build_agreement
 from verfedgnn.federation.certificates import (
     issue,
@@ -161,6 +162,8 @@ class Trial:
         """Options of the alignment, by party."""
         self.start_from: Path | None = None
         """Earlier run of the coordinator."""
+        self.workers: WorkerGroup | None = None
+        """Workers of the coordinator."""
         self.runs: dict[str, vf.Run] = {}
         self.threads: list[threading.Thread] = []
         self.stopping = False
@@ -217,7 +220,12 @@ class Trial:
         identity = self.identities[name]
         if name == SERVER:
             service = CoordinatorService(
-                identity, wire, folder, StatusPublisher(folder), start_from=self.start_from
+                identity,
+                wire,
+                folder,
+                StatusPublisher(folder),
+                start_from=self.start_from,
+                workers=self.workers,
             )
             self.services[name] = service
             service.run(lambda: self.stopping)

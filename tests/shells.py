@@ -42,10 +42,14 @@ class Shells:
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    def start(self, *words: object, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """A command in the background, run by the command `inside` if one is given."""
+    def start(
+        self, *words: object, inside: Sequence[str] = (), launcher: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """A command in the background, run by the command `inside` or instead of Python by a `launcher` if one is given."""
         log = (self.folder / f"log-{len(self.running)}.txt").open("w")
         command = self._command(words)
+        if launcher:
+            command = [*launcher, *command[1:]]
         if inside:  # the server of the warm Python would fork the process elsewhere
             command[0] = str(Path(sys.prefix) / "bin" / "python")
         process = subprocess.Popen([*inside, *command], cwd=self.folder, text=True, stdout=log, stderr=log)

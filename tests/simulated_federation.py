@@ -310,7 +310,7 @@ class Simulation:
         masks = coordinator.masks
         survivors = [] if masks is None else list(masks.survivors)
         more = self.stage.step()
-        log = coordinator.deliveries.log.last if coordinator.began else []
+        log = coordinator.rows.log.last if coordinator.began else []
         if survivors and coordinator.masks is None and log and log[0].round == place[0] and log[0].parties:
             assert log[0].parties == survivors
             hidden = self.hidden[place, GRADIENT]

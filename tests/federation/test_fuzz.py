@@ -26,7 +26,6 @@ from verfedgnn.federation.transport.interface import TransportEvent
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.round.aggregation import neighbourhood_type
-from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -169,12 +168,11 @@ def test_a_party_survives_anything(small_parties: list[vf.PartyData]) -> None:
             coordinator.receive(name, answer)
         coordinator.close()
     start = decode(encode(coordinator.open()[members[0].name]))
-    best = coordinator.best
     finish = Finish(
         round=2,
-        best_round=best.round,
-        parameters=best.parameters.numpy(),
-        digest=parameters_digest(best.parameters),
+        best_round=coordinator.best.round,
+        parameters=coordinator.public.numpy(),
+        digest=coordinator.public_digest,
     )
     victim, good = parties[members[0].name], 0
     before = victim.progress.checkpoint(), victim.progress.models()

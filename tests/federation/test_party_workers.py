@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from test_federation import Fault, killed_at
 
 import verfedgnn as vf
 from hub import SERVER, Trial
-from verfedgnn.core.worker_group import LostWorkerError, WorkerGroup
+from verfedgnn.core.worker_group import LostWorkerError
 from verfedgnn.data import synthetic_ratings
-from verfedgnn.federation.agreement import save_agreement
-from verfedgnn.federation.worker_processes import MEETING, RANK, SIZE
-from verfedgnn.protocol.party.worker_orders import Order, tell_all
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.user_shards import check_party, check_users
 from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.upkeep.forget import forget_users
+from worker_processes import more_workers
 
 pytestmark = pytest.mark.usefixtures("warm")
 UNPROTECTED = {"masking": False, "exchange.mode": "exact", "gradients.mechanism": "none"}
@@ -31,8 +30,8 @@ UNPROTECTED = {"masking": False, "exchange.mode": "exact", "gradients.mechanism"
 
 @pytest.fixture(scope="module")
 def parties() -> list[vf.PartyData]:
-    """Three parties with more common users than two workers need."""
-    return vf.split_items(synthetic_ratings(users=600, items=60, ratings=5000, seed=3), parties=3, seed=3)
+    """Three parties with more common users than two workers need for two blocks."""
+    return vf.split_items(synthetic_ratings(users=1100, items=60, ratings=9000, seed=3), parties=3, seed=3)
 
 
 def settings(**values: Any) -> vf.Config:
@@ -45,32 +44,6 @@ def trial(folder: Path, parties: list[vf.PartyData], config: vf.Config) -> Trial
     return Trial(folder, parties, config, alignment="none", min_parties=3)
 
 
-@contextmanager
-def two_workers(
-    federated: Trial, name: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Let a party of the trial have two workers: this process, and one that runs the command."""
-    federation = federated.folder / "federation.toml"
-    save_agreement(federation, federated.agreement)
-    meeting = federated.folder / "meeting"
-    words = ["party", "--federation", federation, "--key", federated.identities[name].key_file]
-    words += ["--out", federated.folder / f"run-{name}"]
-    surroundings = {RANK: "1", SIZE: "2", MEETING: str(meeting), "GLOO_SOCKET_IFNAME": "lo"}
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    command = [sys.executable, "-m", "verfedgnn", *map(str, words)]
-    process = subprocess.Popen(command, env=os.environ | surroundings)
-    group = WorkerGroup.connect(0, 2, meeting)
-    federated.align_options[name] = {"workers": lambda: group}
-    try:
-        yield process
-        if process.poll() is None:
-            tell_all(group, Order.END)
-        process.wait(30)
-    finally:
-        process.kill()
-        dist.destroy_process_group()
-
-
 def train(
     folder: Path,
     parties: list[vf.PartyData],
@@ -81,7 +54,7 @@ def train(
     """Train with two workers at the first party."""
     federated = trial(folder, parties, config)
     name = parties[0].name
-    with two_workers(federated, name, monkeypatch):
+    with more_workers(federated, name, monkeypatch):
         federated.run({} if fault is None else {name: fault})
     assert not federated.errors
     return federated
@@ -93,11 +66,30 @@ def sizes(federated: Trial, name: str) -> Counter[tuple[str, int]]:
     return Counter((getattr(kind_of(data), "__name__", "?"), len(data)) for data in found)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        settings(**UNPROTECTED),
+        settings(**UNPROTECTED, raters=0, user_blocks=2),
+        vf.Config.preset(
+            "paper",
+            batch=0,
+            epochs=6,
+            evaluate_every=3,
+            generator=True,
+            unprotected=["noise", "sums", "clip"],
+            **UNPROTECTED,
+        ),
+    ],
+    ids=["all", "blocks", "generator"],
+)
 def test_two_workers_are_one_party(
-    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    config: vf.Config,
 ) -> None:
     """Without protection, the result is that of one process but for the order of additions; messages have the same bytes."""
-    config = settings(**UNPROTECTED)
     alone = trial(tmp_path / "alone", parties, config)
     alone.run()
     shared = train(tmp_path / "shared", parties, config, monkeypatch)
@@ -116,12 +108,19 @@ def test_two_workers_are_one_party(
     ), "JSON numbers may differ by a digit"
 
 
+@pytest.mark.parametrize(
+    "values", [{}, {"raters": 0, "user_blocks": 2, "from_means": True}], ids=["all", "blocks"]
+)
 def test_masked_workers_survive_a_kill(
-    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    parties: list[vf.PartyData],
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
 ) -> None:
     """The masks of two workers cancel against those of one process, and a killed first worker resumes to the same bits."""
-    config = settings()
+    config = settings(**values)
     undisturbed = train(tmp_path / "undisturbed", parties, config, monkeypatch)
+    assert undisturbed.services[SERVER].record.abandoned == 0
     killed = train(tmp_path / "killed", parties, config, monkeypatch, killed_at(8))
     for name in killed.parties:
         assert torch.equal(killed.public(name), undisturbed.public(name))
@@ -129,12 +128,74 @@ def test_masked_workers_survive_a_kill(
             assert torch.equal(killed.runs[name].models[0].arrays()[key], values), key
 
 
+def test_users_of_all_workers_are_forgotten(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints of the first worker lose their rows; those of the others are deleted."""
+    name = parties[0].name
+    federated = train(tmp_path, parties, settings(), monkeypatch)
+    folder = federated.folder / f"run-{name}"
+    rated = np.unique(federated.runs[name].parties[0].ratings.user)
+    first, last = int(rated[0]), int(rated[-1])
+    before = CheckpointSlots(folder / "checkpoint" / "models").read()
+    assert before is not None
+    kept = before.state.arrays["best.users"]
+    forget_users(folder, federated.runs[name].parties[0].ratings.user_ids[[first, last]].tolist())
+    after = CheckpointSlots(folder / "checkpoint" / "models").read()
+    assert after is not None
+    changed = np.flatnonzero((after.state.arrays["best.users"] != kept).any(1))
+    assert len(kept) < 1100
+    assert changed.tolist() == [first]
+    assert not list((folder / "checkpoint").glob("worker-*"))
+
+
+def private(**values: Any) -> vf.Config:
+    """Return preset private, short and with repeatable noise."""
+    chosen = {"epochs": 6, "evaluate_every": 3, "gate": False, "unprotected": ["noise", "sums"]}
+    return vf.Config.preset("private", **chosen | values)
+
+
+def test_private_workers_are_one_party(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hardly any noise, two workers find the errors and the items of one process."""
+    config = private(noise_multiplier=1e-4)
+    alone = trial(tmp_path / "alone", parties, config)
+    alone.run()
+    shared = train(tmp_path / "shared", parties, config, monkeypatch)
+    for name in shared.parties:
+        ours, theirs = (each.runs[name] for each in (shared, alone))
+        errors = [[entry["valid_rmse"] for entry in run.history] for run in (ours, theirs)]
+        assert errors[0] == pytest.approx(errors[1], abs=1e-3)
+        for key, value in theirs.models[0].arrays().items():
+            torch.testing.assert_close(ours.models[0].arrays()[key], value, rtol=0, atol=0.02, msg=key)
+
+
+def test_private_workers_hold_the_same_noised_items(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise on item rows is drawn once; that on users' rows differs between workers. A kill loses nothing."""
+    config = private()
+    undisturbed = train(tmp_path / "undisturbed", parties, config, monkeypatch)
+    killed = train(tmp_path / "killed", parties, config, monkeypatch, killed_at(8))
+    name = parties[0].name
+    assert torch.equal(killed.public(name), undisturbed.public(name))
+    folder = killed.folder / f"run-{name}" / "checkpoint"
+    first, second = (CheckpointSlots(folder / place).read() for place in ("party", "worker-1/party"))
+    assert first is not None
+    assert second is not None
+    items = [key for key in first.state.arrays if "items" in key or "item_bias" in key]
+    assert items
+    for key in items:
+        assert np.array_equal(first.state.arrays[key], second.state.arrays[key]), key
+
+
 def test_a_lost_worker_ends_the_party(
     tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federated = trial(tmp_path, parties, settings(evaluate_every=1, epochs=300, patience=0))
     name = parties[0].name
-    with two_workers(federated, name, monkeypatch) as process:
+    with more_workers(federated, name, monkeypatch) as process:
         for each in (SERVER, *federated.parties):
             federated.start(each, stop_at(4, process.kill) if each == name else None)
         federated.threads[1].join(60)
@@ -161,16 +222,21 @@ def stop_at(send: int, action: Callable[[], None]) -> Fault:
     ("preset", "values", "named"),
     [
         ("paper", {"batch": 400}, "training.batch"),
-        ("best", {"raters": 0, "user_blocks": 2}, "training.user_blocks"),
-        ("private", {}, "gradients.mechanism = skellam"),
+        ("paper", {}, "exchange.mode = projected"),
+        ("best", {"residual": True}, "model.residual"),
     ],
 )
 def test_trainings_that_cannot_be_divided_are_refused(
     preset: str, values: dict[str, Any], named: str
 ) -> None:
-    from verfedgnn.protocol.round.user_shards import check_shards
-
     with pytest.raises(vf.ConfigError, match=named):
-        check_shards(vf.Config.preset(preset, **values), 10_000, 2)
+        check_party(vf.Config.preset(preset, **values))
+
+
+def test_too_few_users_are_refused() -> None:
+    config = settings()
     with pytest.raises(vf.ConfigError, match="too few for 3 workers"):
-        check_shards(settings(), 600, 3)
+        check_users(UserBlocks(config, Model(config.model, 600)), 3)
+    config = settings(raters=0, user_blocks=2)
+    with pytest.raises(vf.ConfigError, match="500 users of a block are too few for 2 workers"):
+        check_users(UserBlocks(config, Model(config.model, 1000)), 2)

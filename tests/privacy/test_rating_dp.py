@@ -26,6 +26,7 @@ from verfedgnn.privacy.rating_dp import (
     rating_epsilon,
     release_gradient,
     sensitivity,
+    sum_validation,
     unit,
 )
 from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
@@ -265,5 +266,7 @@ def test_a_private_run_repeats_resumes_and_reports(small_parties: list[vf.PartyD
 
 def test_noised_validation_is_bounded_by_the_scale() -> None:
     config = private(noise_multiplier=1e-9)
-    error, count = add_validation_noise(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config, key(0))
+    error, count = add_validation_noise(
+        sum_validation(torch.tensor([1.0, 4.0, 1e9]), (1.0, 5.0), config), (1.0, 5.0), config, key(0)
+    )
     assert (error, count) == (pytest.approx(21.0), 3)

@@ -58,11 +58,9 @@ def test_only_sums_can_be_read(small_parties: list[vf.PartyData]) -> None:
         )
         np.testing.assert_array_equal(own.values, sent.values)
     assert torch.equal(bare.coordinator.replica.parameters, hidden.coordinator.replica.parameters)
-    np.testing.assert_array_equal(
-        bare.coordinator.deliveries.sums[0].total, hidden.coordinator.deliveries.sums[0].total
-    )
+    np.testing.assert_array_equal(bare.coordinator.rows.sums[0].total, hidden.coordinator.rows.sums[0].total)
     parts = [party.progress.exchange.sent[0].values for party in hidden.parties.values()]
-    received = hidden.coordinator.deliveries.sums[0].total
+    received = hidden.coordinator.rows.sums[0].total
     for own, part in enumerate(parts):
         others = [other for place, other in enumerate(parts) if place != own]
         np.testing.assert_array_equal(received - part, sum(others))

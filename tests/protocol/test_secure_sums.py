@@ -20,7 +20,7 @@ from simulated_federation import Simulation
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.mask_faults import LiarSearch
 from verfedgnn.federation.survivor_log import SurvivorLog
-from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, add_masks, self_mask, share_threshold
+from verfedgnn.privacy.masking import GRADIENT, SEED, MaskKey, add_masks, remove_masks, share_threshold
 from verfedgnn.privacy.share_recovery import recover_seeds
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
 from verfedgnn.protocol.party.list_commitments import ListCommitments
@@ -127,7 +127,7 @@ class Table:
             assert trip.take_reveal(index, answer) is None
         trip.recover()
         total = sum(replies.values(), np.zeros(SIZE, np.int8))
-        return total - trip.mask_total(CONTEXT, GRADIENT, total).view(np.int8)
+        return remove_masks(total, trip.streams(CONTEXT), GRADIENT)
 
 
 @pytest.mark.parametrize("survivors", [[0, 1, 2, 3], [0, 1, 2], [1, 2, 3]])
@@ -147,10 +147,9 @@ def test_a_late_reply_is_useless(identities: list[MemberIdentity]) -> None:
     np.testing.assert_array_equal(table.unmask(trip, survivors), table.values[:3].sum(0))
     with pytest.raises(vf.ProtocolError, match="not part of"):
         table.ask(trip, 3, survivors)
-    lost = MaskKey(trip._seeds[3])  # the coordinator recovered it
-    known = [self_mask(trip._seeds[index], CONTEXT, GRADIENT, SIZE, 1) for index in survivors]
-    known += [lost.stream(trip.shares[index].key, CONTEXT, GRADIENT, SIZE, 1) for index in survivors]
-    items = np.array([*replies, late, *(mask.view(np.int8) for mask in known)], np.int8)
+    known = trip.streams(CONTEXT)  # those of the lost party, too, since the coordinator recovered its seed
+    masks = [stream.draw(GRADIENT, slice(0, SIZE), 1).view(np.int8) for stream in known]
+    items = np.array([*replies, late, *masks], np.int8)
     combinations = np.array(list(itertools.product((-1, 0, 1), repeat=len(items))), np.int8)
     found = {row.tobytes() for row in combinations @ items}
     assert table.values[survivors].sum(0).astype(np.int8).tobytes() in found, "the sum is there"

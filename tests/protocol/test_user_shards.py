@@ -13,8 +13,9 @@ import verfedgnn as vf
 from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD, MaskStream, add_masks
+from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_groups import hash_users
-from verfedgnn.protocol.round.user_shards import UserShard
+from verfedgnn.protocol.round.user_shards import UserShard, updated_rounds
 from verfedgnn.protocol.wire.messages import Finish, RoundReply, RoundStart
 
 CONFIG = vf.Config.preset("best", model="ggnn", dim=3, raters=2)
@@ -32,9 +33,9 @@ class Others(WorkerGroup):
         return self.hashes
 
 
-def divide(users: int, workers: int) -> tuple[Model, list[UserShard]]:
-    model = Model(CONFIG.model, users)
-    return model, [UserShard(model, Others(workers), rank) for rank in range(workers)]
+def divide(users: int, workers: int, config: vf.Config = CONFIG) -> tuple[Model, list[UserShard]]:
+    blocks = UserBlocks(config, Model(config.model, users))
+    return blocks.model, [UserShard(blocks, Others(workers), rank) for rank in range(workers)]
 
 
 def numbers(size: int) -> NDArray[np.int8]:
@@ -98,17 +99,57 @@ def test_a_round_is_cut_and_joined() -> None:
     assert np.array_equal(np.concatenate([part.starts for part in parts]), starts)
 
 
+@given(st.integers(1100, 3000), st.integers(1, 2), st.integers(1, 3))
+def test_messages_about_blocks_are_cut_and_joined(users: int, workers: int, count: int) -> None:
+    """Updates of several rounds have other users each; every worker holds a range of every block."""
+    config = vf.Config.preset("best", dim=3, raters=0, user_blocks=count, from_means=True)
+    model, shards = divide(users, workers, config)
+    blocks = shards[0].all_blocks
+    rounds = [count + 1, count + 3]
+    sizes = [blocks.in_round(round).model.size for round in rounds]
+    starts = np.arange(sum(blocks.in_round(round).model.users for round in rounds), dtype=np.int16)
+    message = RoundStart(
+        round=2,
+        trip=0,
+        active=[0, 1],
+        train=True,
+        exchange=True,
+        evaluate=False,
+        best_round=0,
+        updates_from=count + 1,
+        update_parties=[[0], [], [1]],
+        updates=numbers(sum(sizes)),
+        starts=starts,
+        start_rounds=rounds,
+        neighbourhood_parties=[0, 1],
+        neighbourhoods=numbers(blocks.in_round(2).model.users)[None, :, None].astype(np.int16),
+    )
+    parts = [shard.take(message) for shard in shards]
+    first = shards[0]
+    assert updated_rounds(message) == rounds
+    assert np.array_equal(first.join_updates([part.updates for part in parts], rounds), message.updates)
+    assert np.array_equal(first.join_starts([part.starts for part in parts], rounds), starts)
+    for shard, part in zip(shards, parts, strict=True):
+        assert len(part.updates) == sum(shard.blocks.in_round(round).model.size for round in rounds)
+    flat = numbers(model.size)
+    assert np.array_equal(first.join_flat([shard.flat.take(flat) for shard in shards]), flat)
+    rows = numbers(users * 2).reshape(users, 2)
+    assert np.array_equal(first.join_rows([rows[shard.users] for shard in shards]), rows)
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32])
 def test_masks_of_parts_are_parts_of_masks(kind: type) -> None:
     users = 700
     model, shards = divide(users, 2)
     flat = numbers(model.size).astype(kind)
     whole = add_masks(flat, STREAMS, GRADIENT)
-    parts = [add_masks(shard._take_flat(flat), STREAMS, GRADIENT, shard.pieces) for shard in shards]
+    parts = [
+        add_masks(shard.flat.take(flat), STREAMS, GRADIENT, shard.places(GRADIENT, 1, ())) for shard in shards
+    ]
     assert np.array_equal(shards[0].join_flat(parts), whole)
     rows = numbers(users * 7).reshape(1, users, 7).astype(kind)
     masked = [
-        add_masks(part, STREAMS, NEIGHBOURHOOD, shard.pieces_of_rows(part.shape))
+        add_masks(part, STREAMS, NEIGHBOURHOOD, shard.places(NEIGHBOURHOOD, 1, part.shape))
         for shard in shards
         for part in [rows[:, shard.users]]
     ]

@@ -13,6 +13,7 @@ from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import (
     LogFormat,
     ServiceThreads,
+    ServiceWorkers,
     Status,
     make_publisher,
     parse_address,
@@ -40,6 +41,7 @@ def coordinator(
     ] = None,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
+    workers: ServiceWorkers = 1,
     log: LogFormat = "text",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -51,14 +53,24 @@ def coordinator(
     from verfedgnn.core.files import lock_folder
     from verfedgnn.federation.connect import connected
     from verfedgnn.federation.coordinator_service import CoordinatorService
+    from verfedgnn.federation.coordinator_worker import run_coordinator_worker
     from verfedgnn.federation.event_log import log_event
     from verfedgnn.federation.identity import load_coordinator
+    from verfedgnn.federation.worker_processes import (
+        WorkerProcesses,
+        count_workers,
+        work_for_first,
+        worker_rank,
+    )
     from verfedgnn.runs.tracking.tracker import tracked
 
     prepare_service(log, quiet, threads)
     identity = load_coordinator(folder)
     agreement = identity.agreement
     run = out or folder / "run"
+    if worker_rank():
+        work_for_first(lambda group: run_coordinator_worker(run, agreement, group, device))
+        return
     address = parse_address(listen, "--listen") or ("0.0.0.0", agreement.port)
     settings = agreement.training_config.to_toml()
     with (
@@ -66,6 +78,7 @@ def coordinator(
         lock_folder(run),
         tracked(track, run, settings, resumed=(run / "checkpoint").exists()) as log_to,
         connected(identity, address) as transport,
+        WorkerProcesses(count_workers(workers)) as processes,
     ):
         publisher = make_publisher(run, status, log_to)
         service = CoordinatorService(
@@ -75,6 +88,7 @@ def coordinator(
             publisher,
             device=device,
             start_from=from_,
+            workers=processes.group,
         )
         log_event("listening", address=f"{address[0]}:{address[1]}")
         service.run(halt.asked)

@@ -17,6 +17,7 @@ from verfedgnn.cli.service_options import (
     KeyFile,
     LogFormat,
     ServiceThreads,
+    ServiceWorkers,
     Status,
     make_publisher,
     prepare_service,
@@ -49,14 +50,6 @@ Processes = Annotated[
     int,
     typer.Option(
         help="Processes for aligning users by ecdh; 0 means one per core.", min=0, rich_help_panel=RUN
-    ),
-]
-Workers = Annotated[
-    int,
-    typer.Option(
-        help="Processes that share your users during training. For millions of users; see docs/scale.md.",
-        min=1,
-        rich_help_panel=RUN,
     ),
 ]
 PadUsers = Annotated[
@@ -97,7 +90,7 @@ def party(
     checkpoint_every: Every = 1,
     device: Device = "cpu",
     threads: ServiceThreads = 1,
-    workers: Workers = 1,
+    workers: ServiceWorkers = 1,
     processes: Processes = 0,
     pad_users: PadUsers = 0,
     rows_from: RowsFrom = None,
@@ -117,6 +110,7 @@ def party(
     from verfedgnn.federation.identity import load_party
     from verfedgnn.federation.party_session import load_finished, run_party
     from verfedgnn.federation.party_store import PartyStore
+    from verfedgnn.federation.party_worker import run_worker
     from verfedgnn.federation.transcript import Transcript
     from verfedgnn.federation.worker_processes import (
         WorkerProcesses,
@@ -133,7 +127,7 @@ def party(
     identity = load_party(federation, key)
     store = PartyStore(out or identity.key_file.parent / "run", identity)
     if worker_rank():
-        work_for_first(store, device)
+        work_for_first(lambda workers: run_worker(store, workers, device))
         return
     processes_of_party = WorkerProcesses(count_workers(workers))
     if store.is_trained:

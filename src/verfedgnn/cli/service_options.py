@@ -28,6 +28,13 @@ def _run(*names: str, text: str, **options: Any) -> Any:
 ServiceThreads = Annotated[
     int, _run(text="CPU threads; 0 means all cores. More than 1 helps from about a million ratings.", min=0)
 ]
+ServiceWorkers = Annotated[
+    int,
+    _run(
+        text="Processes that share the users during training. For millions of users; see docs/scale.md.",
+        min=1,
+    ),
+]
 Every = Annotated[int, _run(text="Number of rounds between two checkpoints.", min=1)]
 Status = Annotated[
     str | None,

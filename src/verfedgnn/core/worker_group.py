@@ -1,6 +1,6 @@
-"""The worker processes that share one party's users, and what they send each other (torch.distributed, gloo).
+"""The worker processes that share the users of a party or a coordinator, and what they send each other (torch.distributed, gloo).
 
-Workers belong to one party and trust each other. Their connections are neither encrypted nor authenticated, so they need a network
+Workers belong to one member and trust each other. Their connections are neither encrypted nor authenticated, so they need a network
 of their own; on one machine they use the loopback interface.
 """
 
@@ -25,7 +25,7 @@ PATIENCE = timedelta(days=30)
 
 
 class WorkerGroup:
-    """All workers of a party, seen from one of them. The first worker talks to the coordinator."""
+    """All workers of a member, seen from one of them. The first worker talks to the other members."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -49,7 +49,7 @@ class WorkerGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the worker that talks to the coordinator."""
+        """Whether this is the worker that talks to the other members."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -121,9 +121,9 @@ def _check(call: Callable[[], Any]) -> Any:
         return call()
     except RuntimeError as error:
         raise LostWorkerError(
-            "another worker of this party has ended; look at its messages above, then run the same command again"
+            "another worker has ended; look at its messages above, then run the same command again"
         ) from error
 
 
 class LostWorkerError(RunError):
-    """The connection to another worker of the party is lost."""
+    """The connection to another worker is lost."""

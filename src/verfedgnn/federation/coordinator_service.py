@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from verfedgnn.core.errors import DataError, Interrupted, ProtocolError, VerFedGNNError
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.federation.absence import has_request, remove_request
 from verfedgnn.federation.coordinator_stage import CoordinatorStage
 from verfedgnn.federation.coordinator_store import TrainingRecord
@@ -35,6 +36,7 @@ from verfedgnn.protocol.round.message_sizes import largest_alignment
 from verfedgnn.protocol.user_alignment.coordinator_side import CoordinatorAlignment
 from verfedgnn.protocol.wire.alignment_messages import Aligned, AlignHello, Pseudonyms, Sealed
 from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage, kind_of
+from verfedgnn.protocol.wire.integer_packing import use_packing_threads
 from verfedgnn.protocol.wire.messages import (
     Finished,
     Hello,
@@ -62,7 +64,8 @@ _ALIGNMENT = (AlignHello, Sealed, Pseudonyms, Aligned)
 class CoordinatorService:
     """All trainings of a federation, one after the other; it resumes from the checkpoints in `folder`.
 
-    `start_from` is the folder of an earlier run of the coordinator to continue from.
+    `start_from` is the folder of an earlier run of the coordinator to continue from. With `workers`, this process is the first of
+    several that share the users.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class CoordinatorService:
         *,
         device: str = "cpu",
         start_from: Path | None = None,
+        workers: WorkerGroup | None = None,
     ) -> None:
         agreement = identity.agreement
         stages = list_stages(agreement)
@@ -114,8 +118,10 @@ class CoordinatorService:
         self._last_sign_of_life = time.monotonic()
         self._looked = 0.0
         """Time (monotonic) of the last look for what an operator has written."""
+        if workers is not None:
+            use_packing_threads(workers.size)
         self.stages = [
-            CoordinatorStage(stage, self, folder, device=device, start=start)
+            CoordinatorStage(stage, self, folder, device=device, start=start, workers=workers)
             for stage, start in zip(stages, starts, strict=True)
         ]
         self.stage = self.stages[0]

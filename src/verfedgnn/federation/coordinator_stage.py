@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from verfedgnn.core.errors import ProtocolError, RunError
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.federation.absence import AbsenceClock
 from verfedgnn.federation.agreement import Agreement
+from verfedgnn.federation.coordinator_checkpoints import CHECKPOINT, CoordinatorCheckpoints
 from verfedgnn.federation.coordinator_store import CoordinatorStore, TrainingRecord
 from verfedgnn.federation.cost_outlook import CostOutlook
 from verfedgnn.federation.event_log import log_event, log_warning
@@ -25,8 +27,8 @@ from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import Transcript
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound, Coordinator
 from verfedgnn.protocol.coordinator.coordinator_states import CoordinatorState
+from verfedgnn.protocol.coordinator.divided_rows import RowWorkers
 from verfedgnn.protocol.round.aggregation import SumError
-from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
 from verfedgnn.protocol.wire.messages import (
     Finish,
@@ -74,13 +76,15 @@ class CoordinatorStage:
         *,
         device: str = "cpu",
         start: PublicStart | None = None,
+        workers: WorkerGroup | None = None,
     ) -> None:
         agreement = office.agreement
         self.stage = stage
         self.revoked: set[str] = set()
         """Parties whose certificates were revoked; they do not get the result."""
         self.office = office
-        self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config)
+        checkpoints = CoordinatorCheckpoints(stage.folder(run) / CHECKPOINT, stage.name, workers)
+        self.store = CoordinatorStore(stage.folder(run), agreement.digest(), stage.config, checkpoints)
         self.coordinator = Coordinator(
             stage.config,
             [party.name for party in agreement.parties],
@@ -90,6 +94,7 @@ class CoordinatorStage:
             training=secrets.token_hex(8),
             start=start,
             masked=True,
+            workers=None if workers is None else RowWorkers(workers, stage.config, stage.name, device),
         )
         self.greeted: set[str] = set()
         """Parties that said hello to this training on their present connection."""
@@ -436,6 +441,7 @@ class CoordinatorStage:
                 rounds=coordinator.round,
                 best_round=coordinator.best.round,
             )
+        self.store.write_start(coordinator)
         self._write_result()
         self.office.send_all([(name, messages[name]) for name in sorted(self.greeted)])
 
@@ -452,7 +458,7 @@ class CoordinatorStage:
 
     def take_finished(self, name: str, message: Finished) -> None:
         """Note that a party has the result; raise `ProtocolError` if it is another one."""
-        if message.digest != parameters_digest(self.coordinator.best.parameters):
+        if message.digest != self.coordinator.public_digest:
             raise ProtocolError(f"{name}: its public parameters differ from the coordinator's")
         self.record.finished.add(name)
         self._write_result()

@@ -10,13 +10,12 @@ from typing import Any
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import make_folder, write_bytes, writing
+from verfedgnn.federation.coordinator_checkpoints import CoordinatorCheckpoints
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
-from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.metrics_file import summarise_cost
 from verfedgnn.runs.run import read_history, write_history, write_json, write_public
-from verfedgnn.runs.start_from import recorded_ancestor
+from verfedgnn.runs.start_from import recorded_ancestor, write_public_state
 
 
 @dataclass
@@ -41,12 +40,14 @@ class TrainingRecord:
 class CoordinatorStore:
     """The state of one training that survives a restart of the coordinator."""
 
-    def __init__(self, folder: Path, agreement: str, config: Config) -> None:
+    def __init__(
+        self, folder: Path, agreement: str, config: Config, checkpoints: CoordinatorCheckpoints
+    ) -> None:
         self.folder = folder
         self.agreement = agreement
         """Fingerprint of the federation file."""
         self.config = config
-        self._checkpoints = CheckpointSlots(folder / "checkpoint")
+        self._checkpoints = checkpoints
 
     def claim(self) -> None:
         """Create the folder for this agreement; raise `RunError` if it belongs to another one."""
@@ -68,6 +69,7 @@ class CoordinatorStore:
         if found is None:
             return self._read_cancelled()
         coordinator.restore(found.state)
+        self._checkpoints.restore_others(found.round)
         values = found.values
         record = TrainingRecord(
             ledger=Ledger.from_dict(values["ledger"]),
@@ -117,7 +119,7 @@ class CoordinatorStore:
             "valid": config.training.judged(best.error) if best.round else None,
             **summarise_cost(record.ledger, coordinator.round, len(coordinator.names), record.seconds),
             "best_round": best.round,
-            "public": parameters_digest(best.parameters),
+            "public": coordinator.public_digest,
             "parties": [{"name": name, "has_result": name in record.finished} for name in coordinator.names],
             "repeats": record.repeats,
             "abandoned": record.abandoned,
@@ -133,9 +135,15 @@ class CoordinatorStore:
             if coordinator.forgotten:
                 metrics["from"]["forgotten"] = coordinator.forgotten
         with writing(self.folder):
-            write_public(self.folder, best.parameters)
+            write_public(self.folder, coordinator.public)
             write_json(self.folder / "ledger.json", record.ledger.to_dict())
             write_json(self.folder / "metrics.json", metrics)
+
+    def write_start(self, coordinator: Coordinator) -> None:
+        """Keep what a training that starts from this one needs, where every worker's checkpoint holds a part of it."""
+        if self._checkpoints.workers is not None and coordinator.began:
+            accumulator = coordinator.rows.full_copy()["accumulator"]
+            write_public_state(self.folder, coordinator.round, coordinator.public, accumulator)
 
     def add_lists(self, lists: CoordinatorStore) -> None:
         """Report the training of lists, which `lists` keeps, in the figures of this one."""

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verfedgnn.core.errors import RunError
+from verfedgnn.federation.worker_count import WORKERS, check_workers
 from verfedgnn.protocol.party.party_progress import PartyProgress
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots, SlotCheckpoint
-
-WORKERS = "workers"
 
 
 class PartyCheckpoints:
@@ -39,10 +37,7 @@ class PartyCheckpoints:
         models = self._models.read()
         if found is None or models is None:
             return None
-        if found.values[WORKERS] != self.workers:
-            raise RunError(
-                f"this training was started with {found.values[WORKERS]} worker(s); resume it with --workers {found.values[WORKERS]}"
-            )
+        check_workers(found, self.workers)
         self.progress.restore(found.state, models.state)
         self._saved_models = models.round
         return found

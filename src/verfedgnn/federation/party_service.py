@@ -32,8 +32,8 @@ from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import FinishedTraining, Party
 from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyEvent, PartyState
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION
-from verfedgnn.protocol.party.worker_orders import Order, tell_all
 from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.worker_orders import Order, tell_all
 from verfedgnn.protocol.state_table import Event
 from verfedgnn.protocol.wire.alignment_messages import AlignStart
 from verfedgnn.protocol.wire.integer_packing import use_packing_threads
@@ -304,7 +304,7 @@ class PartyService:
         if self.party is None:
             raise ProtocolError("the coordinator finished a training in which this party did not take part")
         finished = self.party.finish(message)
-        write_public_state(self.folder, message.round, finished.public, finished.accumulator)
+        write_public_state(self.folder, message.round, finished.public, finished.accumulator.cpu().numpy())
         self.store.write_result(self.stage, self._make_result(message, self.party, finished))
         self.link.send(finished.reply)
         log_event(

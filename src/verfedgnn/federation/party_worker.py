@@ -17,7 +17,7 @@ from verfedgnn.federation.release_file import open_ledger
 from verfedgnn.federation.stages import Stage
 from verfedgnn.protocol.party.candidate import Candidate
 from verfedgnn.protocol.party.party import Party
-from verfedgnn.protocol.party.worker_orders import Order, send_arrays, send_message, wait_for_order
+from verfedgnn.protocol.round.worker_orders import Order, send_arrays, send_message, wait_for_order
 from verfedgnn.protocol.wire.messages import Finish, Message, RoundStart, Welcome
 from verfedgnn.runs.start_from import read_party_start
 

@@ -1,4 +1,4 @@
-"""The processes of a party with several workers: started on one machine, or by torchrun on several."""
+"""The processes of a party or coordinator with several workers: started on one machine, or by torchrun on several."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.worker_group import LostWorkerError, WorkerGroup
 from verfedgnn.federation.event_log import log_event
-from verfedgnn.federation.party_store import PartyStore
-from verfedgnn.federation.party_worker import run_worker
-from verfedgnn.protocol.party.worker_orders import Order, tell_all
+from verfedgnn.protocol.round.worker_orders import Order, tell_all
 
 RANK = "RANK"
 SIZE = "WORLD_SIZE"
@@ -27,7 +26,7 @@ END_SECONDS = 10
 
 
 def worker_rank() -> int:
-    """Return the number of this process among the workers of its party."""
+    """Return the number of this process among the workers."""
     return int(os.environ.get(RANK, "0"))
 
 
@@ -49,19 +48,19 @@ def join_workers() -> WorkerGroup:
     )
 
 
-def work_for_first(store: PartyStore, device: str) -> None:
-    """Work as one of the other workers until the first one ends. A Ctrl-C is for the first worker."""
+def work_for_first(work: Callable[[WorkerGroup], None]) -> None:
+    """Do the `work` of one of the other workers until the first one ends. A Ctrl-C is for the first worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     workers = join_workers()
     try:
-        run_worker(store, workers, device)
+        work(workers)
     except LostWorkerError:
         log_event("another worker has ended, so this one ends, too", worker=workers.rank)
     workers.close()
 
 
 class WorkerProcesses:
-    """All workers of a party, for the first of them. `group` starts the others or waits for those of torchrun."""
+    """All workers of a party or coordinator, for the first of them. `group` starts the others or waits for those of torchrun."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -74,7 +73,7 @@ class WorkerProcesses:
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The connected workers; None if the party is one process."""
+        """The connected workers; None if there is one process."""
         if self._group is None and self.count > 1:
             if SIZE not in os.environ:
                 self._start()

@@ -36,6 +36,8 @@ SEED = 16
 """Bytes of a seed, and of a share of it."""
 BLOCK = 64
 """Bytes of a block of ChaCha20. Its counter has 32 bits, so a stream has at most 256 GiB."""
+_DRAWN = 1 << 18
+"""Values of a stream that are drawn at a time, so that they stay in the processor's cache."""
 
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
@@ -70,7 +72,7 @@ class MaskSeeds:
             for other, key in keys.items()
             if other != index
         ]
-        return [MaskStream(_stream_key(self.self_seed, b"self", context), True), *pairs]
+        return [self_stream(self.self_seed, context), *pairs]
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ class MaskStream:
     """Key of the ChaCha20 stream."""
     adds: bool
     """Whether the party adds the mask; else it subtracts it."""
+
+    def draw(self, use: int, place: slice, width: int) -> NDArray[Any]:
+        """Return a part of the stream: unsigned integers of `width` bytes at the positions of `place`. Each use has its own stream."""
+        block, skipped = divmod(place.start * width, BLOCK)
+        nonce = struct.pack("<IIII", block, use, 0, 0)  # a block counter, then 96 bits
+        size = (place.stop - place.start) * width
+        stream = Cipher(ChaCha20(self.key, nonce), mode=None).encryptor().update(bytes(skipped + size))
+        return np.frombuffer(stream, f"<u{width}", offset=skipped)
 
 
 def add_masks(
@@ -99,13 +109,24 @@ def add_masks(
     total = flat.view(f"u{width}").copy()
     start = 0
     for place in [slice(0, flat.size)] if places is None else places:
-        piece = total[start : start + place.stop - place.start]
-        for stream in streams:
-            mask = _draw(stream.key, use, place, width)
-            (np.add if stream.adds else np.subtract)(piece, mask, out=piece)
-        start += len(piece)
+        for first in range(place.start, place.stop, _DRAWN):
+            part = slice(first, min(first + _DRAWN, place.stop))
+            piece = total[start : start + part.stop - part.start]
+            for stream in streams:
+                (np.add if stream.adds else np.subtract)(piece, stream.draw(use, part, width), out=piece)
+            start += len(piece)
     masked: NDArray[Integer] = total.view(flat.dtype).reshape(values.shape)
     return masked
+
+
+def remove_masks(
+    values: NDArray[Integer],
+    streams: Sequence[MaskStream],
+    use: int,
+    places: Sequence[slice] | None = None,
+) -> NDArray[Integer]:
+    """Return `values` without the masks of `streams`, as `add_masks` added them."""
+    return add_masks(values, [MaskStream(each.key, not each.adds) for each in streams], use, places)
 
 
 class MaskKey:
@@ -116,12 +137,8 @@ class MaskKey:
         self._private = X25519PrivateKey.from_private_bytes(derive.derive(seed))
         self.public = self._private.public_key().public_bytes_raw().hex()
 
-    def stream(self, other: str, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
-        """Return the stream that the owner of this key shares with the party whose public mask key is `other`."""
-        return _draw(self.stream_key(other, context), use, slice(0, size), width)
-
     def stream_key(self, other: str, context: bytes) -> bytes:
-        """Return the key of that stream."""
+        """Return the key of the stream that its owner shares with the party whose public mask key is `other`."""
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
         except ValueError:
@@ -130,24 +147,18 @@ class MaskKey:
         return _stream_key(shared, b"pair" + pair, context)
 
 
-def self_mask(seed: bytes, context: bytes, use: int, size: int, width: int) -> NDArray[Any]:
-    """Return the self-mask that belongs to a seed: `size` unsigned integers of `width` bytes."""
-    return _draw(_stream_key(seed, b"self", context), use, slice(0, size), width)
+def self_stream(seed: bytes, context: bytes) -> MaskStream:
+    """Return the self-mask that belongs to a seed."""
+    return MaskStream(_stream_key(seed, b"self", context), True)
 
 
-def lost_mask(
-    seed: bytes, index: int, survivors: Mapping[int, str], context: bytes, use: int, size: int, width: int
-) -> NDArray[Any]:
-    """Return what the masks towards a lost party add to the sum over the survivors.
+def lost_streams(seed: bytes, index: int, survivors: Mapping[int, str], context: bytes) -> list[MaskStream]:
+    """Return the masks towards a lost party in the sum over the survivors.
 
     `seed` and `index` are those of the lost party; `survivors` holds the public mask keys of the survivors by index.
     """
     key = MaskKey(seed)
-    total = np.zeros(size, f"u{width}")
-    for other, public in survivors.items():
-        stream = key.stream(public, context, use, size, width)
-        total = total + stream if other < index else total - stream
-    return total
+    return [MaskStream(key.stream_key(public, context), other < index) for other, public in survivors.items()]
 
 
 def check_public_key(key: str) -> None:
@@ -161,12 +172,3 @@ def check_public_key(key: str) -> None:
 def _stream_key(secret: bytes, kind: bytes, context: bytes) -> bytes:
     """Derive the key of a stream from a secret (HKDF-SHA256)."""
     return HKDF(SHA256(), length=32, salt=None, info=b"verfedgnn mask 2 " + kind + context).derive(secret)
-
-
-def _draw(key: bytes, use: int, place: slice, width: int) -> NDArray[Any]:
-    """Return a part of a stream: unsigned integers of `width` bytes at the positions of `place`. Each use has its own stream."""
-    block, skipped = divmod(place.start * width, BLOCK)
-    nonce = struct.pack("<IIII", block, use, 0, 0)  # a block counter, then 96 bits
-    size = (place.stop - place.start) * width
-    stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(skipped + size))
-    return np.frombuffer(stream, f"<u{width}", offset=skipped)

@@ -127,18 +127,26 @@ def add_item_noise(gradients: dict[str, Tensor], config: Config, key: NoiseKey) 
     return {name: noised(value) for name, value in gradients.items()}
 
 
-def add_validation_noise(
-    squared: Tensor, scale: tuple[float, float], config: Config, key: NoiseKey
-) -> tuple[float, int]:
-    """Return the sum of squared errors and their number, both as noised integers of a fine unit.
+def sum_validation(squared: Tensor, scale: tuple[float, float], config: Config) -> Tensor:
+    """Return the sum of squared errors as an integer of a fine unit, and their number (2,).
 
     Each squared error is clipped at the square of the scale's width and rounded.
     """
     widest = (scale[1] - scale[0]) ** 2
+    total = squared.double().clamp(max=widest).mul(validation_unit(config) / widest).round_().sum()
+    return torch.tensor([int(total), len(squared)])
+
+
+def add_validation_noise(
+    sums: Tensor, scale: tuple[float, float], config: Config, key: NoiseKey
+) -> tuple[float, int]:
+    """Return the sum of squared errors and their number with noise, from what `sum_validation` returned."""
+    widest = (scale[1] - scale[0]) ** 2
     steps = validation_unit(config)
     noise = SkellamNoise((noise_multiplier(config) * steps) ** 2, key).draw((2,)).tolist()
-    total = int(squared.double().clamp(max=widest).mul(steps / widest).round_().sum()) + noise[0]
-    count = round(len(squared) * steps) + noise[1]
+    found, counted = sums.tolist()
+    total = found + noise[0]
+    count = round(counted * steps) + noise[1]
     return max(0.0, total * widest / steps), max(1, round(count / steps))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verfedgnn.config import Config
@@ -21,8 +22,8 @@ from verfedgnn.data.ids import StrArray, find_positions
 from verfedgnn.data.rating_drift import measure_drift
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.private_start import PrivateStart
-from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.protocol.round.start_state import EarlierRows, PublicStart, kept_rows
+from verfedgnn.protocol.round.user_groups import hash_arrays
 from verfedgnn.runs.checkpoint import read_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.party_tables import read_party_tables, safe_names
@@ -32,7 +33,7 @@ from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
 _RECORD = "from.json"
 """File in a run folder that names the run it starts from."""
 PUBLIC_STATE = Path("checkpoint") / "public"
-"""Folder in a party's run with the state of the public optimiser."""
+"""Folder in the run of a party, or of a coordinator with workers, with the state of the public optimiser."""
 _WITHOUT_CHECKPOINT = "{} has no checkpoint to start from; give a folder that a training wrote"
 
 
@@ -170,7 +171,14 @@ def read_public_start(folder: Path) -> PublicStart | None:
     Users have kept their rows, and new users follow.
     """
     found = CheckpointSlots(folder / "checkpoint").read()
-    return None if found is None else _public_start(found.state)
+    if found is None:
+        return None
+    state = found.state
+    whole = CheckpointSlots(folder / PUBLIC_STATE).read()
+    if whole is not None:  # each worker's checkpoint holds a part of the users
+        arrays = {"best": read_public(folder), "accumulator": whole.state.arrays["accumulator"]}
+        state = CheckpointState(arrays, state.values)
+    return _public_start(state)
 
 
 def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> PrivateStart | None:
@@ -201,10 +209,10 @@ def read_party_start(run: Path, party: PartyData, *, lists: bool = False) -> Pri
     )
 
 
-def write_public_state(folder: Path, round: int, public: Tensor, accumulator: Tensor) -> None:
-    """Keep what a party's next training needs to start from this one, besides the public parameters of its model."""
-    state = CheckpointState({"accumulator": accumulator.cpu().numpy()})
-    digest = parameters_digest(public, accumulator)
+def write_public_state(folder: Path, round: int, public: Tensor, accumulator: NDArray[np.float32]) -> None:
+    """Keep what a member's next training needs to start from this one, besides the public parameters of its model."""
+    state = CheckpointState({"accumulator": accumulator})
+    digest = hash_arrays([public.cpu().numpy(), accumulator]).hex()
     CheckpointSlots(folder / PUBLIC_STATE).write(round, state, {"digest": digest})
 
 

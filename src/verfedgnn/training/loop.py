@@ -135,7 +135,7 @@ class TrainingLoop:
         best = self.coordinator.best
         return Trained(
             models=[PartyModel.from_arrays(each.model) for each in finished],
-            public=best.parameters,
+            public=self.coordinator.public,
             rounds=self.coordinator.round,
             best_round=best.round,
             seconds=self.seconds,
@@ -178,7 +178,7 @@ class TrainingLoop:
         for name, party in zip(self._files(), self.runtime.parties.values(), strict=True):
             party.progress.restore(states[name], states[f"{name}_models"])
             party.replica.load(replica.arrays(), replica.round)
-            party.replica.best = (self.coordinator.best.round, self.coordinator.best.parameters)
+            party.replica.best = (self.coordinator.best.round, self.coordinator.public)
         self.runtime.ledger = Ledger.from_dict(values["ledger"])
         self.seconds = values["seconds"]
         self.releases = {name: ReleaseCounts(**counts) for name, counts in values["releases"].items()}

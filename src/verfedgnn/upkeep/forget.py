@@ -32,16 +32,20 @@ from verfedgnn.core.array_files import read_arrays, write_arrays
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import lock_folder, writing
 from verfedgnn.core.item_item import ItemScores
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.data import TRAIN, PartyData
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.round.user_blocks import UserBlocks
+from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import rewrite
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots, rewrite
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
 from verfedgnn.runs.run_layout import LISTS, SEEDS
+from verfedgnn.runs.start_from import PUBLIC_STATE
 from verfedgnn.upkeep.forget_items import ItemJournal, names_item_rows, plan_items, remove_items
 from verfedgnn.upkeep.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
@@ -236,13 +240,28 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
 
 def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
     """Clear the users' rows in all checkpoints: parameters become average, and what was sent or received becomes 0."""
-    model = Model(load_config(place / "config.toml").model, users)
+    for folder in (place / "checkpoint").glob("worker-*"):
+        shutil.rmtree(folder)  # nobody reads them after the training
+    config = load_config(place / "config.toml")
+    model = Model(config.model, users)
+    of_first = _rows_of_first_worker(place, UserBlocks(config, model), rows)
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
+        own_rows, own_users = (rows, users) if path.parent.name == PUBLIC_STATE.name else of_first
         arrays = read_arrays(path)
         for name, value in arrays.items():
             if not names_item_rows(name, model):
-                arrays[name] = _clear(place, name, value, rows, users)
+                arrays[name] = _clear(place, name, value, own_rows, own_users)
         rewrite(path, arrays)
+
+
+def _rows_of_first_worker(place: Path, blocks: UserBlocks, rows: Rows) -> tuple[Rows, int]:
+    """Return the users' rows and the number of all users in the checkpoints of a party, which may have had several workers."""
+    found = CheckpointSlots(place / "checkpoint" / "party").read()
+    workers = 1 if found is None else found.values.get("workers", 1)
+    if workers == 1:
+        return rows, blocks.model.users
+    own = np.arange(blocks.model.users)[UserShard(blocks, WorkerGroup(0, workers), 0).users]
+    return np.flatnonzero(np.isin(own, rows)), len(own)
 
 
 def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:

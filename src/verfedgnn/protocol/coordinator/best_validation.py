@@ -1,20 +1,17 @@
-"""The validation error over all parties, and the public parameters of the best validation so far."""
+"""The validation error over all parties, and the best validation so far."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor
-
 from verfedgnn.config.sections import TrainingConfig
-from verfedgnn.protocol.checkpoint_state import CheckpointState, to_tensor
+from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.wire.messages import RoundReply
 
 
 class BestValidation:
-    """The best validation so far, its public parameters, and the last result of every party."""
+    """The best validation so far, and the last result of every party."""
 
     def __init__(self, training: TrainingConfig) -> None:
         self.training = training
@@ -26,19 +23,17 @@ class BestValidation:
         self.round = 0
         self.since = 0
         """Number of validations since the best one."""
-        self.parameters: Tensor
         self.holders: set[str] = set()
-        """Parties that validated these parameters and have not rejoined since, so they have them."""
+        """Parties that took part in it and have not rejoined since, so they have its parameters."""
 
     def judge(
         self,
         round: int,
         replies: Mapping[str, RoundReply],
         names: Sequence[str],
-        parameters: Tensor,
         digest: str,
     ) -> float:
-        """Return the error over all parties; an absent party counts with its last validation."""
+        """Return the error over all parties, and note it if it is the best; an absent party counts with its last validation."""
         for name, reply in replies.items():
             self.errors[name] = (reply.error or 0.0, reply.count or 0)
         known = [self.errors[name] for name in names if name in self.errors]
@@ -49,9 +44,13 @@ class BestValidation:
             self.error = error
             self.round = round
             self.since = 0
-            self.parameters.copy_(parameters)
             self.holders = set(replies)
         return error
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether the last validation is the best one."""
+        return self.since == 0
 
     @property
     def patience_is_over(self) -> bool:
@@ -60,7 +59,6 @@ class BestValidation:
 
     def put(self, state: CheckpointState) -> None:
         """Store the best validation in a checkpoint."""
-        state.put_arrays({"best": self.parameters.cpu().numpy()})
         state.values |= {
             "errors": self.errors,
             "digests": list(self.digests.items()),
@@ -68,10 +66,9 @@ class BestValidation:
             "holders": sorted(self.holders),
         }
 
-    def restore(self, state: CheckpointState, device: torch.device) -> None:
+    def restore(self, state: CheckpointState) -> None:
         """Read what `put` stored."""
         values = state.values
-        self.parameters = to_tensor(state.arrays["best"], device)
         self.errors = {name: (squared, count) for name, (squared, count) in values["errors"].items()}
         self.digests = dict(values["digests"])
         self.holders = set(values["holders"])

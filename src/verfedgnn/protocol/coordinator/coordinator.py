@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from verfedgnn.config import Config
 from verfedgnn.config.party_counts import active_count, too_few
@@ -24,7 +24,7 @@ from verfedgnn.core.errors import ConfigError, ProtocolError
 from verfedgnn.core.random_streams import SharedStream, shared_generator
 from verfedgnn.core.rating_scale import typical_rating
 from verfedgnn.gnn.model import Model
-from verfedgnn.privacy.masking import GRADIENT, NEIGHBOURHOOD
+from verfedgnn.privacy.masking import MaskStream
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.coordinator.admission import refusal
 from verfedgnn.protocol.coordinator.best_validation import BestValidation
@@ -33,26 +33,18 @@ from verfedgnn.protocol.coordinator.coordinator_states import (
     CoordinatorAction,
     CoordinatorState,
 )
-from verfedgnn.protocol.coordinator.deliveries import Deliveries, NeighbourhoodSum
+from verfedgnn.protocol.coordinator.deliveries import Deliveries
+from verfedgnn.protocol.coordinator.divided_rows import RowWorkers
 from verfedgnn.protocol.coordinator.masked_trip import MaskedTrip
 from verfedgnn.protocol.coordinator.membership import Membership
-from verfedgnn.protocol.coordinator.update_log import Update
-from verfedgnn.protocol.round.aggregation import (
-    gradient_type,
-    largest_array,
-    neighbourhood_shape,
-    sum_gradients,
-    sum_neighbourhoods,
-    update_type,
-)
+from verfedgnn.protocol.coordinator.public_rows import PublicRows
+from verfedgnn.protocol.round.aggregation import gradient_type, largest_array, neighbourhood_shape
 from verfedgnn.protocol.round.exchange_plan import exchanges_in_trip, fewest_survivors, following_trip
-from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
 from verfedgnn.protocol.round.message_checks import reply_problem
 from verfedgnn.protocol.round.message_sizes import largest_from_party
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
 from verfedgnn.protocol.round.start_state import PublicStart
-from verfedgnn.protocol.round.user_blocks import UserBlock, completed_passes
-from verfedgnn.protocol.round.user_starts import user_starts
+from verfedgnn.protocol.round.user_blocks import UserBlock, UserBlocks, completed_passes
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Hello,
@@ -83,7 +75,8 @@ class Coordinator:
     `names` are the parties, in the order that fixes every sum. `quorum` parties must be present for a round; by default all. The
     names `agreement` (of the federation file) and `training` guard against mixing up federations. With a `start`, the training
     continues from the public parameters of an earlier one.
-    `masked` says whether the parties draw masks; on one machine they do not.
+    `masked` says whether the parties draw masks; on one machine they do not. With `workers`, this process is the first of several
+    that share the users.
     """
 
     def __init__(
@@ -97,6 +90,7 @@ class Coordinator:
         training: str = "local",
         start: PublicStart | None = None,
         masked: bool = False,
+        workers: RowWorkers | None = None,
     ) -> None:
         self.config = config
         self.names = list(names)
@@ -104,6 +98,7 @@ class Coordinator:
         self.agreement = agreement
         self.training = training
         self.start = start
+        self.workers = workers
         self.masked = masked and config.masking
         self.state = CoordinatorState.GATHERING
         self.members = Membership(names, len(self.names) if quorum is None else quorum)
@@ -165,24 +160,53 @@ class Coordinator:
         """Whether all parties have joined once, so that the replica exists."""
         return self.state not in (CoordinatorState.GATHERING, CoordinatorState.CANCELLED)
 
-    def _start_training(self) -> None:
+    def _start_training(self, *, resumes: bool = False) -> None:
         self._advance(CoordinatorAction.START_TRAINING)
         hellos = [self.members.hellos[name] for name in self.names]
         self.items = [hello.items for hello in hellos]
         self.model = Model(self.config.model, hellos[0].users)
+        self.blocks = UserBlocks(self.config, self.model)
         problem = too_few(self.config, min(self.active_count, self.members.quorum), len(self.names))
         if problem is not None:
             raise ConfigError(problem)
         self.typical = sum(typical_rating(hello.scale) for hello in hellos) / len(hellos)
         self.ratings = sum(hello.ratings for hello in hellos)
-        self.replica = Replica.initial(
+        if self.start is not None:
+            self.forgotten = sorted({row for hello in hellos for row in hello.forgotten})
+        self.rows = self._make_rows(empty=resumes)
+        self.rounds = self.replica.rounds
+
+    def _make_rows(self, *, empty: bool) -> PublicRows:
+        """Return the rows of all users, drawn from the seed; those that are divided can stay `empty` for a checkpoint."""
+        if self.workers is None:
+            return PublicRows(self._draw_replica(), len(self.names))
+        if empty:
+            return self.workers.resume(self.model, self.items, self.ratings)
+        return self.workers.divide(self._draw_replica())
+
+    def _draw_replica(self) -> Replica:
+        """Return the replica of all users before the first round."""
+        replica = Replica.initial(
             self.config, self.model, self.items, self.ratings, self.typical, self.device
         )
         if self.start is not None:
-            self.forgotten = sorted({row for hello in hellos for row in hello.forgotten})
-            self.start.load_into(self.replica, self.forgotten)
-        self.best.parameters = self.replica.parameters.clone()
-        self.rounds = self.replica.rounds
+            self.start.load_into(replica, self.forgotten)
+        return replica
+
+    @property
+    def replica(self) -> Replica:
+        """The replica of the users in this process."""
+        return self.rows.replica
+
+    @property
+    def public(self) -> Tensor:
+        """The public parameters of the best validation, flat; a single 0 if the training was cancelled."""
+        return self.rows.public if self.began else torch.zeros(1)
+
+    @property
+    def public_digest(self) -> str:
+        """The hash of these parameters."""
+        return self.rows.public_digest if self.began else parameters_digest(self.public)
 
     def welcome(self, name: str) -> Welcome:
         """Let a party in, and return the answer to its Hello, with a full copy of the public parameters if the party needs one."""
@@ -200,8 +224,8 @@ class Coordinator:
             ratings=self.ratings,
             typical=self.typical,
             round=self.replica.round,
-            **({} if knows else self.replica.full_copy()),
-            digest=self.replica.state_digest(),
+            **({} if knows else self.rows.full_copy()),
+            digest=self.rows.state_digest(),
             forgotten=self.forgotten,
         )
 
@@ -283,6 +307,7 @@ class Coordinator:
         evaluate = self.trip == 0 and self.replica.evaluates_in(self.round)
         self.open_parties = {}
         self.replies = {}
+        self.rows.open_trip()
         self._gone = set()
         starts: dict[tuple[Any, ...], RoundStart] = {}
         for index in present:
@@ -374,7 +399,7 @@ class Coordinator:
             exchange=works and exchanges_in_trip(self.config, self.round, self.trip),
             evaluate=evaluate,
             best_round=self.best.round,
-            **self.deliveries.news_for(name, self.replica, self.block.index),
+            **self.deliveries.news_for(name, self.rows, self.blocks, self.block.index),
         )
 
     def take(self, name: str, message: Message) -> None:
@@ -412,11 +437,11 @@ class Coordinator:
         start = self.open_parties.get(name)
         if start is None or name in self.replies or self.state is CoordinatorState.SHARING:
             raise ProtocolError(f"{name}: no reply is due from this party")
-        problem = reply_problem(reply, start, self.config, self.block, len(self.names), self.replica.digest)
+        problem = reply_problem(reply, start, self.config, self.block, len(self.names), self.rows.digest)
         if problem is not None:
             raise ProtocolError(f"{name}: {problem}")
         self.deliveries.note_reply(name, start, self.replica.round, self.block.index)
-        self.replies[name] = reply
+        self.replies[name] = self.rows.take_reply(self.names.index(name), reply)
         self.replied[name] = reply.round
         self.members.bring_back(name)
         return True
@@ -426,28 +451,28 @@ class Coordinator:
 
         Raise `SumError` if masked values do not add up to gradients; the round can then only be abandoned.
         """
-        replies = [(i, self.replies[name]) for i, name in enumerate(self.names) if name in self.replies]
-        gradients = [(i, reply.gradient) for i, reply in replies if reply.gradient is not None]
-        if self.masks is not None:
-            self.masks.recover()
-        summed = self._sum_gradients([values for _, values in gradients]) if gradients else None
-        shared = [(i, reply.neighbourhoods) for i, reply in replies if reply.neighbourhoods is not None]
-        if shared:
-            masks = self._mask_total(NEIGHBOURHOOD, shared[0][1])
-            total = sum_neighbourhoods([values for _, values in shared], self.config, masks)
-            senders = [i for i, _ in shared]
-            trip = (self.round, self.trip)
-            self.deliveries.sums[self.block.index] = NeighbourhoodSum(senders, trip, total)
+        self.rows.add_up(self.round, self.trip, [] if self.masks is None else self._streams(self.masks))
         error = self._judge_validation()
         self._advance(CoordinatorAction.CLOSE)
+        trained = [
+            i
+            for i, reply in enumerate(map(self.replies.get, self.names))
+            if reply and reply.gradient is not None
+        ]
         self.open_parties = {}
         self.masks = None
         if self.trip > 0:
             return ClosedRound(self.round, None)
-        assert summed is not None, "some party trains in every round"
         if not self.done:  # nobody would use the last step, and all members end in the same state without it
-            self._step([i for i, _ in gradients], summed)
+            first = self.config.starts_from_means and not completed_passes(self.config, self.round)
+            self.rows.step(self.round, trained, from_means=first)
         return ClosedRound(self.round, error)
+
+    def _streams(self, masks: MaskedTrip) -> list[MaskStream]:
+        """Return the masks in the sums of the open trip."""
+        masks.recover()
+        start = next(start for start in self.open_parties.values() if start.train or start.exchange)
+        return masks.streams(self.rows.mask_context(start))
 
     def abandon(self) -> ClosedRound:
         """Give the open round up: it has no update. Late replies to it reveal nothing, since their masks are never removed."""
@@ -457,52 +482,22 @@ class Coordinator:
         self.masks = None
         self._shares_ahead = None
         self.trip = 0
-        self.replica.skip(self.round)
-        self.deliveries.log.add(
-            Update(self.round, [], np.zeros(0, update_type(self.config, len(self.names))))
-        )
+        self.rows.skip(self.round)
         return ClosedRound(self.round, error, abandoned=True)
 
     def _judge_validation(self) -> float | None:
         """Return the validation error of the open trip; None if it has no validation."""
         if not self.replies or not any(start.evaluate for start in self.open_parties.values()):
             return None
-        served = self.replica.served
-        return self.best.judge(self.round, self.replies, self.names, served, self.replica.digest())
-
-    def _sum_gradients(self, gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        masks = self._mask_total(GRADIENT, gradients[0])
-        return sum_gradients(gradients, self.config, len(self.names), masks)
-
-    def _mask_total(self, use: int, like: NDArray[Any]) -> NDArray[Any] | None:
-        """Return the masks in a sum of the open trip; `like` is one of the masked arrays. None without masks."""
-        if self.masks is None:
-            return None
-        start = next(start for start in self.open_parties.values() if start.train or start.exchange)
-        last = self.deliveries.sums.get(self.block.index)
-        digest = "" if last is None else sum_digest(last.parties, last.trip, last.total)
-        updates = self.deliveries.log.last
-        last_update = (updates[0].round, updates[0].total) if updates else None
-        context = mask_context(start, self.replica, last_update, digest)
-        return self.masks.mask_total(context, use, like)
-
-    def _step(self, parties: list[int], summed: NDArray[Any]) -> None:
-        start = self._first_biases()
-        self.replica.apply(torch.from_numpy(summed).to(self.device), parties, self.round, start)
-        self.deliveries.log.add(Update(self.round, parties, summed, start))
-
-    def _first_biases(self) -> NDArray[np.int16] | None:
-        """Return the biases that the users of the round start with; None if it is not their first round."""
-        shared = self.deliveries.sums.get(self.block.index)
-        first = self.config.starts_from_means and not completed_passes(self.config, self.round)
-        if not first or shared is None:
-            return None
-        return user_starts(shared.total, self.config, len(self.names))
+        error = self.best.judge(self.round, self.replies, self.names, self.rows.digest())
+        if self.best.is_newest:
+            self.rows.keep_best()
+        return error
 
     @property
     def block(self) -> UserBlock:
         """The block of users that the round is about."""
-        return self.replica.blocks.in_round(self.round)
+        return self.blocks.in_round(self.round)
 
     @property
     def gradient_type(self) -> np.dtype[Any]:
@@ -518,7 +513,7 @@ class Coordinator:
     def largest_array(self) -> int:
         """Bytes of the largest array that a reply may hold."""
         gradient = self.model.size * self.gradient_type.itemsize
-        return largest_array(self.config, self.replica.blocks.all_users, gradient)
+        return largest_array(self.config, self.blocks.all_users, gradient)
 
     @property
     def largest_message(self) -> int:
@@ -536,22 +531,21 @@ class Coordinator:
         """End the training and return the last message to each party; those that have the parameters get none."""
         self._advance(CoordinatorAction.FINISH)
         best = self.best
-        short = Finish(round=self.round, best_round=best.round, digest=parameters_digest(best.parameters))
-        full = short.model_copy(update={"parameters": best.parameters.cpu().numpy()})
+        short = Finish(round=self.round, best_round=best.round, digest=self.public_digest)
+        full = short.model_copy(update={"parameters": self.public.cpu().numpy()})
         return {name: short if name in best.holders else full for name in self.names}
 
     def cancel(self) -> dict[str, Finish]:
         """Cancel the training before it starts, and return the last message to each party."""
         self._advance(CoordinatorAction.CANCEL)
-        self.best.parameters = torch.zeros(1)
-        message = Finish(round=0, best_round=0, digest=parameters_digest(self.best.parameters))
+        message = Finish(round=0, best_round=0, digest=self.public_digest)
         return dict.fromkeys(self.names, message)
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
     def checkpoint(self) -> CheckpointState:
         """Return everything that training changed, between two rounds."""
-        state = CheckpointState(dict(self.replica.arrays()))
+        state = CheckpointState()
         hellos = [self.members.hellos[name] for name in self.names]
         state.values = {
             "training": self.training,
@@ -559,8 +553,8 @@ class Coordinator:
             "replied": self.replied,
             "hellos": [hello.model_dump_json(exclude={"mask_key", "mask_signature"}) for hello in hellos],
         }
-        self.best.put(state)
-        self.deliveries.put(state)
+        for part in (self.best, self.deliveries, self.rows):
+            part.put(state)
         return state
 
     def restore(self, state: CheckpointState) -> None:
@@ -568,10 +562,10 @@ class Coordinator:
         values = state.values
         if not self.began:
             self.members.hellos = {h.party: h for h in map(Hello.model_validate_json, values["hellos"])}
-            self._start_training()
+            self._start_training(resumes=True)
         self.training = values["training"]
         self.round = values["round"]
-        self.replica.load(state.arrays, self.round)
         self.replied = dict(values["replied"])
-        self.best.restore(state, self.device)
+        self.best.restore(state)
         self.deliveries.restore(state)
+        self.rows.restore(state, self.round)

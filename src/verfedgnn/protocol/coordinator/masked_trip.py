@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verfedgnn.privacy.masking import SEED, MaskKey, lost_mask, self_mask, share_threshold
+from verfedgnn.privacy.masking import SEED, MaskKey, MaskStream, lost_streams, self_stream, share_threshold
 from verfedgnn.privacy.share_recovery import recover_seeds
 from verfedgnn.protocol.round.aggregation import SumError
 from verfedgnn.protocol.wire.messages import (
@@ -119,15 +117,13 @@ class MaskedTrip:
             if index not in self.survivors and MaskKey(seed).public != self.shares[index].key:
                 raise SumError("the revealed shares do not add up to the key of a lost party")
 
-    def mask_total(self, context: bytes, use: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Return the masks in the sum over the survivors; `like` is one of the masked arrays."""
-        size = like.size
-        width = like.dtype.itemsize
+    def streams(self, context: bytes) -> list[MaskStream]:
+        """Return the masks in the sum over the survivors, once their seeds are recovered."""
         keys = {index: self.shares[index].key for index in self.survivors}
-        total = np.zeros(size, f"u{width}")
+        found = []
         for index, seed in self._seeds.items():
             if index in keys:
-                total += self_mask(seed, context, use, size, width)
+                found.append(self_stream(seed, context))
             else:
-                total += lost_mask(seed, index, keys, context, use, size, width)
-        return total.reshape(like.shape)
+                found += lost_streams(seed, index, keys, context)
+        return found

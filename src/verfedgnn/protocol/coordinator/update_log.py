@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.round.replica import FULL_COPY
+from verfedgnn.protocol.round.user_blocks import UserBlocks
 
 KEPT = 8
 """Updates kept for each block of users; more would be larger than a full copy."""
@@ -43,12 +45,22 @@ class UpdateLog:
         """A list with the newest update, or an empty list."""
         return [self._log[-1]] if self._log else []
 
-    def since(self, round: int, now: int, size: int) -> list[Update] | None:
-        """Return the updates after `round` up to `now`; None if a full copy of `size` parameters is needed, or smaller."""
+    def since(self, round: int, now: int, blocks: UserBlocks) -> list[Update] | None:
+        """Return the updates after `round` up to `now`; None if a full copy is needed, or smaller.
+
+        `blocks` are those of all users, of whom this log may hold some.
+        """
         missed = [update for update in self._log if update.round > round]
         if now - round > len(missed):
             return None
-        return None if sum(update.total.nbytes for update in missed) > FULL_COPY * size else missed
+        sizes = [
+            blocks.in_round(each.round).model.size * each.total.itemsize for each in missed if each.parties
+        ]
+        return None if sum(sizes) > FULL_COPY * blocks.model.size else missed
+
+    def of_rounds(self, rounds: Collection[int]) -> list[Update]:
+        """Return the updates of some rounds."""
+        return [update for update in self._log if update.round in rounds]
 
     def put(self, state: CheckpointState) -> None:
         """Store the log in a checkpoint."""

@@ -22,13 +22,13 @@ from verfedgnn.protocol.party.private_start import PrivateStart
 from verfedgnn.protocol.party.release_ledger import ReleaseLedger
 from verfedgnn.protocol.party.shard_setup import ShardSetup
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
-from verfedgnn.protocol.party.worker_orders import Order, divide
 from verfedgnn.protocol.round.aggregation import largest_array
 from verfedgnn.protocol.round.exchange_plan import make_projection
 from verfedgnn.protocol.round.message_sizes import largest_from_coordinator
 from verfedgnn.protocol.round.replica import FULL_COPY, Replica
 from verfedgnn.protocol.round.user_blocks import UserBlocks
-from verfedgnn.protocol.round.user_shards import UserShard, check_shards
+from verfedgnn.protocol.round.user_shards import UserShard, check_party, check_users
+from verfedgnn.protocol.round.worker_orders import Order, divide
 from verfedgnn.protocol.wire.messages import Hello, Welcome, copied_state
 
 _OTHER_COPY = "the public parameters received are not those that the coordinator announced"
@@ -72,8 +72,9 @@ class Candidate:
         self.setup = self.whole
         """The facts about the users of this process."""
         if workers is not None:
-            check_shards(config, data.users, workers.size)
-            self.shard = UserShard(self.whole.model, workers, workers.rank)
+            check_party(config)
+            self.shard = UserShard(UserBlocks(config, self.whole.model), workers, workers.rank)
+            check_users(self.shard.all_blocks, workers.size)
             self.setup = ShardSetup.divide(self.whole, self.shard)
         self.progress = PartyProgress.initial(self.setup)
         self.start = start
@@ -207,7 +208,8 @@ class Candidate:
     def _own_projection(self) -> Projection | IdentityProjection | None:
         if self.shard is None or self.projection is None:
             return self.projection
-        return self.projection.part(self.shard.users, self.shard.users)
+        everybody = slice(0, self.shard.model.users)
+        return self.projection.part(everybody, everybody)
 
     @property
     def _speaks(self) -> bool:
@@ -243,8 +245,9 @@ class Candidate:
     def _divide_replica(self, message: Welcome, shard: UserShard) -> Replica:
         """Return the replica of this worker's users. The first worker makes that of all users and divides it."""
         if shard.workers.is_first:
-            copy = self._make_replica(message).full_copy()
-            message = divide(shard, Order.WELCOME, message.model_copy(update=copy))
+            whole = self._make_replica(message).arrays()  # not a copy of them, since they are many
+            message = divide(shard, Order.WELCOME, message.model_copy(update=whole), in_turn=True)
+            del whole
         parameters, accumulator = torch.zeros((2, shard.model.size), device=self.setup.device)
         config = self.setup.config
         own = Replica(

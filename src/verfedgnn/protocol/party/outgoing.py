@@ -1,4 +1,4 @@
-"""What leaves a party: neighbourhoods and public gradients, protected as configured and in the form of the wire."""
+"""What leaves a party: neighbourhoods, public gradients and validation errors, protected as configured and in the form of the wire."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.config.sections import FRACTION_BITS
 from verfedgnn.core.key_stream import NoiseKey
+from verfedgnn.core.metrics import mean_by_user
 from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.core.rating_means import USER_MEAN_COLUMNS
 from verfedgnn.core.vectors import clip_rows
+from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.privacy.gradient_protection import Rescale, protect
-from verfedgnn.privacy.rating_dp import release_gradient, sensitivity
+from verfedgnn.privacy.rating_dp import (
+    add_validation_noise,
+    protects_users,
+    release_gradient,
+    sensitivity,
+    sum_validation,
+)
 from verfedgnn.privacy.skellam_noise import SkellamNoise, dropped_bits
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.round.user_subset import UserSubset
@@ -32,12 +40,14 @@ def noise_key(
     """Return the key of the noise on `values` in a trip.
 
     Another attempt of the trip has the same noise on the same values, so that it repeats the release. Other values have other noise.
+    Each of several workers has its own noise, but on item rows, which are the same at all of them.
     """
+    place = () if stream is NoiseStream.ITEM_ROWS else setup.noise_place
     found = hashlib.sha256()
     if setup.policy.fresh_noise:
         for value in values:
             found.update(value.cpu().numpy().tobytes())
-    return setup.randomness.noise_key(stream, message.round, message.trip, *setup.noise_place, found.digest())
+    return setup.randomness.noise_key(stream, message.round, message.trip, *place, found.digest())
 
 
 def encode_neighbourhoods(
@@ -77,6 +87,22 @@ def protect_neighbourhoods(
     noise = SkellamNoise(variance, key()).draw(values.shape).astype(values.dtype)
     released: NDArray[np.integer[Any]] = (rounded + noise) << dropped
     return released
+
+
+def protect_validation(
+    squared: Tensor, message: RoundStart, setup: PartySetup, workers: WorkerGroup | None
+) -> tuple[float, int]:
+    """Return the sum of squared errors and their number with noise. The first of several workers returns that of all."""
+    if protects_users(setup.config):  # each user counts once
+        squared = mean_by_user(squared, setup.data.valid)
+    sums = sum_validation(squared, setup.data.scale, setup.config)
+    values = squared
+    if workers is not None:
+        values = sums = workers.sum(sums)
+        if not workers.is_first:
+            return 0.0, 0
+    key = noise_key(setup, NoiseStream.VALIDATION, message, [values])
+    return add_validation_noise(sums, setup.data.scale, setup.config, key)
 
 
 def clip_contributions(gradient: Tensor, setup: PartySetup) -> Tensor:

@@ -21,13 +21,13 @@ from torch import Tensor
 from verfedgnn.config import Config
 from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.graph import Graph
-from verfedgnn.core.metrics import mean_by_user, squared_errors
+from verfedgnn.core.metrics import squared_errors
 from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.random_streams import NoiseStream
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy import masking
 from verfedgnn.privacy.projection import IdentityProjection, Projection
-from verfedgnn.privacy.rating_dp import add_item_noise, add_validation_noise, protects_users
+from verfedgnn.privacy.rating_dp import add_item_noise, protects_users
 from verfedgnn.protocol.checkpoint_state import to_tensor
 from verfedgnn.protocol.party.exchange_state import SentNeighbourhoods, UserGradient
 from verfedgnn.protocol.party.incoming import (
@@ -43,6 +43,7 @@ from verfedgnn.protocol.party.outgoing import (
     encode_neighbourhoods,
     encode_noised_gradient,
     noise_key,
+    protect_validation,
 )
 from verfedgnn.protocol.party.party_masks import PartyMasks
 from verfedgnn.protocol.party.party_progress import PartyProgress
@@ -51,13 +52,6 @@ from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
-from verfedgnn.protocol.party.worker_orders import (
-    Order,
-    divide,
-    receive_arrays,
-    receive_message,
-    share_streams,
-)
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.mask_context import mask_context
@@ -67,6 +61,13 @@ from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_bloc
 from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.protocol.round.user_starts import mean_scale
 from verfedgnn.protocol.round.user_subset import UserSubset
+from verfedgnn.protocol.round.worker_orders import (
+    Order,
+    divide,
+    receive_arrays,
+    receive_message,
+    share_streams,
+)
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, to_residues
 from verfedgnn.protocol.wire.messages import (
     Finish,
@@ -117,7 +118,7 @@ class FinishedTraining:
         device = self.public.device
         parts = [self.of_worker, *others]
         rows = {
-            name: torch.from_numpy(np.concatenate([part[name] for part in parts])).to(device)
+            name: torch.from_numpy(shard.join_rows([part[name] for part in parts])).to(device)
             for name in self.of_users
         }
         public, accumulator = (
@@ -335,10 +336,7 @@ class Party:
             self.progress.first_rounds = self.progress.evaluated
         if self.setup.protects_ratings:
             squared = squared_errors(model["users"], model["items"], self.data.valid)
-            if protects_users(self.config):  # each user counts once
-                squared = mean_by_user(squared, self.data.valid)
-            key = noise_key(self.setup, NoiseStream.VALIDATION, message, [squared])
-            error, count = add_validation_noise(squared, self.data.scale, self.config, key)
+            error, count = protect_validation(squared, message, self.setup, self.replica.workers)
         else:
             error, count = self.setup.targets.validate(model["users"], model["items"])
         return np.array([error, count])
@@ -423,7 +421,7 @@ class Party:
         shard = self.replica.shard
         places = None
         if shard is not None:
-            places = shard.pieces if use == masking.GRADIENT else shard.pieces_of_rows(values.shape)
+            places = shard.places(use, message.round, values.shape)
         return masking.add_masks(values, self._mask_streams(message), use, places)
 
     def _mask_streams(self, message: RoundStart) -> list[masking.MaskStream]:

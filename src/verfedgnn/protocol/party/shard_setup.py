@@ -30,11 +30,11 @@ class ShardSetup(PartySetup):
         own = replace(
             data,
             users=shard.model.users,
-            train=take_users(data.train, shard.users),
-            valid=take_users(data.valid, shard.users),
+            train=take_users(data.train, shard),
+            valid=take_users(data.valid, shard),
             withheld=withheld,
         )
-        targets = replace(whole.targets, data=own, train=take_users(whole.targets.train, shard.users))
+        targets = replace(whole.targets, data=own, train=take_users(whole.targets.train, shard))
         return cls(
             own,
             whole.config,
@@ -73,9 +73,9 @@ class ShardSetup(PartySetup):
 
     @cached_property
     def targets_before(self) -> tuple[int, int]:
-        """How many training pairs other workers have: before this worker's, and in all with this worker's."""
+        """How many training pairs other workers have: before this worker's, and in all with this worker's. For one block of users."""
         user = self.whole.targets.train.user
-        return int((user < self.shard.users.start).sum()), len(user)
+        return int((user < self.shard.ranges[0].start).sum()), len(user)
 
     def make_graph(self, all_items: int) -> Graph:
         """Build the graph of the worker's users. Items have the degrees of the whole party."""
@@ -83,8 +83,9 @@ class ShardSetup(PartySetup):
         return replace(graph, workers=self.shard.workers)
 
 
-def take_users(pairs: Pairs, users: slice) -> Pairs:
-    """Return the pairs of a range of users, who are numbered from 0."""
-    inside = torch.nonzero((pairs.user >= users.start) & (pairs.user < users.stop)).squeeze(1)
-    found = pairs.take(inside)
-    return Pairs(found.user - users.start, found.item, found.rating)
+def take_users(pairs: Pairs, shard: UserShard) -> Pairs:
+    """Return the pairs of a worker's users, who are numbered from 0."""
+    number = torch.full((shard.whole.users,), -1, dtype=pairs.user.dtype, device=pairs.user.device)
+    number[shard.users] = torch.arange(shard.model.users, dtype=number.dtype, device=number.device)
+    found = pairs.take(torch.nonzero(number[pairs.user.long()] >= 0).squeeze(1))
+    return Pairs(number[found.user.long()], found.item, found.rating)

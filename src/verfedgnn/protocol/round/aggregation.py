@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from verfedgnn.core.errors import ProtocolError
 from verfedgnn.core.rating_means import USER_MEAN_COLUMNS
 from verfedgnn.protocol.round.user_blocks import UserBlock
 from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, wrap_signed
+
+Unmasking = Callable[[NDArray[Any]], NDArray[Any]]
+"""Removes the masks from a sum."""
 
 
 class SumError(ProtocolError):
@@ -52,21 +55,23 @@ def largest_array(config: Config, all_users: UserBlock, other_arrays: int) -> in
 
 
 def sum_neighbourhoods(
-    shared: Sequence[NDArray[Any]], config: Config, masks: NDArray[Any] | None = None
+    shared: Sequence[NDArray[Any]], config: Config, unmask: Unmasking = lambda total: total
 ) -> NDArray[Any]:
-    """Add up neighbourhoods (K, q, C) and subtract the `masks` in their sum, modulo 2^bits; return signed integers."""
+    """Add up neighbourhoods (K, q, C) and `unmask` their sum, modulo 2^bits; return signed integers."""
     total = np.zeros_like(shared[0])
     for values in shared:
         total += values
-    if masks is not None:
-        total -= masks
+    total = unmask(total)
     return wrap_signed(total, config.exchange.bits)
 
 
 def sum_gradients(
-    gradients: Sequence[NDArray[Any]], config: Config, parties: int, masks: NDArray[Any] | None = None
+    gradients: Sequence[NDArray[Any]],
+    config: Config,
+    parties: int,
+    unmask: Unmasking = lambda total: total,
 ) -> NDArray[Any]:
-    """Add up protected gradients in the order of the parties, and subtract the `masks` in their sum.
+    """Add up protected gradients in the order of the parties, and `unmask` their sum.
 
     Raise `SumError` if masked ternary values add up to more than that many ternary values can.
     """
@@ -74,8 +79,7 @@ def sum_gradients(
     total = np.zeros(gradients[0].shape, kind)
     for values in gradients:
         total += values  # masked values modulo 2^bits
-    if masks is not None:
-        total -= masks
+    total = unmask(total)
     mechanism = config.gradients.mechanism
     if config.masking:
         total = wrap_signed(total, 32 if mechanism == "skellam" else sum_bits(parties))

@@ -61,7 +61,7 @@ class Replica:
         self.round = round
         self.average = parameters.clone() if config.training.average else None
         """Running average of the parameters; None if the configuration keeps none."""
-        self.blocks = UserBlocks(config, model)
+        self.blocks = UserBlocks(config, model) if shard is None else shard.blocks
         self.rounds_per_epoch = rounds_per_epoch(config.training, ratings)
         self.passes_per_epoch = self.rounds_per_epoch // config.training.user_blocks
         self.rescale = Rescale.of(config, self.users, len(items), ratings)

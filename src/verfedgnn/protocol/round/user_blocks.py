@@ -7,8 +7,10 @@ turn; each pass has its own random order. The order follows from the seed, so no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +47,16 @@ class UserBlock:
 
 
 class UserBlocks:
-    """All blocks of users and the order in which they take turns."""
+    """All blocks of users and the order in which they take turns.
 
-    def __init__(self, config: Config, model: Model) -> None:
+    `sizes` are the numbers of users of the blocks where a worker holds some users of each (`user_shards`).
+    """
+
+    def __init__(self, config: Config, model: Model, sizes: Sequence[int] | None = None) -> None:
         self.config = config
         self.model = model
         self.count = config.training.user_blocks
+        self.sizes = sizes
 
     @cached_property
     def all_users(self) -> UserBlock:
@@ -66,7 +72,11 @@ class UserBlocks:
         users = self.model.users
         count = self.count
         exchange = self.config.exchange
-        if exchange.mode == "projected":
+        if self.sizes is not None:
+            edges = np.concatenate([[0], np.cumsum(self.sizes)]).tolist()
+            bounds = list(pairwise(edges))
+            sizes = list(self.sizes)
+        elif exchange.mode == "projected":
             bounds = cut_blocks(users, exchange.block)
             sizes = [block_rows(stop - start, exchange.ratio) for start, stop in bounds]
         else:

@@ -153,7 +153,7 @@ def _observe(config: Config, part: int | None) -> NDArray[np.float64]:
         if reply.error is not None and reply.count is not None:
             validations.append((reply.error, float(reply.count)))
     user = PLANTED[0]
-    public = federation.coordinator.model.views(federation.coordinator.best.parameters)
+    public = federation.coordinator.model.views(federation.coordinator.public)
     final = np.concatenate(
         [public[name][user].reshape(-1).numpy() for name in federation.coordinator.model.per_user]
     )

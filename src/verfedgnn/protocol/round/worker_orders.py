@@ -1,15 +1,15 @@
-"""What the first worker of a party tells the others, and what they answer.
+"""What the first worker of a party or a coordinator tells the others, and what they answer.
 
     first worker   order, and the part of a message that is about the other worker's users
-    other worker   its part of the reply
+    other worker   its part of the answer
 
-The first worker receives every message of the coordinator, and sends every reply. Each worker does the same work for its own users.
+The first worker receives and sends all messages of the federation. Each worker does the same work for its own users.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -26,11 +26,14 @@ class Order(StrEnum):
     """What a worker does next."""
 
     STAGE = "stage"
-    """Load the data of a training and restore the checkpoint of a round."""
+    """Load a training and find its last checkpoint."""
     WELCOME = "welcome"
     ROUND = "round"
-    CHECKPOINT = "checkpoint"
     FINISH = "finish"
+    ROWS = "rows"
+    """Do with the rows of a coordinator's users what `PublicRows` does."""
+    RESTORE = "restore"
+    CHECKPOINT = "checkpoint"
     END = "end"
 
 
@@ -42,34 +45,50 @@ class Ordered(NamedTuple):
     message: Message | None
 
 
-def divide(shard: UserShard, order: Order, message: Divided) -> Divided:
-    """Give the other workers an order with their parts of a message, and return this worker's part."""
-    for rank in range(1, shard.workers.size):
-        _give(shard.workers, rank, order)
-        _send_message(shard.workers, rank, shard.of_worker(rank).take(message))
+def divide(shard: UserShard, order: Order, message: Divided, *, in_turn: bool = False) -> Divided:
+    """Give the other workers an order with their parts of a message, and return this worker's part.
+
+    With `in_turn`, one worker after the other is served, so that only one part is in memory; it takes longer.
+    """
+    workers = shard.workers
+    for rank in range(1, workers.size):
+        _give(workers, rank, order, {}, shard.all_workers[rank].take(message))
+        if in_turn:
+            workers.finish_sending()
     own = shard.take(message)
-    shard.workers.finish_sending()
+    workers.finish_sending()
     return own
 
 
-def tell_all(workers: WorkerGroup, order: Order, **values: Any) -> None:
-    """Give all other workers the same order."""
+def begin_to_divide(shard: UserShard, order: Order, message: Divided, **values: Any) -> Divided:
+    """Divide a message like `divide`, but wait for what was sent before, not for what is sent now."""
+    shard.workers.finish_sending()
+    for rank in range(1, shard.workers.size):
+        _give(shard.workers, rank, order, values, shard.all_workers[rank].take(message))
+    return shard.take(message)
+
+
+def tell_all(workers: WorkerGroup, order: Order, message: Message | None = None, **values: Any) -> None:
+    """Give all other workers the same order, and a message with it where there is one."""
     for rank in range(1, workers.size):
-        _give(workers, rank, order, **values)
+        _give(workers, rank, order, values, message)
     workers.finish_sending()
 
 
-def _give(workers: WorkerGroup, rank: int, order: Order, **values: Any) -> None:
-    """Begin to give one worker an order; a message follows where the order has one."""
-    _send_text(workers, rank, {"order": order, "values": values})
+def _give(
+    workers: WorkerGroup, rank: int, order: Order, values: dict[str, Any], message: Message | None
+) -> None:
+    """Begin to give one worker an order."""
+    _send_text(workers, rank, {"order": order, "values": values, "message": message is not None})
+    if message is not None:
+        _send_message(workers, rank, message)
 
 
 def wait_for_order(workers: WorkerGroup) -> Ordered:
     """Wait for the next order of the first worker."""
     found = _receive_text(workers, 0)
-    order = Order(found["order"])
-    divided = order in (Order.WELCOME, Order.ROUND, Order.FINISH)
-    return Ordered(order, found["values"], receive_message(workers, 0) if divided else None)
+    message = receive_message(workers, 0) if found["message"] else None
+    return Ordered(Order(found["order"]), found["values"], message)
 
 
 def send_message(workers: WorkerGroup, rank: int, message: Message) -> None:
@@ -108,7 +127,7 @@ def receive_arrays(workers: WorkerGroup, rank: int) -> dict[str, NDArray[Any]]:
     return {name: workers.receive(rank, shape, dtype) for name, (shape, dtype) in about.items()}
 
 
-def share_streams(workers: WorkerGroup, streams: list[MaskStream] | None) -> list[MaskStream]:
+def share_streams(workers: WorkerGroup, streams: Sequence[MaskStream] | None) -> list[MaskStream]:
     """Return the masks of a trip, which only the first worker can make; the others pass None."""
     text = json.dumps([[stream.key.hex(), stream.adds] for stream in streams or []]).encode()
     shared = json.loads(workers.gather(text)[0])
