@@ -238,8 +238,15 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
     return replace(scores, pointers=pointers, history=scores.history[torch.from_numpy(stay)])
 
 
+EXCHANGED = {"sent", "received", "released", "pulls", "update", "neighbourhoods"}
+"""Words in the names of a checkpoint's arrays that hold what members sent or received last."""
+
+
 def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
-    """Clear the users' rows in all checkpoints: parameters become average, and what was sent or received becomes 0."""
+    """Clear the users' rows in all checkpoints: their parameters become average.
+
+    What was sent or received becomes 0 for everybody, since a finished training needs it no more.
+    """
     for folder in (place / "checkpoint").glob("worker-*"):
         shutil.rmtree(folder)  # nobody reads them after the training
     config = load_config(place / "config.toml")
@@ -249,7 +256,9 @@ def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
         own_rows, own_users = (rows, users) if path.parent.name == PUBLIC_STATE.name else of_first
         arrays = read_arrays(path)
         for name, value in arrays.items():
-            if not names_item_rows(name, model):
+            if not EXCHANGED.isdisjoint(name.split(".")):
+                arrays[name] = np.zeros_like(value)
+            elif not names_item_rows(name, model):
                 arrays[name] = _clear(place, name, value, own_rows, own_users)
         rewrite(path, arrays)
 
