@@ -12,6 +12,7 @@ import argparse
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -77,23 +78,25 @@ def measure(setting: AttackedTraining, seed: int) -> dict[str, Any]:
 
 
 def section() -> list[str]:
-    """Return the lines of this section of results/attacks.md: one row for each record and attacker."""
+    """Return the lines of this section of results/attacks.md: one row for each setting and attacker, with means over seeds."""
     rows = []
     by_table = []
     for name, setting in SETTINGS.items():
-        for path in sorted(RECORDS.glob(f"{name}-[0-9].json")):
-            found = json.loads(path.read_text())["found"]
-            seed = path.stem[-1]
-            attacks = list(ATTACKS)[:2] if setting.parties == 2 else list(ATTACKS)
-            rows += [
-                [setting.title, seed, ATTACKS[attack], *_figures(found[f"{attack}, all tables"])]
-                for attack in attacks
+        paths = sorted(RECORDS.glob(f"{name}-[0-9].json"))
+        if not paths:
+            continue
+        found = [json.loads(path.read_text())["found"] for path in paths]
+        seeds = ", ".join(path.stem[-1] for path in paths)
+        attacks = list(ATTACKS)[:2] if setting.parties == 2 else list(ATTACKS)
+        rows += [
+            [setting.title, seeds, ATTACKS[attack], *_figures(found, f"{attack}, all tables")]
+            for attack in attacks
+        ]
+        if not setting.values.keys() & ALONE:
+            by_table += [
+                [setting.title, seeds, title, *_figures(found, f"party, fakes, {table}")]
+                for table, title in TABLES.items()
             ]
-            if not setting.values.keys() & ALONE:
-                by_table += [
-                    [setting.title, seed, title, *_figures(found[f"party, fakes, {table}"])]
-                    for table, title in TABLES.items()
-                ]
     figures = ["popularity", "attack and popularity", "same item", "against held-out"]
     return [
         TITLE,
@@ -102,19 +105,21 @@ def section() -> list[str]:
         "(`research/attacks/table_attack.py`). ML-100K, preset `best` with GCN and 300 rounds of ratings, one",
         "fake account an item. Two parties exchange noised sums and see each other's gradients; more parties",
         "exchange masked sums. Insiders know what the target's items add to a row in every round, the most",
-        "that can be known. AUCs as above; *without the second model* is `--set model.raters=0`. There is one",
-        "seed, so small differences say nothing. Trainings of ten parties have 500 victims, that of two 100.",
+        "that can be known. AUCs as above, means over seeds and their standard deviation; *without the second",
+        "model* is `--set model.raters=0`. Trainings of ten parties have 500 victims, that of two 100.",
         "`benchmarks/table_numbers.py` wrote this section; the records are in `attacks/tables/`.",
         "",
-        markdown(["training", "seed", "attacker", *figures], rows),
+        markdown(["training", "seeds", "attacker", *figures], rows),
         "One party with fake accounts, by what it reads:",
         "",
-        markdown(["training", "seed", "table", *figures], by_table),
+        markdown(["training", "seeds", "table", *figures], by_table),
     ]
 
 
-def _figures(record: dict[str, float]) -> list[str]:
-    return [f"{record[key]:.2f}" for key in ("guess", "all", "within", "held")]
+def _figures(found: list[dict[str, dict[str, float]]], attack: str) -> list[str]:
+    columns = [[record[attack][key] for record in found] for key in ("guess", "all", "within", "held")]
+    spread = [f" ± {stdev(values):.2f}" if len(values) > 1 else "" for values in columns]
+    return [f"{mean(values):.2f}{more}" for values, more in zip(columns, spread, strict=True)]
 
 
 def main() -> None:

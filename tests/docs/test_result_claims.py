@@ -230,8 +230,8 @@ CLAIMS = [
     Claim(
         "docs/is-it-for-me.md",
         "a hint at single items (AUC {}, guess 0.5; {} with `--set model.raters=0`) | {} |",
-        table_attack("ten parties | 0 | one party with")
-        + table_attack("ten parties, without the second model | 0 | one party with")
+        table_attack("ten parties | 0, 1, 2 | one party with")
+        + table_attack("ten parties, without the second model | 0, 1, 2 | one party with")
         + NO_EXCHANGE,
     ),
     Claim(
