@@ -53,6 +53,8 @@ from verfedgnn.upkeep.new_items import NewItems
 
 JOURNAL = "forget.journal.json"
 """File in a run folder while users or items are being forgotten."""
+EXCHANGED = {"sent", "received", "released", "pulls", "update", "neighbourhoods"}
+"""Words in the names of a checkpoint's arrays that hold what members sent or received last."""
 
 Rows = NDArray[np.int64]
 
@@ -236,10 +238,6 @@ def _forget_history(scores: ItemScores, rows: Rows) -> ItemScores:
     counts[rows] = 0
     pointers = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
     return replace(scores, pointers=pointers, history=scores.history[torch.from_numpy(stay)])
-
-
-EXCHANGED = {"sent", "received", "released", "pulls", "update", "neighbourhoods"}
-"""Words in the names of a checkpoint's arrays that hold what members sent or received last."""
 
 
 def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
