@@ -212,6 +212,21 @@ def test_who_trains_lists_and_who_shares_means() -> None:
     assert not best.with_values({"exchange.mode": "off"}).shares_user_means
 
 
+def test_a_night_has_a_tenth_of_the_epochs_and_own_models_all_of_them() -> None:
+    config = Config.preset("best", seed=3, dim=8)
+    night = config.for_night()
+    assert (night.training.epochs, night.training.alone_epochs, night.training.reads) == (30, 300, 4)
+    unchanged = {"epochs": 300, "alone_epochs": None, "reads": 1}
+    assert night.with_values(unchanged) == config
+    assert night.for_night() == night, "the second night has as many epochs as the first"
+    lists = night.for_lists()
+    assert (lists.training.epochs, lists.training.alone_epochs) == (80, 800)
+    private = Config.preset("private").for_night().training
+    assert (private.epochs, private.alone_epochs, private.reads) == (4, 40, 1)
+    assert Config.preset("paper", epochs=5).for_night().training.epochs == 1
+    assert Config.preset("best", reads=6).for_night().training.reads == 6
+
+
 def test_two_parties_exchange_noised_instead_of_masked_neighbourhoods() -> None:
     for name in ("best", "ranking"):
         config = Config.preset(name)

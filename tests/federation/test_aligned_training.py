@@ -195,7 +195,7 @@ def test_a_training_continued_with_more_users_equals_one_machine(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
     """Ratings and lists, bit for bit, also with kills; every member records the run that it starts from."""
-    config = vf.Config.preset("best", **REPEATABLE)
+    config = vf.Config.preset("best", **REPEATABLE, reads=2)
     first, second = continued(tmp_path, small_parties, config)
     second.run({"party-1": killed_at(9), SERVER: killed_at(30)})
     assert not second.errors

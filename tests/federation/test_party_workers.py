@@ -36,7 +36,15 @@ def parties() -> list[vf.PartyData]:
 
 def settings(**values: Any) -> vf.Config:
     """Return preset best, short and with repeatable noise."""
-    chosen = {"epochs": 6, "evaluate_every": 3, "dim": 4, "raters": 4, "lists": False, "gate": False}
+    chosen = {
+        "epochs": 6,
+        "evaluate_every": 3,
+        "dim": 4,
+        "raters": 4,
+        "reads": 2,
+        "lists": False,
+        "gate": False,
+    }
     return vf.Config.preset("best", **(chosen | {"unprotected": ["noise", "sums", "clip"]} | values))
 
 

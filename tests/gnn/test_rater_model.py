@@ -7,6 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 from test_message_model import USERS, federation, open_config
 from torch import Tensor
 
@@ -15,6 +19,7 @@ from verfedgnn.core.graph import Graph, build_graph, restrict_graph, stack_graph
 from verfedgnn.core.pairs import Pairs
 from verfedgnn.data import split_items, synthetic_ratings
 from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.party.batches import choose_reads
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult, compute
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.runs.party_model import PartyModel
@@ -51,9 +56,8 @@ def test_an_items_vector_is_computed_from_its_raters() -> None:
     model = Model(CONFIG.model, 7)
     public = {name: value.unsqueeze(0) for name, value in model.views(public_of(model)).items()}
     private = {name: value.unsqueeze(0) for name, value in private_of(model, 5, 1).items()}
-    found = model.propagate(public, private, graph, None).raters
-    assert found is not None
-    predicted = (found[0] @ found[1].transpose(1, 2))[0]
+    ((users, items),) = model.propagate(public, private, graph, None).raters
+    predicted = (users @ items.transpose(1, 2))[0]
     z, y, w = (public[name][0] for name in ("rater_values", "rater_marks", "rater_users"))
     for v in range(5):
         raters = pairs.user[pairs.item == v]
@@ -75,15 +79,15 @@ def test_a_rating_is_not_predicted_from_itself() -> None:
     assert graph.values is not None
     model = Model(CONFIG.model, 7)
     private = private_of(model, 5, 1)
-    read = torch.ones(len(pairs))
-    read[::3] = 0
+    read = torch.ones(1, len(pairs))
+    read[0, ::3] = 0
     batch = Batch(pairs, 7, 5, edges=True, read=read)
-    other = replace(graph, values=torch.where(read > 0, graph.values, graph.values + 1))
+    other = replace(graph, values=torch.where(read[0] > 0, graph.values, graph.values + 1))
     one, two = (pass_of(model, each, batch, private).public_gradient for each in (graph, other))
     assert one is not None
     assert two is not None
     assert torch.equal(one, two)
-    everything_read = pass_of(model, graph, replace(batch, read=torch.ones(len(pairs))), private)
+    everything_read = pass_of(model, graph, replace(batch, read=torch.ones(1, len(pairs))), private)
     assert everything_read.public_gradient is not None
     gradients = model.views(everything_read.public_gradient)
     assert not gradients["rater_values"].any()  # nothing is left to predict
@@ -93,7 +97,7 @@ def test_gradients_of_parties_add_up_to_the_pooled_gradient() -> None:
     model = Model(CONFIG.model, 7)
     parts = [rated(seed) for seed in (1, 2)]
     own = [private_of(model, 5, seed) for seed in (3, 4)]
-    reads = [(torch.arange(len(pairs)) % 4 > 0).float() for _, pairs in parts]
+    reads = [(torch.arange(len(pairs)) % 4 > 0).float().unsqueeze(0) for _, pairs in parts]
     batches = [
         Batch(pairs, 7, 5, edges=True, read=read) for (_, pairs), read in zip(parts, reads, strict=True)
     ]
@@ -106,7 +110,7 @@ def test_gradients_of_parties_add_up_to_the_pooled_gradient() -> None:
     order = torch.argsort(user * 10 + item)
     pooled_pairs = Pairs(user[order], item[order], rating[order])
     graph = build_graph(user.numpy(), item.numpy(), users=7, items=10, values=rating.numpy())
-    batch = Batch(pooled_pairs, 7, 10, edges=True, read=torch.cat(reads)[order])
+    batch = Batch(pooled_pairs, 7, 10, edges=True, read=torch.cat(reads, 1)[:, order])
     joined = {name: torch.cat([each[name] for each in own]) for name in own[0]}
     whole = pass_of(model, graph, batch, joined)
     assert whole.public_gradient is not None
@@ -118,6 +122,69 @@ def test_gradients_of_parties_add_up_to_the_pooled_gradient() -> None:
         alone = pass_of(model, graph, batch, private)  # a stack computes what each party computes
         assert alone.public_gradient is not None
         torch.testing.assert_close(alone.public_gradient, result.public_gradient, atol=1e-4, rtol=1e-4)
+
+
+@given(
+    drawn=arrays(np.float32, st.integers(1, 40), elements=st.floats(0, 0.75, width=32)),
+    share=st.floats(0.1, 0.9),
+    reads=st.integers(1, 12),
+)
+def test_every_rating_is_read_about_equally_often(
+    drawn: NDArray[np.float32], share: float, reads: int
+) -> None:
+    chosen = choose_reads(drawn, share, reads)
+    assert chosen.shape == (reads, len(drawn))
+    assert np.array_equal(chosen[0], drawn < share)
+    often = chosen.sum(0)
+    assert (np.abs(often - share * reads) < 1 + 1e-4).all()
+
+
+def test_the_gradient_of_several_reads_is_their_average() -> None:
+    graph, pairs = rated(0)
+    model = Model(CONFIG.model, 7)
+    private = private_of(model, 5, 1)
+    reads = torch.from_numpy(
+        choose_reads(np.random.default_rng(2).random(len(pairs), np.float32), 0.7, 3)
+    ).float()
+    batch = Batch(pairs, 7, 5, edges=True, read=reads)
+    several = pass_of(model, graph, batch, private)
+    single = [pass_of(model, graph, replace(batch, read=read.unsqueeze(0)), private) for read in reads]
+    assert several.public_gradient is not None
+    assert several.private_gradients is not None
+    gradients = torch.stack([each.public_gradient for each in single if each.public_gradient is not None])
+    assert not torch.allclose(gradients[0], gradients[1])
+    torch.testing.assert_close(several.public_gradient, gradients.mean(0))
+    for name, found in several.private_gradients.items():
+        apart = [each.private_gradients[name] for each in single if each.private_gradients is not None]
+        torch.testing.assert_close(found, torch.stack(apart).mean(0))
+
+
+def test_more_reads_leave_less_noise_in_a_gradient() -> None:
+    """The variance over rounds is less than that of as many independent reads, a quarter: numbers that move cover all ratings."""
+    gradients = {}
+    for reads in (1, 4):
+        config = open_config("gcn", **{"model.raters": 4, "backward": False, "reads": reads})
+        _, parties = federation(config)
+        party = parties[0]
+        model = party.model
+        private = party.progress.private.parameters
+        drawn = public_of(model)
+        found = [
+            compute(
+                model,
+                party.graph,
+                drawn,
+                None,
+                [PassInputs(private, None, party.batch(round))],
+                config.training,
+            )[0].public_gradient
+            for round in range(1, 61)
+        ]
+        gradients[reads] = torch.stack(
+            [model.views(each)["rater_users"] for each in found if each is not None]
+        )
+    noise = {reads: float(each.var(0).mean()) for reads, each in gradients.items()}
+    assert noise[4] < 0.3 * noise[1]
 
 
 def test_a_graph_of_some_users_keeps_their_values() -> None:
@@ -146,10 +213,13 @@ def test_a_round_serves_the_average_of_both_models_and_reads_other_ratings_each_
         torch.testing.assert_close(sum(scores) / 2, whole.score(torch.arange(USERS)))
 
 
-def test_parties_one_by_one_and_stacked_train_the_same_model() -> None:
+@pytest.mark.parametrize("reads", [1, 3])
+def test_parties_one_by_one_and_stacked_train_the_same_model(reads: int) -> None:
     table = synthetic_ratings(users=40, items=24, ratings=500, seed=1)
     parties = split_items(table, parties=3, seed=0)
-    config = CONFIG.with_values({"epochs": 4, "lists": False, "gate": False, "evaluate_every": 2})
+    config = CONFIG.with_values(
+        {"epochs": 4, "lists": False, "gate": False, "evaluate_every": 2, "reads": reads}
+    )
     stacked, single = (train(parties, config, stack=stack) for stack in (True, False))
     assert stacked.metrics["test"]["rmse"] == pytest.approx(single.metrics["test"]["rmse"], abs=1e-3)
 

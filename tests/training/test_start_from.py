@@ -22,6 +22,7 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.start_state import shrinkage
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.start_from import read_start
+from verfedgnn.training.alone import home_config, solo_config
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 
 SHORT = vf.Config.preset("best", epochs=10, evaluate_every=5, gate=False, lists=False)
@@ -202,6 +203,28 @@ def test_runs_that_cannot_be_continued_are_refused(
         vf.train(small_parties, SHORT, start_from=tmp_path / "saved")
 
 
+def test_a_training_without_a_configuration_continues_with_a_tenth_of_the_rounds(
+    small_parties: list[vf.PartyData], before: Path
+) -> None:
+    night = vf.train(small_parties, start_from=before)
+    assert night.config == SHORT.for_night()
+    assert night.metrics["rounds"] == 1
+
+
+def test_own_models_have_all_epochs_in_a_night() -> None:
+    """They start from nothing every night, so a tenth of the epochs would not be enough for them."""
+    best, private = (vf.Config.preset(name) for name in ("best", "private"))
+    trainings = [
+        (best, best.for_night(), 300),
+        (best.for_lists(), best.for_night().for_lists(), 800),
+        (private, private.for_night(), 300),
+    ]
+    for config, night, epochs in trainings:
+        own = solo_config(home_config(night), 0.3)
+        assert (own.training.epochs, own.training.reads, own.training.alone_epochs) == (epochs, 1, None)
+        assert own == solo_config(home_config(config), 0.3)
+
+
 def test_the_command_continues_with_the_settings_of_the_run(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -221,6 +244,12 @@ def test_the_command_continues_with_the_settings_of_the_run(
     assert json.loads(out)["rounds"] == 4
     assert json.loads(out)["from"]["rounds"] == 6
     assert vf.Run.load(second).config.model.dim == 8
+    third = tmp_path / "third"
+    code, _, err = command("train", *data, "--from", second, "--out", third)
+    assert code == 0, err
+    assert f"continues {second} with 4 epochs; `--set epochs=N` changes that" in " ".join(err.split())
+    training = vf.Run.load(third).config.training
+    assert (training.epochs, training.alone_epochs, training.reads) == (4, 6, 4)
     code, _, err = command("train", *data, "--from", first, "--preset", "paper")
     assert code == 2
     assert "other settings of the model" in err

@@ -140,8 +140,8 @@ def train(
 ) -> None:
     """Train a federation on one machine and print its accuracy, the bytes sent and what is protected.
 
-    After Ctrl-C, `--resume` continues to the same result. `--from` continues a finished run with the data of today, and with its
-    settings unless you give a preset, a model or a file. `--json` prints the content of metrics.json. `verfedgnn settings` explains
+    After Ctrl-C, `--resume` continues to the same result. `--from` continues a finished run with the data of today and a tenth of the
+    rounds, unless you set `epochs`. It takes the settings of that run unless you give a preset, a model or a file. `--json` prints the content of metrics.json. `verfedgnn settings` explains
     every setting, and `verfedgnn data check --help` lists more options for unusual files.
     """
     from verfedgnn.config import build_config, parse_settings
@@ -200,11 +200,12 @@ def train(
         if protect is not None:
             overrides["gradients.protects"] = protect
         if from_ is not None and preset is None and model is None and config is None:
-            chosen = read_run_config(from_).with_values(overrides)
+            chosen = read_run_config(from_)
         else:
-            chosen = build_config(
-                preset=preset or "best", model=parse_gnn(model), file=config, overrides=overrides
-            )
+            chosen = build_config(preset=preset or "best", model=parse_gnn(model), file=config)
+        if from_ is not None:
+            chosen = chosen.for_night()
+        chosen = chosen.with_values(overrides)
         if delta is not None and epsilon is None:
             raise ConfigError("--delta needs --epsilon; add --epsilon")
         if epsilon is not None:
@@ -230,6 +231,8 @@ def train(
         _introduce(read, output)
         if len(read) == 2:
             output.remark(f"  {_describe_two_parties(chosen)}", style="dim")
+        if from_ is not None:
+            output.remark(f"  {_describe_night(from_, chosen)}", style="dim")
     settings = ""
     if track != "none":
         settings = (read_run_config(resume) if resume is not None else chosen).to_toml()
@@ -335,6 +338,14 @@ def _describe_two_parties(chosen: Config) -> str:
         f"two parties: {chose}either can subtract its own part from a sum and see the other's {seen}{masks}. "
         "Ratings, item ids and item embeddings are never sent."
     )
+
+
+def _describe_night(folder: Path, chosen: Config) -> str:
+    """Say how many epochs a training has that continues another one, and how many each party's own model has."""
+    training = chosen.training
+    own = training.alone_epochs or training.epochs
+    apart = f", and {own} for each party's own model" if training.gate and own != training.epochs else ""
+    return f"continues {folder} with {training.epochs} epochs{apart}; `--set epochs=N` changes that"
 
 
 def _introduce(parties: list[PartyData], output: Output) -> None:

@@ -66,6 +66,9 @@ class TrainingConfig(Section):
     """Weight of |z_u|^2 + |y_u|^2 of the second model, from which its items are computed, counted once per user."""
     read: float = Field(0.7, gt=0, lt=1)
     """Share of its ratings that an item of the second model (model.raters) reads in a round. It predicts the others."""
+    reads: int = Field(1, ge=1, le=100)
+    """Times that an item of the second model reads in a round, each time another share. The gradient is the average over them. More
+    reads cost a party time and no message."""
     l2_user_bias: float = Field(0.0, ge=0)
     """Weight of b_u^2 (public and private biases), counted once per user."""
     l2_item_bias: float = Field(0.0, ge=0)
@@ -79,7 +82,7 @@ class TrainingConfig(Section):
     list_epochs: float = Field(1.0, gt=0, le=100)
     """Passes of the model that orders lists, for each pass of the model that predicts ratings."""
     alone_epochs: int | None = Field(None, ge=1)
-    """Passes of each party's own model. By default as many as `epochs`; more if the federation continues a run with few rounds."""
+    """Passes of each party's own model. unset: as many as `epochs`; a training with --from keeps those of the first training."""
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the parties that take part in a round (Sec. 4.6)."""
     gate: bool = False

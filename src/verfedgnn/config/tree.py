@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -28,6 +29,10 @@ from verfedgnn.core.user_rule import UserRule
 
 TWO_PARTIES = {"exchange.noise": 0.05, "exchange.row_clip": 0.5}
 """Noise of an exchange between two parties, where masks hide nothing."""
+NIGHT_SHARE = 0.1
+"""Share of the epochs of a training that one has which continues it (results/life.md)."""
+NIGHT_READS = 4
+"""Reads of the second model in a round of such a training, chosen on validation ratings (results/life.md)."""
 
 
 class Config(Section):
@@ -145,7 +150,8 @@ class Config(Section):
             "unprotected": list(self.unprotected),
             "model.code": self.model.code,
             "model.dim": self.model.dim,
-            "training.epochs": max(1, round(training.epochs * training.list_epochs)),
+            "training.epochs": self._list_epochs(training.epochs),
+            "training.alone_epochs": self._list_epochs(training.alone_epochs),
             "training.evaluate_every": training.evaluate_every,
             "training.patience": training.patience,
             "training.user_blocks": training.user_blocks,
@@ -159,6 +165,27 @@ class Config(Section):
             exchange["every"] = ranking.exchange.every
         shared = {"exchange": exchange, "gradients": self.gradients.model_dump(mode="json")}
         return _validate(tree | shared | {"split": self.split.model_dump(mode="json"), "base": self.base})
+
+    def _list_epochs(self, epochs: int | None) -> int | None:
+        """Return the passes of the model that orders lists, for `epochs` passes of the model that predicts ratings."""
+        return None if epochs is None else max(1, round(epochs * self.training.list_epochs))
+
+    def for_night(self) -> Config:
+        """Return the configuration of a training that continues a run of this configuration.
+
+        The federation has a tenth of the epochs, and each party's own model, which starts from nothing, has all of them. The second
+        model reads several times a round instead, at home. A configuration with `training.alone_epochs` is one for nights already.
+        """
+        training = self.training
+        if training.alone_epochs is not None:
+            return self
+        night = {
+            "training.epochs": math.ceil(NIGHT_SHARE * training.epochs),
+            "training.alone_epochs": training.epochs,
+        }
+        if self.model.raters:
+            night["training.reads"] = max(NIGHT_READS, training.reads)
+        return self.with_values(night)
 
     def for_parties(self, count: int) -> Config:
         """Return the configuration that `count` parties can use.

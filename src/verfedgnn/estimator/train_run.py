@@ -41,7 +41,8 @@ def train(
     bit for bit as separate processes would; parties that are too large to be stacked are always computed one by one.
 
     `start_from` is the folder of a finished run to continue from: users and items that are still there keep their parameters, new
-    ones start as in any training.
+    ones start as in any training. Without a `config`, the settings are those of that run with a tenth of its rounds
+    (`Config.for_night`).
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.

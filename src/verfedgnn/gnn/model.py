@@ -43,15 +43,15 @@ class Propagation:
     """X^k for k < K, each (S, N, C)."""
     penalty: Tensor | None = None
     """Squared distance of generated neighbourhoods from the others' true ones, to be added to the loss."""
-    raters: tuple[Tensor, Tensor] | None = None
-    """Users and items of the second model (`RaterModel`), which is trained beside the first."""
+    raters: Sequence[tuple[Tensor, Tensor]] = ()
+    """Users and items of the second model (`RaterModel`), which is trained beside the first, for each of its reads."""
 
     @property
     def served(self) -> tuple[Tensor, Tensor]:
         """Vectors of users and items that predict: those of the model, or the average of two models as one product."""
-        if self.raters is None:
+        if not self.raters:
             return self.users, self.items
-        users, items = self.raters
+        users, items = self.raters[0]
         return torch.cat([self.users, users], -1), torch.cat([self.items, items], -1) / 2
 
     def predict(self, user: Tensor, item: Tensor) -> Tensor:
@@ -205,7 +205,8 @@ class Model:
 
         Propagation mixes K layers, h = sum_k a_k e^k (eq. 1-3). Messages have one layer. Factors are e_u and e_v themselves.
         `public` and `private` have a leading dimension S. `others` are the other parties' X^k for k < K, each (S, N, C); no
-        gradient flows into them. `read` holds the weights of the edges that the second model reads (E); None for all.
+        gradient flows into them. `read` holds the weights of the edges in each read of the second model (reads, E); None for one read
+        of all edges.
         """
         if self.config.form == "factors":
             return self._with_own(public, private, public["users"], private["items"], [])
@@ -216,7 +217,10 @@ class Model:
             out = self._with_own(public, private, users, private["items"], [own.own])
             if self.raters is None:
                 return out
-            return replace(out, raters=self.raters.propagate(public, private, graph, read))
+            reads = [None] if read is None else read.unbind()
+            return replace(
+                out, raters=[self.raters.propagate(public, private, graph, weights) for weights in reads]
+            )
         users, items, mix = public["users"], private["items"], public["mix"]
         share = mix.view(*mix.shape, 1, 1).unbind(1)
         h_users, h_items = share[0] * users, share[0] * items

@@ -63,9 +63,8 @@ def home_config(config: Config) -> Config:
         return config
     best = Config.preset("best")
     per_round = best.training.epochs / Config.preset("private").training.epochs
-    return best.with_values(
-        {"seed": config.seed, "training.epochs": math.ceil(per_round * config.training.epochs)}
-    )
+    epochs = config.training.alone_epochs or config.training.epochs
+    return best.with_values({"seed": config.seed, "training.epochs": math.ceil(per_round * epochs)})
 
 
 def solo_config(config: Config, share: float) -> Config:
@@ -84,6 +83,7 @@ def solo_config(config: Config, share: float) -> Config:
             "lists": False,
             "training.epochs": epochs,
             "training.alone_epochs": None,
+            "training.reads": 1,
             "training.gate": False,
             "training.participation": 1.0,
             "training.batch": math.ceil(batch * share) if batch else 0,

@@ -22,7 +22,7 @@ from verfedgnn.protocol.round.replica import parameters_digest
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.runs.run import Run, begin_folder, describe_code_change, write_history
+from verfedgnn.runs.run import Run, begin_folder, describe_code_change, read_run_config, write_history
 from verfedgnn.runs.run_folder import holds_run
 from verfedgnn.runs.run_layout import LISTS
 from verfedgnn.runs.start_from import (
@@ -60,12 +60,16 @@ def train(
     parties that are too large to be stacked are always computed one by one.
 
     `start_from` is the folder of a finished run to continue from: users and items that are still there keep their parameters, new
-    ones start as in any training.
+    ones start as in any training. Without a `config`, the settings are those of that run with a tenth of its rounds
+    (`Config.for_night`).
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
     """
-    config = Config.preset("paper") if config is None else config
+    if config is None:
+        config = (
+            Config.preset("paper") if start_from is None else read_run_config(Path(start_from)).for_night()
+        )
     if not isinstance(config, Config):
         raise ConfigError('config must be a Config, for example Config.preset("paper", epochs=20)')
     check_parties(parties)

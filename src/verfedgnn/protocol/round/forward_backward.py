@@ -135,17 +135,17 @@ def _stack(name: str, inputs: Sequence[PassInputs], graph: Graph, model: Model) 
 
 
 def _read_weights(inputs: Sequence[PassInputs], graph: Graph, training: TrainingConfig) -> Tensor | None:
-    """Return the weights with which the second model reads the edges (E): 0, or 1 over the share that is read."""
+    """Return the weights of the edges in each read of the second model (reads, E): 0, or 1 over the share that is read."""
     if all(party.batch is None or party.batch.read is None for party in inputs):
         return None
     bounds = graph.by_user[0][:: graph.users].tolist()
     weights = []
     for party, first, last in zip(inputs, bounds, bounds[1:], strict=False):
         if party.batch is None or party.batch.read is None:
-            weights.append(graph.item_degree.new_ones(last - first))
+            weights.append(graph.item_degree.new_ones(training.reads, last - first))
         else:
             weights.append(party.batch.read / training.read)
-    return torch.cat(weights)
+    return torch.cat(weights, 1)
 
 
 def _stack_pulls(inputs: Sequence[PassInputs]) -> Tensor | None:

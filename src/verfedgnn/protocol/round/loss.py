@@ -38,7 +38,7 @@ class Batch:
     edges: bool = False
     """Whether the pairs are exactly the edges of the party's graph, ordered by user and then item."""
     read: Tensor | None = None
-    """1 for each pair that the second model reads, 0 for each that it predicts; None without a second model."""
+    """For each read (rows), 1 for each pair that the second model reads, 0 for each that it predicts; None without a second model."""
 
     @cached_property
     def counts(self) -> tuple[Tensor, Tensor]:
@@ -59,24 +59,25 @@ def data_loss(
     if all(batch is not None and batch.edges for batch in batches):
         rating = torch.cat([batch.pairs.rating for batch in batches if batch is not None])
         loss = _squared(graph.products(out.users, out.items) - rating, training.error_clip)
-        return (
-            loss if out.raters is None else loss + _rater_loss(out.raters, batches, graph, rating, training)
-        )
+        return loss + _rater_loss(out.raters, batches, graph, rating, training) if out.raters else loss
     user, item, rating = _flatten(batches, graph)
     return _squared(out.predict(user, item) - rating, training.error_clip)
 
 
 def _rater_loss(
-    raters: tuple[Tensor, Tensor],
+    raters: Sequence[tuple[Tensor, Tensor]],
     batches: Sequence[Batch | None],
     graph: Graph,
     rating: Tensor,
     training: TrainingConfig,
 ) -> Tensor:
-    """Return the error of the second model on the pairs that it has not read, scaled to all pairs."""
-    read = torch.cat([batch.read for batch in batches if batch is not None and batch.read is not None])
-    error = (graph.products(*raters) - rating) * (1 - read)
-    return _squared(error, training.error_clip) / (1 - training.read)
+    """Return the error of the second model on the pairs that it has not read, scaled to all pairs; the average over its reads."""
+    reads = torch.cat([batch.read for batch in batches if batch is not None and batch.read is not None], 1)
+    losses = [
+        _squared((graph.products(*vectors) - rating) * (1 - read), training.error_clip)
+        for vectors, read in zip(raters, reads, strict=True)
+    ]
+    return torch.stack(losses).mean() / (1 - training.read)
 
 
 def _squared(error: Tensor, clip: float | None) -> Tensor:

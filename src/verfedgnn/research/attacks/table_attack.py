@@ -207,7 +207,7 @@ def item_atoms(party: ObservableParty, round: int) -> dict[str, Tensor]:
     .. math::
         a_v = (1 - h_v^2) \frac{1}{\sqrt{N_v}} \sum_{u \in N(v)} e_{uv} w_u \quad \text{for y and z}
 
-    e_uv is the derivative of the loss by the prediction.
+    e_uv is the derivative of the loss by the prediction. With several reads in a round, it is the average over them.
     """
     private = party.now.private
     found = {"users": private["items"]}
@@ -220,12 +220,21 @@ def item_atoms(party: ObservableParty, round: int) -> dict[str, Tensor]:
     graph = party.edges
     public = {name: view.unsqueeze(0) for name, view in model.views(party.now.public).items()}
     own = {name: value.unsqueeze(0) for name, value in private.items()}
-    users, items = model.raters.propagate(public, own, graph, batch.read / training.read)
-    errors = (graph.products(users, items) - batch.pairs.rating) * (1 - batch.read) * 2 / (1 - training.read)
-    vectors = items[0, :, : model.raters.hidden]
-    back = graph.sum_users(public["rater_users"], errors)[0]
-    atoms = (1 - vectors.square()) * back * graph.item_degree[0].rsqrt()
-    return {**found, "rater_marks": atoms, "rater_values": atoms, "rater_users": vectors}
+    atoms = []
+    vectors = []
+    for read in batch.read:
+        users, items = model.raters.propagate(public, own, graph, read / training.read)
+        errors = (graph.products(users, items) - batch.pairs.rating) * (1 - read) * 2 / (1 - training.read)
+        vectors.append(items[0, :, : model.raters.hidden])
+        back = graph.sum_users(public["rater_users"], errors)[0]
+        atoms.append((1 - vectors[-1].square()) * back * graph.item_degree[0].rsqrt())
+    atom = torch.stack(atoms).mean(0)
+    return {
+        **found,
+        "rater_marks": atom,
+        "rater_values": atom,
+        "rater_users": torch.stack(vectors).mean(0),
+    }
 
 
 def item_evidence(
