@@ -503,3 +503,24 @@ def test_masked_sums_need_all_parties_by_default() -> None:
     config = Config.preset("best")
     assert build_agreement(values(config=config, min_parties=0)).quorum == 3
     assert build_agreement(values(config=config, min_parties=0)).problem is None
+
+
+def test_an_agreement_for_nights_has_a_tenth_of_the_rounds(tmp_path: Path, command: Command) -> None:
+    """All members derive the same settings from it, also one that is new and has no run to start from."""
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    save_agreement(hub / "federation.toml", build_agreement(values(config=Config.preset("best", seed=3))))
+    before = load_agreement(hub)
+    lines = " ".join(command("night", "hub"))
+    after = load_agreement(hub)
+    assert after.config == before.config.for_night()
+    assert after.with_values(config=before.config) == before
+    assert after.digest() != before.digest()
+    assert "a training has 30 epochs, and each party's own model 300" in lines
+    assert "verfedgnn coordinator hub --from LAST --out NEXT" in lines
+    with pytest.raises(ConfigError, match=r"settings of nights already, with 30 epochs; pass --set epochs=N"):
+        command("night", "hub")
+    assert load_agreement(hub) == after
+    command("night", "hub", "--set", "epochs=20")
+    training = load_agreement(hub).config.training
+    assert (training.epochs, training.alone_epochs) == (20, 300)

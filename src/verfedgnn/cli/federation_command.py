@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,6 +191,23 @@ def renew(folder: Folder, quiet: Quiet = False, as_json: AsJson = False) -> None
 
 
 @app.command()
+def night(folder: Folder, set_: Settings = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Prepare nights, at the coordinator: change the agreement so that the next trainings have a tenth of the rounds.
+
+    Do it once, after the first training. The next trainings continue the last one with `coordinator --from` and `party --from`.
+    Each party's own model keeps all its epochs. `--set` changes other settings, too, such as `epochs`.
+    """
+    from verfedgnn.config import parse_settings
+    from verfedgnn.federation import roster
+
+    changed = roster.prepare_nights(folder, parse_settings(set_ or []))
+    training = changed.config.training
+    line = f"a training has {training.epochs} epochs, and each party's own model {training.alone_epochs}"
+    output = Output(quiet=quiet, as_json=as_json)
+    _show_change(folder, changed, output, line, start=["--from", "LAST", "--out", "NEXT"])
+
+
+@app.command()
 def show(
     path: Annotated[
         Path, typer.Argument(help="federation.toml, or the folder that holds it.", metavar="FILE_OR_FOLDER")
@@ -340,7 +358,10 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str) -> None:
+def _show_change(
+    folder: Path, agreement: Agreement, output: Output, *lines: str, start: Sequence[str] = ()
+) -> None:
+    """Show a changed agreement and what to do next; `start` are further words of the command that starts the coordinator."""
     from verfedgnn.federation.agreement import FILE
     from verfedgnn.federation.agreement_summary import summarise_agreement
     from verfedgnn.federation.certificates import short_fingerprint
@@ -363,4 +384,4 @@ def _show_change(folder: Path, agreement: Agreement, output: Output, *lines: str
         sentences.append(
             "Two parties exchange noised sums, because either can subtract its own part; a third party allows exact, masked sums."
         )
-    show_next(output, sentences, ["coordinator", str(folder)])
+    show_next(output, sentences, ["coordinator", str(folder), *start])

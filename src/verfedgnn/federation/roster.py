@@ -1,4 +1,4 @@
-"""Create a federation, admit and remove its parties, and renew the coordinator's certificate."""
+"""Create a federation, admit and remove its parties, renew the coordinator's certificate, and prepare nights."""
 
 from __future__ import annotations
 
@@ -171,6 +171,20 @@ def renew_coordinator(folder: Path) -> Agreement:
         raise ConfigError(
             f"cannot replace {folder / COORDINATOR_KEY}: {error.strerror or error}; fix this and run the command again"
         ) from None
+    save_agreement(folder / FILE, changed)
+    return changed
+
+
+def prepare_nights(folder: Path, overrides: dict[str, Any]) -> Agreement:
+    """Change the settings to those of trainings that continue the last one (`Config.for_night`), with `overrides`."""
+    agreement = load_agreement(folder, dates=False)
+    config = agreement.config.for_night().with_values(overrides)
+    if config == agreement.config:
+        epochs = config.training.epochs
+        raise ConfigError(
+            f"{folder / FILE} has the settings of nights already, with {epochs} epochs; pass --set epochs=N to change that"
+        )
+    changed = agreement.with_values(config=config)
     save_agreement(folder / FILE, changed)
     return changed
 
