@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pays_numbers import read_case
 
+from pays_numbers import read_case
 from verfedgnn.config import Config
 from verfedgnn.core.process_memory import keep_freed_memory
 from verfedgnn.data import PartyData, Ratings, align_users, read_ratings, split_items
@@ -195,7 +195,8 @@ def write_tables(folder: Path) -> str:
         [
             format_table(heads, main),
             format_table(
-                ["data", "night 1", "night 2", "night 3", "night 4", "night 5", "night 6", "with one read"], others
+                ["data", "night 1", "night 2", "night 3", "night 4", "night 5", "night 6", "with one read"],
+                others,
             ),
         ]
     )

@@ -366,7 +366,7 @@ class Week:
         """Play the week."""
         given = self.given
         self.enter("sunday")
-        settings = f"--set epochs={given.rounds} --set alone_epochs={given.rounds} --set lists=false --seed 0"
+        settings = f"--set epochs={given.rounds} --set lists=false --seed 0"
         self.commands.run(
             f"verfedgnn federation init hub --address 127.0.0.1:{self.port} --name shops {settings}"
         )
@@ -382,12 +382,7 @@ class Week:
         self.client.start()
 
         self.enter("monday")
-        self.commands.note(f"a night has {given.night_rounds} rounds: changed epochs in hub/federation.toml")
-        agreement = self.folder / "hub" / "federation.toml"
-        text = agreement.read_text()
-        agreement.write_text(
-            text.replace(f"\nepochs = {given.rounds}\n", f"\nepochs = {given.night_rounds}\n")
-        )
+        self.commands.run(f"verfedgnn federation night hub --set epochs={given.night_rounds}")
         self.distribute()
         self.whole_night("monday", "sunday")
 

@@ -23,10 +23,10 @@ for run in [0-9]*; do
     if [ -f "$run/config.toml" ] && [ ! -f "$run/metrics.json" ]; then tonight=$run; fi
 done
 
-# $TRAIN, $NIGHT and $PROMOTE are options, so they are split into words on purpose.
+# $TRAIN and $PROMOTE are options, so they are split into words on purpose. A night that continues the served run has a tenth of its
+# rounds.
 train() {
-    # shellcheck disable=SC2086
-    if [ -e current ]; then set -- ${NIGHT:-} --from current "$@"; fi
+    if [ -e current ]; then set -- --from current "$@"; fi
     # shellcheck disable=SC2086
     "$VERFEDGNN" train $TRAIN --out "$tonight" "$@" --json > /dev/null
 }
