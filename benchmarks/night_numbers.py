@@ -1,12 +1,14 @@
 """Measure nights that continue a run, against trainings of the same ratings from nothing.
 
     VERFEDGNN_DATA=... .venv/bin/python benchmarks/night_numbers.py --data ml-1m --seed 0 --night 3
+    VERFEDGNN_DATA=... .venv/bin/python benchmarks/night_numbers.py --whole lean --data ml-100k --night 3
     .venv/bin/python benchmarks/night_numbers.py --table                    # the tables and the picture of results/life.md
 
 The first run has the first 70 % of the ratings. Each of six nights adds 5 % and continues from the night before. The order of the
 ratings is that of their times; where they have none, it is drawn with seed 0. ML-1M and ML-100K are cut into five random parties, the
 other data sets are their publishers' parties. Preset best without lists. `--night K` trains the nights up to K, and the ratings of
-night K from nothing. Each call is one process with one thread, so several can run at the same time; it writes
+night K from nothing. `--whole PRESET` trains a whole preset instead, with its lists, and
+compares what is served at the end. Each call is one process with one thread, so several can run at the same time; it writes
 results/life/nights/DATA-SEED-K.json step by step.
 """
 
@@ -17,6 +19,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--night", type=int, choices=range(1, NIGHTS + 1), default=1)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["full", "night", "one read"])
+    parser.add_argument("--whole", metavar="PRESET", help="measure a whole preset, with its lists")
+    parser.add_argument("--model", default="gcn", help="GNN of --whole")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the records")
     parser.add_argument("--table", action="store_true", help="print the tables and draw the picture")
@@ -82,7 +87,10 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    measure(chosen)
+    if chosen.whole:
+        measure_whole(chosen)
+    else:
+        measure(chosen)
 
 
 def measure(chosen: argparse.Namespace) -> None:
@@ -122,6 +130,45 @@ def measure(chosen: argparse.Namespace) -> None:
                 "curve": [[entry["round"], round(entry["valid_rmse"], 5)] for entry in run.history],
             }
             path.write_text(json.dumps({**found, "machine": machine(), "commit": commit()}, indent=1) + "\n")
+
+
+def measure_whole(chosen: argparse.Namespace) -> None:
+    """Train nights up to one with a whole preset, and its ratings from nothing; write the figures of what is served."""
+    name = f"{chosen.whole}-{chosen.model}-{chosen.data}-{chosen.seed}-{chosen.night}"
+    path = chosen.out / "whole" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    days = read_days(chosen.data)[: chosen.night + 1]
+    if chosen.whole == "private":  # sizes must not be found in the ratings
+        days = [[declared(party) for party in parties] for parties in days]
+    config = Config.preset(chosen.whole, model=chosen.model, seed=chosen.seed).for_parties(len(days[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder) / "first"
+        train(days[0], config, out=before, device=chosen.device)
+        for night, parties in enumerate(days[1:], 1):
+            out = Path(folder) / f"night-{night}"
+            last = train(parties, out=out, start_from=before, device=chosen.device)
+            before = out
+        full = train(days[-1], config, device=chosen.device)
+    found = {way: summarise(run) for way, run in (("night", last), ("full", full))}
+    path.write_text(json.dumps({**found, "machine": machine(), "commit": commit()}, indent=1) + "\n")
+
+
+def declared(party: PartyData) -> PartyData:
+    """Return a party whose rating scale and catalogue are declared, as preset private needs it."""
+    table = replace(party.ratings, scale_declared=True, catalogue=10_000)
+    return PartyData(party.name, table)
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """Return the accuracy, the rounds and the bytes of all trainings of a run."""
+    stages = [run.metrics] + ([run.metrics["lists"]] if "lists" in run.metrics else [])
+    return {
+        "valid": run.metrics["valid"],
+        "test": run.metrics["test"],
+        "rounds": sum(stage["rounds"] for stage in stages),
+        "bytes": sum(stage["bytes"][way] for stage in stages for way in ("up", "down")),
+        "epsilon": run.metrics["privacy"]["gradients"].get("composed", {}).get("epsilon"),
+    }
 
 
 def read_days(data: str) -> list[list[PartyData]]:

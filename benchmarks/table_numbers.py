@@ -44,6 +44,7 @@ class AttackedTraining:
 SETTINGS = {
     "ten-without": AttackedTraining("ten parties, without the second model", 10, ALONE),
     "ten": AttackedTraining("ten parties", 10),
+    "ten-reads": AttackedTraining("ten parties, four reads a round", 10, {"training.reads": 4}),
     "ten-off-without": AttackedTraining(
         "ten parties, no exchange, without the second model", 10, OFF | ALONE
     ),

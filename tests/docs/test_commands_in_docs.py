@@ -56,7 +56,11 @@ NOT_RUN = [
         "verfedgnn coordinator",
         "minutes; the tutorial on three organisations is a shorter training",
     ),
-    ("docs/deploy.md", "verfedgnn federation night", "needs the hub of an earlier command; a test of its own runs it"),
+    (
+        "docs/deploy.md",
+        "verfedgnn federation night",
+        "needs the hub of an earlier command; a test of its own runs it",
+    ),
     ("docs/deploy.md", "verfedgnn party", "the same"),
     ("docs/deploy.md", "verfedgnn evaluate", "the same"),
     ("docs/deploy.md", "verfedgnn recommend", "the same"),
