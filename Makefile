@@ -28,7 +28,7 @@ setup: .venv/installed
 	@touch $@
 
 demo: .venv/installed
-	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite --threads 1
+	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite
 
 test: .venv/installed-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -55,6 +55,8 @@ CUT = {"ml-1m": 5, "ml-100k": 5}
 FIRST = 0.7
 """Share of the ratings of the first run before the nights."""
 NIGHTS = 6
+SHOWN = (1, 3, 6)
+"""Nights of the table of all data sets."""
 WAYS = {
     "night": None,
     "one read": 1,
@@ -236,17 +238,15 @@ def write_tables(folder: Path) -> str:
     main = [night_row(night, records["ml-1m", night]) for night in range(1, NIGHTS + 1)]
     heads = ["night", "ratings", "full training: RMSE", "MB", "night: RMSE", "difference", "by seed"]
     heads += ["share of the rounds", "share of the bytes", "share of the CPU", "with one read"]
+    other_heads = [
+        "data",
+        *(f"night {night}" for night in SHOWN),
+        "largest, in per cent",
+        "share of the bytes",
+    ]
     others = [data_row(data, records) for data in DATA]
     draw(records, RESULTS / "life.png")
-    return "\n\n".join(
-        [
-            format_table(heads, main),
-            format_table(
-                ["data", "night 1", "night 2", "night 3", "night 4", "night 5", "night 6", "with one read"],
-                others,
-            ),
-        ]
-    )
+    return format_table(heads, main) + "\n\n" + format_table([*other_heads, "with one read"], others)
 
 
 def differences(by_seed: dict[int, Any], way: str, part: str = "valid", against: str = "full") -> list[float]:
@@ -285,13 +285,18 @@ def night_row(night: int, by_seed: dict[int, Any]) -> list[str]:
 
 
 def data_row(data: str, records: dict[tuple[str, int], dict[int, Any]]) -> list[str]:
-    """Return the row of one data set: the mean difference of each night over the seeds."""
-    nights = [records.get((data, night), {}) for night in range(1, NIGHTS + 1)]
-    known = [by_seed for by_seed in nights if by_seed]
-    single = [np.mean(differences(by_seed, "one read")) for by_seed in known]
+    """Return the row of one data set: the mean difference of some nights over the seeds."""
+    nights = [records[data, night] for night in SHOWN]
+    found = [float(np.mean(differences(by_seed, "night"))) for by_seed in nights]
+    single = [float(np.mean(differences(by_seed, "one read"))) for by_seed in nights]
+    ways = [record["ways"] for by_seed in nights for record in by_seed.values()]
+    whole = np.mean([each["full"]["served"]["valid"] for each in ways])
+    shares = [100 * each["night"]["bytes"] / each["full"]["bytes"] for each in ways]
     return [
         NAMES[data],
-        *(f"{np.mean(differences(by_seed, 'night')):+.4f}" if by_seed else "-" for by_seed in nights),
+        *(f"{each:+.4f}" for each in found),
+        f"{100 * max(found) / whole:+.2f} %",
+        f"{min(shares):.1f} to {max(shares):.1f} %",
         f"{min(single):+.4f} to {max(single):+.4f}",
     ]
 

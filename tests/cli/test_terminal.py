@@ -387,7 +387,7 @@ def test_a_stopped_training_says_how_it_goes_on(
     assert code == 4, err
     assert err.count("\n") == 1
     again = continuation(err)
-    assert again == ["train", "--resume", out, "--quiet", "--json", "--threads", "1"]
+    assert again == ["train", "--resume", out, "--quiet", "--json"]
     if number is signal.SIGINT:
         code, out, err = command(*again)
         assert (code, err) == (0, "")

@@ -219,6 +219,9 @@ def test_a_night_has_a_tenth_of_the_epochs_and_own_models_all_of_them() -> None:
     unchanged = {"epochs": 300, "alone_epochs": None, "reads": 1}
     assert night.with_values(unchanged) == config
     assert night.for_night() == night, "the second night has as many epochs as the first"
+    assert (config.is_for_nights, night.is_for_nights) == (False, True)
+    assert night.for_first_night() == config
+    assert config.for_first_night() == config
     lists = night.for_lists()
     assert (lists.training.epochs, lists.training.alone_epochs) == (80, 800)
     private = Config.preset("private").for_night().training

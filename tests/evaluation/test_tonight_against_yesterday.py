@@ -233,6 +233,23 @@ def test_a_run_that_is_not_worse_is_promoted(nights: Path, tmp_path: Path, comma
     assert new["cases"] > 0, "ratings that only the challenger has are judged too"
 
 
+def test_a_run_is_compared_with_the_one_that_is_served(
+    nights: Path, tmp_path: Path, command: Command
+) -> None:
+    """Mistakes would switch the link to a run that was never compared with the served one."""
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    link = tmp_path / "current"
+    tuesday = tmp_path / "tuesday"
+    code, _, err = command("promote", tuesday, "--over", tuesday, "--link", link)
+    assert code == 2
+    assert "are the same run, so there is nothing to compare" in " ".join(err.split())
+    shutil.copytree(tuesday, tmp_path / "wednesday")
+    code, _, err = command("promote", tmp_path / "wednesday", "--over", tuesday, "--link", link)
+    assert code == 2
+    assert f"leads to monday, but {tmp_path / 'wednesday'} would be compared" in " ".join(err.split())
+    assert os.readlink(link) == "monday"
+
+
 def spoil(folder: Path, share: float) -> None:
     """Multiply the user vectors that a run predicts ratings with."""
     for file in (folder / "model").glob("[!_]*.safetensors"):

@@ -24,6 +24,7 @@ from verfedgnn.cli.main import app
 from verfedgnn.core.errors import RunError
 from verfedgnn.federation.agreement import FILE, Absence, save_agreement
 from verfedgnn.federation.identity import MemberIdentity
+from verfedgnn.federation.key_files import COORDINATOR_KEY
 from verfedgnn.federation.revocation import RevocationWatch
 from verfedgnn.federation.roster import remove_party
 from verfedgnn.federation.transport.interface import TransportEvent
@@ -94,6 +95,7 @@ def test_a_revoked_party_is_locked_out_and_the_others_go_on(
     """Attack: go on with a leaked key after it was revoked. The coordinator hears nothing of it, and the quorum finishes."""
     federated = trial(tmp_path, small_parties, settings(), min_parties=2)
     save_agreement(tmp_path / FILE, federated.agreement)
+    (tmp_path / COORDINATOR_KEY).touch()  # only the coordinator can revoke
     gone, *rest = federated.parties
     revoked = threading.Event()
 

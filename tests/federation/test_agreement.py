@@ -511,16 +511,27 @@ def test_an_agreement_for_nights_has_a_tenth_of_the_rounds(tmp_path: Path, comma
     hub.mkdir()
     save_agreement(hub / "federation.toml", build_agreement(values(config=Config.preset("best", seed=3))))
     before = load_agreement(hub)
+    for words in (["night", "hub"], ["revoke", "hub", "film"]):
+        with pytest.raises(ConfigError, match="hub is not the coordinator's folder; only the coordinator"):
+            command(*words)
+    assert load_agreement(hub) == before
+    (hub / "coordinator.key").touch()
     lines = " ".join(command("night", "hub"))
     after = load_agreement(hub)
     assert after.config == before.config.for_night()
     assert after.with_values(config=before.config) == before
     assert after.digest() != before.digest()
-    assert "a training has 30 epochs, and each party's own model 300" in lines
-    assert "verfedgnn coordinator hub --from LAST --out NEXT" in lines
+    assert "the federation trains for 30 epochs, and each party's own model for 300 epochs" in lines
+    assert "coordinator hub --from LAST --out NEXT" in lines
     with pytest.raises(ConfigError, match=r"settings of nights already, with 30 epochs; pass --set epochs=N"):
         command("night", "hub")
     assert load_agreement(hub) == after
     command("night", "hub", "--set", "epochs=20")
     training = load_agreement(hub).config.training
     assert (training.epochs, training.alone_epochs) == (20, 300)
+    lines = " ".join(command("night", "hub", "--undo"))
+    assert load_agreement(hub) == before
+    assert "the federation trains for 300 epochs" in lines
+    assert "--from" not in lines
+    with pytest.raises(ConfigError, match=r"settings of trainings from nothing already, with 300 epochs"):
+        command("night", "hub", "--undo")

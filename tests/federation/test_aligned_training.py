@@ -211,6 +211,19 @@ def test_a_training_continued_with_more_users_equals_one_machine(
     assert [*records, served["from"], local] == [ancestor] * 5
 
 
+def test_an_agreement_for_nights_without_a_start_is_named(
+    tmp_path: Path, small_parties: list[vf.PartyData], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tenth of the rounds from nothing gives a bad model; the coordinator says so at once."""
+    config = vf.Config.preset("best", **REPEATABLE, gate=False).for_night()
+    _, second = continued(tmp_path, small_parties, config)
+    said = "this agreement is for nights, but the training starts from nothing; stop it and pass --from"
+    assert caplog.text.count(said) == 1
+    second.run()
+    assert not second.errors
+    assert caplog.text.count(said) == 1, "the night itself has a start"
+
+
 def test_a_private_training_that_continues_another_spends_both_budgets(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:

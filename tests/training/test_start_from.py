@@ -247,9 +247,21 @@ def test_the_command_continues_with_the_settings_of_the_run(
     third = tmp_path / "third"
     code, _, err = command("train", *data, "--from", second, "--out", third)
     assert code == 0, err
-    assert f"continues {second} with 4 epochs; `--set epochs=N` changes that" in " ".join(err.split())
+    said = " ".join(err.split())
+    assert f"continues {second} with 4 epochs" in said
+    assert f"promote {third} --over {second}" in said
+    assert "warning" not in said
     training = vf.Run.load(third).config.training
     assert (training.epochs, training.alone_epochs, training.reads) == (4, 6, 4)
     code, _, err = command("train", *data, "--from", first, "--preset", "paper")
     assert code == 2
     assert "other settings of the model" in err
+    assert f"continues {first} with" not in " ".join(err.split())
+    swapped = [f"film={files[1]}", f"book={files[0]}", f"album={files[2]}"]
+    words = [word for file in swapped for word in ("--data", file)]
+    code, _, err = command("train", *words, "--from", first, "--set", "epochs=1")
+    assert code == 0, err
+    said = " ".join(err.split())
+    for name in ("film", "book"):
+        assert f"warning: 100 % of {name}'s items are new since {first}; is this the right file?" in said
+    assert "album's items" not in said

@@ -14,6 +14,7 @@ import safetensors.numpy
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
 from verfedgnn.data import TRAIN
+from verfedgnn.data.synthetic import synthetic_tables, write_tables
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.forget import EXCHANGED
@@ -156,3 +157,21 @@ def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Pat
     assert (code, "1 user not in" in err) == (2, True)
     assert traces(folder), "nothing was changed"
     assert "nothing to forget" in command("forget", folder)[2]
+
+
+def test_a_night_names_forgotten_users_who_are_still_in_the_data(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    write_tables(synthetic_tables(3, 0.3, users=40, items=20, ratings=400), tmp_path)
+    data = [word for name in ("film", "book", "album") for word in ("--data", tmp_path / f"{name}.parquet")]
+    run = tmp_path / "run"
+    short = [word for pair in ("epochs=2", "gate=false", "lists=false") for word in ("--set", pair)]
+    assert command("train", *data, *short, "--out", run)[0] == 0
+    users = vf.Run.load(run).parties[0].ratings
+    known = users.user_ids[users.user[0]]
+    assert command("forget", run, "--user", known)[0] == 0
+    code, _, err = command("train", *data, "--from", run)
+    assert code == 0, err
+    said = " ".join(err.split())
+    assert f"film has ratings of 1 user(s) who were forgotten in {run}; they take part again" in said
+    assert known not in said

@@ -45,7 +45,7 @@ def attack(
     ] = "",
     rounds: Annotated[int, typer.Option(help="Number of rounds to record.", min=1)] = 300,
     victims: Annotated[int, typer.Option(help="Largest number of users to attack.", min=1)] = 500,
-    threads: Threads = 0,
+    threads: Threads = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -42,7 +42,7 @@ def audit(
             help="Attack all users and items instead of a sample of at most 1,000 users, 200 victims and 300 items a party.",
         ),
     ] = False,
-    threads: Threads = 0,
+    threads: Threads = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

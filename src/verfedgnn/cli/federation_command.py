@@ -17,7 +17,7 @@ from verfedgnn.cli.output import Output
 from verfedgnn.cli.service_options import FederationFile, KeyFile
 from verfedgnn.cli.shared_options import TRAINING, AsJson, Model, Preset, Quiet, Settings
 from verfedgnn.cli.source_options import reads_ratings
-from verfedgnn.cli.train_command import parse_gnn
+from verfedgnn.cli.train_command import count_epochs, parse_gnn
 from verfedgnn.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -191,7 +191,15 @@ def renew(folder: Folder, quiet: Quiet = False, as_json: AsJson = False) -> None
 
 
 @app.command()
-def night(folder: Folder, set_: Settings = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def night(
+    folder: Folder,
+    set_: Settings = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Change the agreement back, for a training from nothing.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Prepare nights, at the coordinator: change the agreement so that the next trainings have a tenth of the rounds.
 
     Do it once, after the first training. The next trainings continue the last one with `coordinator --from` and `party --from`.
@@ -200,11 +208,13 @@ def night(folder: Folder, set_: Settings = None, quiet: Quiet = False, as_json: 
     from verfedgnn.config import parse_settings
     from verfedgnn.federation import roster
 
-    changed = roster.prepare_nights(folder, parse_settings(set_ or []))
+    changed = roster.prepare_nights(folder, parse_settings(set_ or []), undo=undo)
     training = changed.config.training
-    line = f"a training has {training.epochs} epochs, and each party's own model {training.alone_epochs}"
-    output = Output(quiet=quiet, as_json=as_json)
-    _show_change(folder, changed, output, line, start=["--from", "LAST", "--out", "NEXT"])
+    line = f"the federation trains for {count_epochs(training.epochs)}"
+    if training.alone_epochs is not None:
+        line += f", and each party's own model for {count_epochs(training.alone_epochs)}"
+    start = ["--out", "NEXT"] if undo else ["--from", "LAST", "--out", "NEXT"]
+    _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), line, start=start)
 
 
 @app.command()

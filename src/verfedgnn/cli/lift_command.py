@@ -24,7 +24,7 @@ def lift(
     seeds: Annotated[
         int, typer.Option(help="Number of seeds: that of the run and the following ones.", min=1)
     ] = 1,
-    threads: Threads = 0,
+    threads: Threads = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

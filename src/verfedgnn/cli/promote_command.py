@@ -11,7 +11,7 @@ from verfedgnn.cli.completion import complete_run_folders
 from verfedgnn.cli.diff_command import show_tables
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import AsJson, Quiet
-from verfedgnn.core.errors import NotPromoted
+from verfedgnn.core.errors import NotPromoted, RunError
 
 
 def promote(
@@ -59,6 +59,14 @@ def promote(
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
+    if challenger.resolve() == over.resolve():
+        raise RunError(
+            f"{challenger} and {over} are the same run, so there is nothing to compare; give another run"
+        )
+    if link is not None and link.exists() and link.resolve() != over.resolve():
+        raise RunError(
+            f"{link} leads to {link.resolve().name}, but {challenger} would be compared with {over}; pass --over {link}"
+        )
     champion = Run.load(over, added=False)
     run = Run.load(challenger, added=False)
     with output.busy("comparing"):

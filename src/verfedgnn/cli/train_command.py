@@ -13,7 +13,7 @@ import typer
 from verfedgnn.cli.completion import among, complete_run_folders
 from verfedgnn.cli.items_command import read_feature_options
 from verfedgnn.cli.lift_command import compute_lift
-from verfedgnn.cli.next_step import TrainingWords, show_run_findings
+from verfedgnn.cli.next_step import TrainingWords, show_next, show_run_findings
 from verfedgnn.cli.output import Output
 from verfedgnn.cli.shared_options import (
     DATA,
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from verfedgnn.runs.run import Run
     from verfedgnn.training.cost_forecast import CostForecast
     from verfedgnn.training.progress import Progress as RoundEvent
+
+
+MOSTLY_NEW = 0.5
+"""Share of a party's items that are new since the run that a training continues, from which on its file may be a wrong one."""
 
 
 @reads_ratings_hiding("encoding", "delimiter", "scale", "catalogue")
@@ -133,7 +137,7 @@ def train(
             hidden=True,
         ),
     ] = False,
-    threads: Threads = 0,
+    threads: Threads = 1,
     reading: ReadOptions,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -150,6 +154,7 @@ def train(
     from verfedgnn.reports.run_report import report_to_track
     from verfedgnn.runs.run import read_run_config
     from verfedgnn.runs.run_folder import holds_run
+    from verfedgnn.runs.start_from import read_ancestor
     from verfedgnn.runs.tracking.tracker import tracked
     from verfedgnn.training.cost_forecast import forecast
     from verfedgnn.training.train import resume as resume_run
@@ -163,7 +168,7 @@ def train(
     words = ["--lift"] * lift + ["--one-by-one"] * one_by_one + ["--quiet"] * quiet + ["--json"] * as_json
     words += [] if device == "cpu" else ["--device", device]
     words += [] if track == "none" else ["--track", track]
-    words += ["--threads", str(threads)] if threads else []
+    words += ["--threads", str(threads)] if threads != 1 else []
     words += [word for text in features or [] for word in ("--features", text)]
     if features and folder is None:
         raise ConfigError("--features are stored with the run; add --out RUN")
@@ -232,7 +237,10 @@ def train(
         if len(read) == 2:
             output.remark(f"  {_describe_two_parties(chosen)}", style="dim")
         if from_ is not None:
+            read_ancestor(from_, chosen)  # finds mistakes before it is said what happens
             output.remark(f"  {_describe_night(from_, chosen)}", style="dim")
+            for warning in _check_night(from_, read):
+                output.remark(f"warning: {warning}", style="bold")
     settings = ""
     if track != "none":
         settings = (read_run_config(resume) if resume is not None else chosen).to_toml()
@@ -281,7 +289,7 @@ def train(
         if folder is not None:
             with report_to_track(run, folder, track) as files:
                 log_to.result(folder, run.metrics, files)
-    _report(run, folder, training, output)
+    _report(run, folder, training, output, before=from_)
 
 
 def _plan(
@@ -314,7 +322,10 @@ def _resumable(folder: Path | None, words: list[str], training: TrainingWords | 
             training.save(folder)
 
 
-def _report(run: Run, folder: Path | None, words: TrainingWords | None, output: Output) -> None:
+def _report(
+    run: Run, folder: Path | None, words: TrainingWords | None, output: Output, *, before: Path | None
+) -> None:
+    """Print the result and the next command: for a run that continues the run `before`, whether it may replace that one."""
     metrics = run.metrics
     lift = lift_texts(metrics["lift"], folder) if "lift" in metrics else []
     output.result(metrics, *lift, run_table(metrics), gate_table(metrics))
@@ -322,7 +333,10 @@ def _report(run: Run, folder: Path | None, words: TrainingWords | None, output: 
         output.remark(f"tables by group of customers for each party: {folder / 'lift' / 'lift.html'}")
     if folder is None:
         output.remark("not saved; pass --out RUN to keep the run")
-    show_run_findings(output, run, folder, words)
+    if before is not None and folder is not None:
+        show_next(output, [], ["promote", str(folder), "--over", str(before)])
+    else:
+        show_run_findings(output, run, folder, words)
 
 
 def _describe_two_parties(chosen: Config) -> str:
@@ -344,8 +358,35 @@ def _describe_night(folder: Path, chosen: Config) -> str:
     """Say how many epochs a training has that continues another one, and how many each party's own model has."""
     training = chosen.training
     own = training.alone_epochs or training.epochs
-    apart = f", and {own} for each party's own model" if training.gate and own != training.epochs else ""
-    return f"continues {folder} with {training.epochs} epochs{apart}; `--set epochs=N` changes that"
+    apart = f"; each party's own model has {own}" if training.gate and own != training.epochs else ""
+    return f"continues {folder} with {count_epochs(training.epochs)}{apart}"
+
+
+def count_epochs(count: int) -> str:
+    """Return "1 epoch" or "30 epochs"."""
+    return f"{count:,} epoch{'' if count == 1 else 's'}"
+
+
+def _check_night(folder: Path, parties: Sequence[PartyData]) -> list[str]:
+    """Return what is suspicious about the data of a training that continues the run in `folder`: a wrong file, forgotten users."""
+    from verfedgnn.runs.start_from import measure_run_drift
+    from verfedgnn.upkeep.forget_record import find_forgotten
+
+    found = []
+    for name, drift in measure_run_drift(folder, parties)["drift"].items():
+        share = drift["unknown_items"]
+        if share > MOSTLY_NEW:
+            found.append(
+                f"{100 * share:.0f} % of {name}'s items are new since {folder}; is this the right file?"
+            )
+    for party in parties:
+        back = find_forgotten(folder, party.ratings.user_ids)
+        if back:
+            found.append(
+                f"{party.name} has ratings of {len(back):,} user(s) who were forgotten in {folder}; they take part again. Remove "
+                "their rows from your data to keep them out"
+            )
+    return found
 
 
 def _introduce(parties: list[PartyData], output: Output) -> None:

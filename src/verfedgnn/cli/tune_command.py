@@ -64,7 +64,7 @@ def tune(
         ),
     ] = None,
     device: Device = "cpu",
-    threads: Threads = 0,
+    threads: Threads = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

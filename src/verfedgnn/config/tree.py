@@ -187,6 +187,19 @@ class Config(Section):
             night["training.reads"] = max(NIGHT_READS, training.reads)
         return self.with_values(night)
 
+    def for_first_night(self) -> Config:
+        """Return the configuration of a training from nothing that `for_night` was made of."""
+        if self.training.alone_epochs is None:
+            return self
+        first = {"training.epochs": self.training.alone_epochs, "training.alone_epochs": None}
+        return self.with_values(first | {"training.reads": 1})
+
+    @property
+    def is_for_nights(self) -> bool:
+        """Return whether the federation has fewer epochs than a party's own model, as in a training that continues another."""
+        alone = self.training.alone_epochs
+        return alone is not None and self.training.epochs < alone
+
     def for_parties(self, count: int) -> Config:
         """Return the configuration that `count` parties can use.
 

@@ -82,6 +82,12 @@ class CoordinatorService:
         agreement = identity.agreement
         stages = list_stages(agreement)
         claim_ancestor(folder, start_from, agreement.training_config)
+        if start_from is None and agreement.config.is_for_nights:
+            log_warning(
+                "this agreement is for nights, but the training starts from nothing; stop it and pass --from, or change the "
+                "agreement back with `verfedgnn federation night --undo`",
+                epochs=agreement.config.training.epochs,
+            )
         starts = [
             None if start_from is None else read_public_start(stage.folder(start_from)) for stage in stages
         ]

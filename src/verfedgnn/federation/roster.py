@@ -143,8 +143,17 @@ def admit_parties(
     return changed
 
 
+def _check_coordinates(folder: Path) -> None:
+    """Raise `ConfigError` if a folder has an agreement but not the coordinator's key: only the coordinator changes an agreement."""
+    if (folder / FILE).is_file() and not (folder / COORDINATOR_KEY).is_file():
+        raise ConfigError(
+            f"{folder} is not the coordinator's folder; only the coordinator changes the agreement and sends it to all members"
+        )
+
+
 def remove_party(folder: Path, name: str) -> Agreement:
     """Remove a party from the roster."""
+    _check_coordinates(folder)
     agreement = load_agreement(folder, dates=False)
     if agreement.member(name) is agreement.coordinator:
         raise ConfigError(
@@ -175,14 +184,20 @@ def renew_coordinator(folder: Path) -> Agreement:
     return changed
 
 
-def prepare_nights(folder: Path, overrides: dict[str, Any]) -> Agreement:
-    """Change the settings to those of trainings that continue the last one (`Config.for_night`), with `overrides`."""
+def prepare_nights(folder: Path, overrides: dict[str, Any], *, undo: bool = False) -> Agreement:
+    """Change the settings to those of trainings that continue the last one (`Config.for_night`), with `overrides`.
+
+    With `undo`, change them back to those of trainings from nothing (`Config.for_first_night`).
+    """
+    _check_coordinates(folder)
     agreement = load_agreement(folder, dates=False)
-    config = agreement.config.for_night().with_values(overrides)
-    if config == agreement.config:
-        epochs = config.training.epochs
+    before = agreement.config
+    config = (before.for_first_night() if undo else before.for_night()).with_values(overrides)
+    if config == before:
+        kind = "trainings from nothing" if undo else "nights"
         raise ConfigError(
-            f"{folder / FILE} has the settings of nights already, with {epochs} epochs; pass --set epochs=N to change that"
+            f"{folder / FILE} has the settings of {kind} already, with {before.training.epochs} epochs; "
+            "pass --set epochs=N to change that"
         )
     changed = agreement.with_values(config=config)
     save_agreement(folder / FILE, changed)

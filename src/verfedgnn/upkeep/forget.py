@@ -311,6 +311,7 @@ def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
         "the other users' vectors were trained together with these users, until the next training",
         "weights between items (EASE) and the mixture of the gate are sums over all users, until the next training",
         "the items' parameters in the checkpoint, from which --from starts, were trained with these users",
+        "older run folders, and your own files and databases, from which the next training reads",
     ]
     if is_federated(folder):
         remains = [

@@ -30,6 +30,17 @@ def hash_ids(folder: Path, ids: Iterable[str]) -> list[str]:
     return [hmac.new(key, each.encode(), hashlib.sha256).hexdigest() for each in ids]
 
 
+def find_forgotten(folder: Path, users: Iterable[str]) -> list[str]:
+    """Return the users among `users` who were forgotten in a run folder."""
+    record = folder / FORGET_RECORD
+    if not record.is_file():
+        return []
+    entries = json.loads(record.read_text("utf-8"))
+    gone = {each for entry in entries for each in entry.get("users", [])}
+    ids = [each for each in users if each]
+    return [user for user, hashed in zip(ids, hash_ids(folder, ids), strict=True) if hashed in gone]
+
+
 def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """Append an entry to the record, unless it is there already, and return it with the time."""
     file = folder / FORGET_RECORD
