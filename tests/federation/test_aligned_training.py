@@ -219,9 +219,11 @@ def test_an_agreement_for_nights_without_a_start_is_named(
     _, second = continued(tmp_path, small_parties, config)
     said = "this agreement is for nights, but the training starts from nothing; stop it and pass --from"
     assert caplog.text.count(said) == 1
+    second.align_options.pop("party-0")
     second.run()
     assert not second.errors
     assert caplog.text.count(said) == 1, "the night itself has a start"
+    assert caplog.text.count("a party of the last training starts without --from") == 1, "party-0 only"
 
 
 def test_a_private_training_that_continues_another_spends_both_budgets(

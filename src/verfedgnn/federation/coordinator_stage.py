@@ -144,6 +144,13 @@ class CoordinatorStage:
     def take_hello(self, name: str, message: Hello) -> None:
         """Let a party join, or tell it for whom it waits."""
         self.coordinator.hello(message)
+        start = self.coordinator.start
+        begins = not self.coordinator.began or self.coordinator.round == 0
+        if start is not None and begins and message.start is None and name in start.members:
+            log_warning(
+                "a party of the last training starts without --from, so its items start from nothing; stop it and pass --from",
+                party=name,
+            )
         self.greeted.add(name)
         if self.coordinator.state is CoordinatorState.CANCELLED:
             self.office.send(name, self._last_messages()[name])

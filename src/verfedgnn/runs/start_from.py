@@ -231,9 +231,10 @@ def record_forgotten(folder: Path, rows: Sequence[int]) -> None:
 
 
 def _public_start(state: CheckpointState, rows: EarlierRows | None = None) -> PublicStart:
-    users = json.loads(state.values["hellos"][0])["users"]
+    hellos = [json.loads(hello) for hello in state.values["hellos"]]
     parameters, accumulator = (torch.from_numpy(state.arrays[name]) for name in ("best", "accumulator"))
-    return PublicStart(parameters, accumulator, users, rows)
+    members = tuple(hello["party"] for hello in hellos)
+    return PublicStart(parameters, accumulator, hellos[0]["users"], rows, members=members)
 
 
 def find_rows(now: StrArray, before: StrArray) -> EarlierRows:

@@ -57,6 +57,8 @@ class PublicStart:
     """Row of each present user in it; None if users kept their rows and new ones follow."""
     recorded: str | None = None
     """Its digest as recorded at the end of that training, before users were forgotten; None to compute it."""
+    members: tuple[str, ...] = ()
+    """Names of its parties, where they are known."""
 
     @cached_property
     def digest(self) -> str:
