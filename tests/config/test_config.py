@@ -220,8 +220,8 @@ def test_a_night_has_a_tenth_of_the_epochs_and_own_models_all_of_them() -> None:
     assert night.with_values(unchanged) == config
     assert night.for_night() == night, "the second night has as many epochs as the first"
     assert (config.is_for_nights, night.is_for_nights) == (False, True)
-    assert night.for_first_night() == config
-    assert config.for_first_night() == config
+    assert night.for_full_training() == config
+    assert config.for_full_training() == config
     lists = night.for_lists()
     assert (lists.training.epochs, lists.training.alone_epochs) == (80, 800)
     private = Config.preset("private").for_night().training

@@ -259,7 +259,7 @@ def test_the_command_continues_with_the_settings_of_the_run(
     assert f"continues {first} with" not in " ".join(err.split())
     swapped = [f"film={files[1]}", f"book={files[0]}", f"album={files[2]}"]
     words = [word for file in swapped for word in ("--data", file)]
-    code, _, err = command("train", *words, "--from", first, "--set", "epochs=1")
+    code, _, err = command("train", *words, "--from", first, "--set", "epochs=1", "--quiet")
     assert code == 0, err
     said = " ".join(err.split())
     for name in ("film", "book"):

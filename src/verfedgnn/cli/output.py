@@ -29,6 +29,10 @@ class Output:
         if not self.quiet:
             error_console().print(text, style=style, markup=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        """Print a warning on standard error, also with `--quiet`."""
+        error_console().print(f"warning: {text}", style="bold yellow", markup=False, soft_wrap=True)
+
     def result(self, value: Any, *parts: RenderableType | None) -> None:
         """Print the result: `value` as one line of JSON with `--json`, otherwise the tables and texts in `parts`.
 

@@ -145,8 +145,9 @@ def train(
     """Train a federation on one machine and print its accuracy, the bytes sent and what is protected.
 
     After Ctrl-C, `--resume` continues to the same result. `--from` continues a finished run with the data of today and a tenth of the
-    rounds, unless you set `epochs`. It takes the settings of that run unless you give a preset, a model or a file. `--json` prints the content of metrics.json. `verfedgnn settings` explains
-    every setting, and `verfedgnn data check --help` lists more options for unusual files.
+    rounds, unless you set `epochs`. It takes the settings of that run unless you give a preset, a model or a file. `--json` prints the
+    content of metrics.json. `verfedgnn settings` explains every setting, and `verfedgnn data check --help` lists more options for
+    unusual files.
     """
     from verfedgnn.config import build_config, parse_settings
     from verfedgnn.data import read_parties
@@ -239,8 +240,8 @@ def train(
         if from_ is not None:
             read_ancestor(from_, chosen)  # finds mistakes before it is said what happens
             output.remark(f"  {_describe_night(from_, chosen)}", style="dim")
-            for warning in _check_night(from_, read):
-                output.remark(f"warning: {warning}", style="bold")
+            for suspicion in _check_night(from_, read):
+                output.warn(suspicion)
     settings = ""
     if track != "none":
         settings = (read_run_config(resume) if resume is not None else chosen).to_toml()
@@ -369,6 +370,8 @@ def count_epochs(count: int) -> str:
 
 def _check_night(folder: Path, parties: Sequence[PartyData]) -> list[str]:
     """Return what is suspicious about the data of a training that continues the run in `folder`: a wrong file, forgotten users."""
+    import numpy as np
+
     from verfedgnn.runs.start_from import measure_run_drift
     from verfedgnn.upkeep.forget_record import find_forgotten
 
@@ -380,7 +383,7 @@ def _check_night(folder: Path, parties: Sequence[PartyData]) -> list[str]:
                 f"{100 * share:.0f} % of {name}'s items are new since {folder}; is this the right file?"
             )
     for party in parties:
-        back = find_forgotten(folder, party.ratings.user_ids)
+        back = find_forgotten(folder, party.ratings.user_ids[np.unique(party.ratings.user)])
         if back:
             found.append(
                 f"{party.name} has ratings of {len(back):,} user(s) who were forgotten in {folder}; they take part again. Remove "

@@ -29,8 +29,8 @@ from verfedgnn.core.user_rule import UserRule
 
 TWO_PARTIES = {"exchange.noise": 0.05, "exchange.row_clip": 0.5}
 """Noise of an exchange between two parties, where masks hide nothing."""
-NIGHT_SHARE = 0.1
-"""Share of the epochs of a training that one has which continues it (results/life.md)."""
+NIGHT_PART = 10
+"""A training that continues another has one tenth of its epochs (results/life.md)."""
 NIGHT_READS = 4
 """Reads of the second model in a round of such a training, chosen on validation ratings (results/life.md)."""
 
@@ -180,15 +180,15 @@ class Config(Section):
         if training.alone_epochs is not None:
             return self
         night = {
-            "training.epochs": math.ceil(NIGHT_SHARE * training.epochs),
+            "training.epochs": math.ceil(training.epochs / NIGHT_PART),
             "training.alone_epochs": training.epochs,
         }
         if self.model.raters:
             night["training.reads"] = max(NIGHT_READS, training.reads)
         return self.with_values(night)
 
-    def for_first_night(self) -> Config:
-        """Return the configuration of a training from nothing that `for_night` was made of."""
+    def for_full_training(self) -> Config:
+        """Return the configuration of a training from nothing, from that of its nights."""
         if self.training.alone_epochs is None:
             return self
         first = {"training.epochs": self.training.alone_epochs, "training.alone_epochs": None}

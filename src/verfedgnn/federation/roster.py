@@ -187,12 +187,12 @@ def renew_coordinator(folder: Path) -> Agreement:
 def prepare_nights(folder: Path, overrides: dict[str, Any], *, undo: bool = False) -> Agreement:
     """Change the settings to those of trainings that continue the last one (`Config.for_night`), with `overrides`.
 
-    With `undo`, change them back to those of trainings from nothing (`Config.for_first_night`).
+    With `undo`, change them back to those of trainings from nothing (`Config.for_full_training`).
     """
     _check_coordinates(folder)
     agreement = load_agreement(folder, dates=False)
     before = agreement.config
-    config = (before.for_first_night() if undo else before.for_night()).with_values(overrides)
+    config = (before.for_full_training() if undo else before.for_night()).with_values(overrides)
     if config == before:
         kind = "trainings from nothing" if undo else "nights"
         raise ConfigError(
