@@ -176,7 +176,7 @@ def _run_to_end(
         ]
     except Interrupted:
         raise Interrupted(
-            "the federation is trained, but the parties have not chosen their gates yet", resume_hint(folder)
+            "the federation is trained, but the parties' own models are not", resume_hint(folder)
         ) from None
     run = runs[0]
     if ancestor is not None:

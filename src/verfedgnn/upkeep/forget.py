@@ -84,7 +84,7 @@ def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
         if not len(rows) or (rows < 0).any():
             missing = format_count(int((rows < 0).sum()), "user")
             raise RunError(
-                f"{missing} not in {folder}; check the ids. Users who were forgotten before have none"
+                f"{missing} not in {folder}; check the ids. Users who were forgotten before are not there either"
             )
         journal = _plan(folder, run, np.unique(rows), sorted(set(users)))
         with writing(folder):
