@@ -130,8 +130,10 @@ def measure(chosen: argparse.Namespace) -> None:
                 "federated": {part: run.metrics[part]["rmse"] for part in ("valid", "test")},
                 "served": measure_served(run, alone, prepared),
                 "curve": [[entry["round"], round(entry["valid_rmse"], 5)] for entry in run.history],
+                "machine": machine(),
+                "commit": commit(),
             }
-            path.write_text(json.dumps({**found, "machine": machine(), "commit": commit()}, indent=1) + "\n")
+            path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def measure_whole(chosen: argparse.Namespace) -> None:
