@@ -225,12 +225,12 @@ def write_page() -> None:
 
 
 def lift_table() -> list[str]:
-    """Return RMSE alone, federated and pooled: every party of the cases with few parties, the average of
+    """Return RMSE alone and federated: every party of the cases with few parties, the average of
     the others.
     """
     lines = [
-        "| case | party | means | alone | federated | pooled | gain | pays | gate | command |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| case | party | means | alone | federated | gain | pays | gate | command |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for path in sorted((RESULTS / "best").glob("lift-*.json")):
         result = json.loads(path.read_text())
@@ -243,7 +243,7 @@ def lift_table() -> list[str]:
             rows = [result["lift"]["overall"] | {"name": f"all {len(rows)} (each: {pays})"}]
         for row, gate in zip(rows, gates, strict=True):
             gain = f"{row['gain']['rmse']:+.4f} ({row['gain']['low']:+.4f} to {row['gain']['high']:+.4f})"
-            figures = " | ".join(f"{row[way]:.4f}" for way in ("biases", "alone", "federated", "pooled"))
+            figures = " | ".join(f"{row[way]:.4f}" for way in ("biases", "alone", "federated"))
             lines.append(
                 f"| {case[0]}, seed {case[1]} | {row['name']} | {figures} | {gain} "
                 f"| **{row['pays']}** | {gate} | `{result['command']}` |"

@@ -412,7 +412,6 @@ LIFT_HEADER = [
     "simple",
     "alone",
     "federated",
-    "pooled",
     "gain",
     "pays, by seed",
 ]
@@ -456,7 +455,7 @@ def lift_rows(lifts: dict[int, list[dict[str, Any]]], path: tuple[str, ...]) -> 
         yield [
             f"{overlap} %",
             " ".join(str(row["users"]) for row in rows),
-            *(f"{mean(row[way] for row in rows):.4f}" for way in ("simple", "alone", "federated", "pooled")),
+            *(f"{mean(row[way] for row in rows):.4f}" for way in ("simple", "alone", "federated")),
             f"{signed(mean(gains))} % ({signed(min(gains))} to {signed(max(gains))})",
             ", ".join(row["pays"] for row in rows),
         ]

@@ -49,7 +49,6 @@ def main() -> None:
     parser.add_argument("--model", default="gcn")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--no-pooled", action="store_true", help="leave out the models on pooled data")
     parser.add_argument(
         "--set", action="append", default=[], help="a setting beside the defaults, for trials"
     )
@@ -66,14 +65,14 @@ def main() -> None:
             for part in options.parts:
                 config = Config.preset("best", model=options.model, seed=seed)
                 config = config.with_values(parse_settings(options.set))
-                found = measure(part, case, config, options.device, pooled=not options.no_pooled)
+                found = measure(part, case, config, options.device)
                 record = json.loads(path.read_text("utf-8")) if path.exists() else {}
                 record |= {"case": case, "model": options.model, "seed": seed, part: found}
                 path.write_text(json.dumps(record) + "\n")
                 print(path.name, part, flush=True)
 
 
-def measure(part: str, case: str, config: Config, device: str, *, pooled: bool) -> dict[str, Any]:
+def measure(part: str, case: str, config: Config, device: str) -> dict[str, Any]:
     """Measure one part: the training of ratings, that of lists, or the training without newcomers of both.
 
     A default training does the first two one after the other. They do not depend on each other, so they are measured apart.
@@ -102,7 +101,7 @@ def measure(part: str, case: str, config: Config, device: str, *, pooled: bool) 
     found = {name: run.metrics.get(name) for name in (*kept, "environment")}
     names = ("name", "items", "ratings", "test", "popularity", "gate", "list_gate")
     found["parties"] = [{name: row.get(name) for name in names} for row in run.metrics["parties"]]
-    judged = judge_models(run, pooled=pooled)
+    judged = judge_models(run)
     if part == "newcomers":
         new = [lift_tables([select_newcomers(party) for party in each]) for each in judged]
         return found | {"lift": new[0], "lists": new[1]}
@@ -260,8 +259,8 @@ def table_of_users(records: list[dict[str, Any]]) -> str:
 def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
     simple = "means" if metric == "rmse" else "popularity"
     lines = [
-        f"| data | party | seeds | {simple} | alone | federated | pooled | gain | verdict by seed |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| data | party | seeds | {simple} | alone | federated | gain | verdict by seed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
         part = "newcomers" if kind == "new" else "ratings" if metric == "rmse" else "lists"
@@ -278,15 +277,12 @@ def table(records: list[dict[str, Any]], metric: str, kind: str) -> str:
                 t["overall"] if name == "overall" else next(r for r in t["parties"] if r["name"] == name)
                 for t in found
             ]
-            by_way = [
-                [row[way] for row in rows if row.get(way) is not None]
-                for way in ("simple", "alone", "federated", "pooled")
-            ]
+            by_way = [[row[way] for row in rows] for way in ("simple", "alone", "federated")]
             gain = statistics.mean(row["gain"]["percent"] for row in rows if row["gain"])
             margin = statistics.mean(row["gain"]["margin_percent"] for row in rows if row["gain"])
             verdicts = ", ".join(row["pays"] for row in rows)
             seeds = ", ".join(str(r["seed"]) for r in cases)
-            values = " | ".join(f"{statistics.mean(cells):.4f}" if cells else "–" for cells in by_way)
+            values = " | ".join(f"{statistics.mean(cells):.4f}" for cells in by_way)
             lines.append(
                 f"| {case} | {name} | {seeds} | {values} | {gain:+.1f} % ±{margin:.1f} | {verdicts} |"
             )

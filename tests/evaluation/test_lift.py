@@ -14,7 +14,6 @@ import verfedgnn as vf
 from helpers import same_model
 from verfedgnn.config import load_config
 from verfedgnn.core.pairs import Pairs
-from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.evaluation.bootstrap import gain
 from verfedgnn.evaluation.chance import ERROR, GROUPS, decide_verdicts, holm, p_value
 from verfedgnn.evaluation.judged_party import count_elsewhere
@@ -201,7 +200,8 @@ def test_lift_tells_parties_and_users_apart(joined: tuple[vf.Run, dict[str, Any]
         cases = table["overall"]["cases"]
         for row in rows_of(table):
             assert row["pays"] in ORDER
-            assert {"simple", "alone", "federated", "pooled", "users"} < row.keys()
+            assert {"simple", "alone", "federated", "users"} < row.keys()
+            assert "pooled" not in row, "a single model on all data is no bound of mixtures"
             if row["gain"] is not None:
                 assert row["gain"]["low"] <= row["gain"]["value"] <= row["gain"]["high"]
                 better = min if table["metric"] == "rmse" else max
@@ -259,13 +259,6 @@ def newcomers(small_parties: list[vf.PartyData]) -> vf.Run:
     return vf.train(only_here, best(epochs=20, **{"split.kind": "newcomers"}))
 
 
-@pytest.fixture
-def quick_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the pooled training, which is tested elsewhere."""
-    monkeypatch.setattr(lift_module, "_pooled_models", lambda run, label, **options: run.models)
-
-
-@pytest.mark.usefixtures("quick_pool")
 def test_newcomers_are_new_here_and_known_elsewhere(newcomers: vf.Run) -> None:
     found = lift(newcomers)
     assert found["newcomers"]["training"] == "own"
@@ -303,7 +296,6 @@ def test_other_parties_are_counted_by_training_ratings(newcomers: vf.Run) -> Non
     assert elsewhere[0].parties[:2].tolist() == [0, 0]
 
 
-@pytest.mark.usefixtures("quick_pool")
 def test_joining_does_not_pay_where_the_served_model_is_worse(newcomers: vf.Run) -> None:
     """The same run, serving predictions that are a star too high."""
     spoilt = []
@@ -322,7 +314,6 @@ def test_joining_does_not_pay_where_the_served_model_is_worse(newcomers: vf.Run)
     assert "worse" in found["summary"]
 
 
-@pytest.mark.usefixtures("quick_pool")
 def test_a_ranking_has_a_lift_of_its_own(small_parties: list[vf.PartyData]) -> None:
     values = {"epochs": 20, "dim": 4, "split.kind": "newcomers"}
     run = vf.train(small_parties, vf.Config.preset("ranking").with_values(values))
@@ -330,11 +321,10 @@ def test_a_ranking_has_a_lift_of_its_own(small_parties: list[vf.PartyData]) -> N
     assert found["metric"] == found["newcomers"]["metric"] == "ndcg@20"
     assert "lists" not in found
     for row in found["parties"]:
-        assert row["hitrate@20"].keys() == {"simple", "alone", "federated", "pooled"}
+        assert row["hitrate@20"].keys() == {"simple", "alone", "federated"}
     assert "predicted ratings" not in found["summary"]
 
 
-@pytest.mark.usefixtures("quick_pool")
 def test_lift_without_a_gate_trains_the_parties_alone(small_parties: list[vf.PartyData]) -> None:
     values = {"gate": False, "epochs": 4, "dim": 4, "split.kind": "newcomers"}
     run = vf.train(small_parties, vf.Config.preset("best").with_values(values))

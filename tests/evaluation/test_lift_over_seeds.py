@@ -110,7 +110,7 @@ def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(small_run: Pat
     run.metrics["seconds"] = 90.0
     said = describe_plan(run, plan_lift(run, 2, small_run))
     assert said == (
-        "expected: about 15 min 00 s to judge this run and to train and judge 1 more seed (the federated training of this run took 1 min 30 s)"
+        "expected: about 9 min 00 s to judge this run and to train and judge 1 more seed (the federated training of this run took 1 min 30 s)"
     )
 
     def watch(event: Progress) -> None:
@@ -123,7 +123,7 @@ def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(small_run: Pat
     rest = plan_lift(run, 2, small_run)
     assert all(step.startswith("seed 1, ") for step in rest.steps), "a finished seed is not trained again"
     rest.report("seed 1, federation", 0, now=0)
-    assert rest.seconds_left(1, 2, now=0.1) == 6 * 90, "known before the first training has begun"
+    assert rest.seconds_left(1, 2, now=0.1) == 4 * 90, "known before the first training has begun"
     compute_lift(run, small_run, 2, watch=watch)
     assert describe_plan(run, plan_lift(run, 2, small_run)) is None
     assert list(dict.fromkeys(labels)) == planned

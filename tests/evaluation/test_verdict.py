@@ -328,7 +328,7 @@ def test_a_gain_is_compared_with_what_a_party_really_has() -> None:
 def test_a_metric_of_lists_that_falls_is_not_hidden_behind_one_that_rises() -> None:
     found = tables("ndcg@20", "yes", "yes", ("yes", "no"))
     assert "falls" not in summarise(found)
-    ways = {"simple": 0.5, "alone": 0.6, "federated": 0.59, "pooled": 0.6}
+    ways = {"simple": 0.5, "alone": 0.6, "federated": 0.59}
     found["newcomers"]["parties"] = [
         row(pays, name=f"shop{n}", **{"hitrate@20": ways, "recall@20": ways | {"federated": 0.7}})
         for n, pays in enumerate(("yes", "no"))

@@ -24,7 +24,7 @@ def test_the_plan_names_every_training_that_runs() -> None:
         assert [*dict.fromkeys(event.label for event in events)] == list_steps(names, config, lift=False)
         vf.lift(run, watch=events.append)
         assert {event.label for event in events} == set(list_steps(names, config, lift=True))
-    assert len(list_steps(SHOPS, vf.Config.preset("best"), lift=True)) == 20
+    assert len(list_steps(SHOPS, vf.Config.preset("best"), lift=True)) == 16
 
 
 def test_training_in_python_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +53,11 @@ def test_the_time_left_is_that_of_all_trainings() -> None:
     first = clock.seconds_left(51, 101, now=10)
     assert first == pytest.approx(10 + 20 * (sum(clock.weights.values()) - 1))
     now = 20.0
-    for step in steps[1:10]:
+    for step in steps[1:8]:
         clock.report(step, 1, now=now)
         now += 20 * clock.weights[step]
-    assert clock.describe(steps[10]) == "step 11 of 20, newcomers, federation"
-    clock.report(steps[10], 1, now=now)
+    assert clock.describe(steps[8]) == "step 9 of 16, newcomers, federation"
+    clock.report(steps[8], 1, now=now)
     measured = sum(clock.spent.values())
     assert clock.seconds_left(1, 101, now=now) == pytest.approx(measured)  # the second half repeats the first
     late = clock.seconds_left(51, 101, now=now + 40)

@@ -263,7 +263,7 @@ def lift_row(reference: float, federated: float, pays: str, users: int) -> dict[
         "high_percent": 15.5,
         "p": 0.01,
     }
-    ways = {"simple": reference, "alone": reference, "federated": federated, "pooled": federated}
+    ways = {"simple": reference, "alone": reference, "federated": federated}
     reference_of = {"reference": "simple" if users else None}
     return {
         "cases": 2 * users,
@@ -332,8 +332,8 @@ def test_lift_and_lists_that_lose_are_shown(run: vf.Run, chromium: Any, width: i
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width  # every figure is in sight
         gain = visit.page.locator("#worth tbody tr").nth(3).locator("td.first").first.bounding_box()
-        pooled = visit.page.locator("#worth tbody tr").nth(3).locator("td.pooled").bounding_box()
-        assert (gain["y"] < pooled["y"]) == (width == 390)  # on a phone the gain comes first
+        alone = visit.page.locator("#worth tbody tr").nth(3).locator("td.alone").bounding_box()
+        assert (gain["y"] < alone["y"]) == (width == 390)  # on a phone the gain comes first
         assert rows[0].endswith("no")
         assert "no test cases" in rows[2]
         assert "worse than the most popular items" in visit.texts("#warning")[0]

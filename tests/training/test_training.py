@@ -243,18 +243,13 @@ def test_training_learns_and_lift_is_reported(small_parties: list[vf.PartyData])
     lift = vf.lift(run)
     assert lift["overall"]["federated"] == pytest.approx(run.metrics["test"]["rmse"])
     assert [row["name"] for row in lift["parties"]] == [p.name for p in small_parties]
-    assert all(
-        0.3 < row[key] < 3 for row in lift["parties"] for key in ("simple", "alone", "federated", "pooled")
-    )
+    assert all(0.3 < row[key] < 3 for row in lift["parties"] for key in ("simple", "alone", "federated"))
 
 
 def test_lift_judges_all_on_the_same_ratings(
     small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when parts go by time, which pooling would change: each party's last rating is not the pooled last one.
-
-    The second training, for newcomers, has parts of its own.
-    """
+    """Also when parts go by time. The second training, for newcomers, has parts of its own."""
     trained: list[tuple[str, int]] = []
     real = lift_module.train_alone
 
@@ -263,14 +258,15 @@ def test_lift_judges_all_on_the_same_ratings(
         return real(data, parts, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lift_module, "train_alone", watched)
-    run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1, "gate": True}))
+    run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1}))
     found = vf.lift(run)
     tests = [len(p.test) for p in run.prepared()]
-    held_out = sum(int((split_newcomers(p.ratings, p.name) == TEST).sum()) for p in small_parties)
-    assert trained == [("pooled", sum(tests)), ("pooled", held_out)]
+    held_out = [int((split_newcomers(p.ratings, p.name) == TEST).sum()) for p in small_parties]
+    names = [p.name for p in small_parties]
+    assert trained == [*zip(names, tests, strict=True), *zip(names, held_out, strict=True)]
     assert [row["cases"] for row in found["parties"]] == tests
     assert sum(row["cases"] for row in found["by_own_ratings"]) == sum(tests)
-    assert 0 < found["newcomers"]["overall"]["cases"] <= held_out  # some are known nowhere else
+    assert 0 < found["newcomers"]["overall"]["cases"] <= sum(held_out)  # some are known nowhere else
 
 
 def test_misuse_from_python_is_explained(small_parties: list[vf.PartyData]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.frames import make_frame
+from verfedgnn.evaluation.judged_party import WAYS
 from verfedgnn.evaluation.lift_points import list_points, summarise
 from verfedgnn.evaluation.seeds import lift_over_seeds
 from verfedgnn.evaluation.verdict import headline, party_verdicts, warn_of_one_split
@@ -20,7 +21,6 @@ from verfedgnn.runs.run import Run
 from verfedgnn.training.progress import Stop, Watcher, never
 
 _PREDICTIONS = {"rmse": "ratings", "ndcg@20": "lists"}
-_WAYS = ("simple", "alone", "federated", "pooled")
 _GAINS = {"gain_percent": "percent", "low_percent": "low_percent", "high_percent": "high_percent"}
 
 
@@ -35,7 +35,7 @@ def lift(
 ) -> Lift:
     """Return what joining gains each party, for ratings and lists, known customers and newcomers.
 
-    It trains the parties alone and pooled, and a second federation to judge newcomers. With `seeds=3` it trains everything with two
+    It trains the parties alone where the run did not, and a second federation to judge newcomers. With `seeds=3` it trains everything with two
     more seeds, and joining pays only where it pays over all of them. Terminals and notebooks show its
     progress and the time left for all trainings, unless `verbose` is False. `watch` is called after every round.
     """
@@ -128,7 +128,7 @@ def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
     found = row["gain"] or {}
     return {
         "users": row["users"],
-        **{way: row[way] for way in _WAYS if way in row},
+        **{way: row[way] for way in WAYS if way in row},
         **{name: found.get(key) for name, key in _GAINS.items()},
         "pays": row["pays"],
     }

@@ -1,6 +1,6 @@
 """The errors of one party's models on its test cases, and the tables of lift made from them.
 
-The four models of a party are called ways: simple, alone, federated and pooled.
+The three models of a party are called ways: simple, alone and federated.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.training.simple_models import liked
 
-WAYS = ("simple", "alone", "federated", "pooled")
+WAYS = ("simple", "alone", "federated")
 """simple: user and item means, or popularity; alone: the best mixture a party has without the federation; federated: what it serves (newcomers: what a
-second training without their ratings would serve); pooled: the same model on all data in one place, unprotected."""
+second training without their ratings would serve)."""
 WITHOUT_JOINING = ("alone", "simple")
 """The ways that a party has without joining. The gain of a row is over the better of them."""
 BANDS = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 20), (21, 50), (51, None))

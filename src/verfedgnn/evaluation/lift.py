@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from verfedgnn.config import Config, presets
-from verfedgnn.data import PartyData, find_pooled_items, pool_parties
+from verfedgnn.data import PartyData
 from verfedgnn.evaluation.chance import decide_verdicts
 from verfedgnn.evaluation.judged_party import (
     JudgedParty,
@@ -32,13 +31,13 @@ from verfedgnn.training.train import train
 
 
 def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: Stop = never) -> dict[str, Any]:
-    """Return the `lift` part of metrics.json: simple, alone, federated and pooled, with gains, intervals and verdicts.
+    """Return the `lift` part of metrics.json: simple, alone and federated, with gains, intervals and verdicts.
 
     The gain in a row compares what the parties serve with the best that they have without joining, on the same test cases. That is
     the better of the row's figures `simple` (their means, or popularity for lists) and `alone` (the best mixture of these, EASE for
     lists, and models trained on their own ratings); `reference` names it. Newcomers need a second training that holds out all
     ratings of a tenth of the users at each party, unless the run's own split already does. Otherwise it is like the training of
-    the run. Pooled models are trained without protection.
+    the run.
     """
     options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     known = None
@@ -64,13 +63,13 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
 def quick_lift(run: Run) -> dict[str, Any] | None:
     """Return the lift for customers that the parties know, by party, from the models that the run holds.
 
-    It trains nothing, so it has neither newcomers nor pooled models. It is None for a run without a gate, or whose split holds
+    It trains nothing, so it has no newcomers. It is None for a run without a gate, or whose split holds
     out newcomers.
     """
     models = _models(run)
     if run.config.split.kind == "newcomers" or any(each.alone is None for each in models):
         return None
-    tables = [_add_weights(lift_by_party(_judge(each, pooled=None)), each) for each in models]
+    tables = [_add_weights(lift_by_party(_judge(each)), each) for each in models]
     found = tables[0] if len(tables) == 1 else {**tables[0], "lists": tables[1]}
     return _conclude(found, run)
 
@@ -112,14 +111,9 @@ def _note_short_training(run: Run) -> dict[str, Any]:
     return {"short": {"epochs": epochs, "preset": preset, "usual": usual}}
 
 
-def judge_models(
-    run: Run, *, label: str = "", pooled: bool = True, **options: Any
-) -> list[list[JudgedParty]]:
-    """Evaluate the run's models of ratings and, if there are any, those of lists, each beside a model on pooled data."""
-    return [
-        _judge(each, _pooled_models(each, label, **options) if pooled else None, label=label, **options)
-        for each in _models(run)
-    ]
+def judge_models(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
+    """Evaluate the run's models of ratings and, if there are any, those of lists."""
+    return [_judge(each, label=label, **options) for each in _models(run)]
 
 
 def _models(run: Run) -> list[Run]:
@@ -135,10 +129,8 @@ def _add_weights(table: dict[str, Any], run: Run) -> dict[str, Any]:
     return table
 
 
-def _judge(
-    run: Run, pooled: Sequence[PartyModel] | None, *, label: str = "", **options: Any
-) -> list[JudgedParty]:
-    """Evaluate the simple, alone, federated and, if there is one, pooled model of each party."""
+def _judge(run: Run, *, label: str = "", **options: Any) -> list[JudgedParty]:
+    """Evaluate the simple, alone and federated model of each party."""
     ranks = run.config.training.ranks
     prepared = run.prepared()
     alone = run.alone or _alone_models(run, prepared, label, **options)
@@ -150,8 +142,6 @@ def _judge(
             "alone": alone[p],
             "federated": run.models[p],
         }
-        if pooled is not None:
-            ways["pooled"] = pooled[p]
         judged.append(judge_party(party, ways, elsewhere[p], ranks=ranks))
     return judged
 
@@ -175,19 +165,6 @@ def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:
         return popularity_model(party.input)
     means = fit_party_means(party.input)
     return means_model(means, means.user_offset, party.train.user.device)
-
-
-def _pooled_models(run: Run, label: str, **options: Any) -> list[PartyModel]:
-    """Train the run's model on all parties' ratings together, and split it by catalogue."""
-    pool = PartyData("pooled", pool_parties(run.parties))
-    what = f"{label}pooled lists" if run.config.training.ranks else f"{label}pooled"
-    parts = np.concatenate(run.parts)
-    model = train_alone(pool, parts, run.config, 1.0, run.device, label=what, **options)
-    models = []
-    for found in find_pooled_items(run.parties, pool.ratings):
-        rows = torch.from_numpy(found).to(run.device)
-        models.append(PartyModel(model.users, model.items[rows], model.embeddings[rows]))
-    return models
 
 
 def select_newcomers(judged: JudgedParty) -> JudgedParty:

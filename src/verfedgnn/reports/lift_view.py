@@ -54,8 +54,8 @@ _NOTES = {
     "ndcg@20": "popularity: the most rated items. alone: the best mixture of popularity, EASE and a model of its own.",
 }
 _COLUMNS = (
-    "federated: what the party serves. pooled: the model trained on all data in one place, unprotected. "
-    "gain: over {simple} or alone, the better of the two in the row, with its 95 % interval. " + WORDS_NOTE
+    "federated: what the party serves. gain: over {simple} or alone, the better of the two in the row, with its 95 % interval. "
+    + WORDS_NOTE
 )
 NOT_TRAINED = "none in training"
 """Name of the customers without training ratings at the party."""
@@ -74,10 +74,6 @@ _GROUPS = {
     "by_other_parties": ("other parties", ""),
 }
 """The heading of the first column of each table of groups, and where ratings are counted."""
-_POOLED_NOTE = (
-    "pooled is worse than {simple} here: it is a single model that is not mixed with {simple}, and customers with few ratings "
-    "of many items teach it little."
-)
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,6 @@ class LiftTable:
             "simple": SIMPLE[self.metric],
             "alone": "alone",
             "federated": "federated",
-            "pooled": "pooled",
         }
         return {way: name for way, name in names.items() if way in self.rows[0][1]}
 
@@ -276,9 +271,6 @@ def _note(part: Mapping[str, Any], *, first: bool) -> str:
     notes = [_NOTES[metric]]
     if first:
         notes.append(_COLUMNS.format(simple=SIMPLE[metric]))
-    row = part["overall"]
-    if row.get("pooled") is not None and (row["pooled"] > row["simple"]) == (metric == "rmse"):
-        notes.append(_POOLED_NOTE.format(simple=SIMPLE[metric]))
     return " ".join(notes)
 
 

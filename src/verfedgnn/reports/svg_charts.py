@@ -25,7 +25,7 @@ _SURE = (YES, NO, NO_DIFFERENCE)
 """Verdicts whose dot is filled; that of the others is a ring."""
 POINT_COLOUR = "#3b82c4"
 CURVE_COLOURS = ("#3b82c4", "#cf5f3c", "#2f9e62", "#9a6cc8", "#b58a1c", "#7a8698", "#cc4f8a")
-WAYS = {"simple": "#8a94a3", "alone": "#d07a2d", "federated": "#3b82c4", "pooled": "#2f9e8f"}
+WAYS = {"simple": "#8a94a3", "alone": "#d07a2d", "federated": "#3b82c4"}
 """Colour of each way of `lift` in all charts."""
 _WIDTH = 400
 _CHARACTER = 6.3

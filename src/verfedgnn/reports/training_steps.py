@@ -20,8 +20,6 @@ _SEED = re.compile(r"seed \d+, ")
 """Beginning of the names of the trainings with another seed."""
 _LISTS = 4.0
 """Time of a training of lists, in trainings of ratings; measured on three small shops."""
-_POOLED = 0.5
-"""Time of a training on pooled data, in federated trainings."""
 
 
 def strip_step(step: str) -> str:
@@ -39,12 +37,11 @@ def list_steps(parties: Sequence[str], config: Config, *, lift: bool, seeds: int
 def _list_steps_of_seed(parties: Sequence[str], config: Config, *, lift: bool) -> list[str]:
     loops = ["lists"] if config.training.ranks else ["federation", "lists"][: 1 + config.trains_lists]
     alone = [f"{name} alone{', lists' * (loop == 'lists')}" for loop in loops for name in parties]
-    pooled = ["pooled lists" if loop == "lists" else "pooled" for loop in loops]
     gate = config.training.gate
     steps = [*loops, *(alone if gate else [])]
     if not lift:
         return steps
-    judged = [*pooled, *([] if gate else alone)]
+    judged = [] if gate else alone
     new = [f"{_NEW}{step}" for step in judged]
     if config.split.kind == "newcomers":
         return steps + new
@@ -124,6 +121,4 @@ class StepClock:
 
 def _weigh(step: str, parties: int) -> float:
     lists = _LISTS if step.endswith("lists") else 1.0
-    if step.startswith("pooled"):
-        return lists * _POOLED
     return lists if step in ("federation", "lists") else lists / parties

@@ -177,11 +177,7 @@ def _pick_rows(lift: Mapping[str, Any], party: str | None) -> list[dict[str, Any
             row = named[party]
             gain = row["gain"] or {}
             rows.append(
-                {
-                    name: row[name]
-                    for name in ("users", "simple", "alone", "federated", "pooled", "pays")
-                    if name in row
-                }
+                {name: row[name] for name in ("users", "simple", "alone", "federated", "pays") if name in row}
                 | {
                     "gain": [gain[name] for name in ("low_percent", "percent", "high_percent")]
                     if gain

@@ -60,11 +60,7 @@ class CostForecast:
         name = step.removeprefix("newcomers, ")
         if name in self.federated:
             return self.federated[name].seconds
-        if not name.startswith("pooled"):
-            return self.alone.get(name, 0.0)
-        # One table with all ratings takes as long as all parties' own tables.
-        lists = name.endswith("lists")
-        return sum(seconds for each, seconds in self.alone.items() if each.endswith("lists") == lists)
+        return self.alone.get(name, 0.0)
 
 
 def measured_cost(metrics: Mapping[str, Any], parties: Sequence[str], *, ranks: bool) -> CostForecast:

@@ -19,7 +19,7 @@ const METRICS = {
   rmse: { name: "RMSE", what: "Ratings", better: "lower", simple: "means" },
   "ndcg@20": { name: "NDCG@20", what: "Lists", better: "higher", simple: "popularity" },
 };
-const WAYS = ["simple", "alone", "federated", "pooled"];
+const WAYS = ["simple", "alone", "federated"];
 
 function meter(share) {
   const bar = make("i");
@@ -137,7 +137,7 @@ function drawWorth(box, run, party) {
     "RMSE is the typical error of a predicted rating. NDCG@20 says how high the items that a user likes stand in a list. Both are measured on ratings used neither for training nor for model selection.",
     "Simple: means of the organisation's ratings, or its most popular items. Alone: the best it has without the others. Federated: what it serves; for newcomers, what a second training without their ratings would serve.",
   ];
-  if (run.judged_by_lift) notes.push("Pooled: the same model trained on all data in one place, unprotected. Gains are over simple or alone, the better of the two, with a 95 % interval. Newcomers have no ratings at the organisation and some at another one.", ...run.lift_notes);
+  if (run.judged_by_lift) notes.push("Gains are over simple or alone, the better of the two, with a 95 % interval. Newcomers have no ratings at the organisation and some at another one.", ...run.lift_notes);
   else notes.push("Train with --lift to learn for whom joining pays, with intervals and for customers who are new to an organisation.");
   if (!run.alone) notes.push("This run has no model trained alone. Train with the best preset or with --set gate=true to compare.");
   box.replaceChildren(...parts, ...notes.map((text) => make("p", { class: "quiet" }, text)));
