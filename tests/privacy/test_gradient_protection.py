@@ -73,16 +73,27 @@ vectors = st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3)
 
 @given(x=vectors, y=vectors, r=st.floats(0.5, 10))
 def test_total_variation_of_a_release(x: list[float], y: list[float], r: float) -> None:
-    """Over all 27 outcomes: TV(Q(x), Q(y)) <= |x - y|_1 / r, up to the grid."""
-    p, q = [released(v, r) for v in x], [released(v, r) for v in y]
-    outcomes = list(itertools.product((-1, 0, 1), repeat=3))
+    """TV(Q(x), Q(y)) <= |x - y|_1 / r, up to the grid."""
+    assert variation(x, y, r) <= sum(abs(a - b) for a, b in zip(x, y, strict=True)) / r + 3 * 2 / 2000
+
+
+def variation(x: list[float], y: list[float], r: float) -> float:
+    """Return the total variation of two releases, from the chances of all outcomes."""
+    outcomes = list(itertools.product((-1, 0, 1), repeat=len(x)))
+    sides = [[released(v, r) for v in side] for side in (x, y)]
     chance = [
         [math.prod(d[o] for d, o in zip(side, outcome, strict=True)) for outcome in outcomes]
-        for side in (p, q)
+        for side in sides
     ]
     assert sum(chance[0]) == pytest.approx(1)
-    variation = sum(abs(a - b) for a, b in zip(*chance, strict=True)) / 2
-    assert variation <= sum(abs(a - b) for a, b in zip(x, y, strict=True)) / r + 3 * 2 / 2000
+    return sum(abs(a - b) for a, b in zip(*chance, strict=True)) / 2
+
+
+def test_remark_5_4_does_not_hold_for_the_largest_coordinate() -> None:
+    """Neighbours at l-infinity distance 1 have a total variation of 1 - (1 - 1/(2r))^d, which is more than 1/r."""
+    found = {d: variation([0.5] * d, [-0.5] * d, 3.0) for d in (1, 2, 4)}
+    assert found == pytest.approx({d: 1 - (5 / 6) ** d for d in found}, abs=0.002)
+    assert found[1] < found[2] < 1 / 3 < 0.51 < found[4] < 0.52
 
 
 def test_laplace_noise_has_its_scale() -> None:
