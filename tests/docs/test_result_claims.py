@@ -216,7 +216,7 @@ CLAIMS = [
     ),
     Claim(
         "README.md",
-        "RMSE of `private` on ML-1M: {} for the common model, which ε covers; {} as served at home.",
+        "a rating: RMSE {}; at home {}, no ε |",
         PRIVATE + SERVED_PRIVATE,
     ),
     *(
