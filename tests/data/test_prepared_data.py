@@ -1,7 +1,9 @@
 """A prepared folder holds the same table as the files it was made from, to the bit, with the same errors and notes."""
 
+import ast
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,22 @@ def test_arrays_stay_on_disk(tmp_path: Path, rows: pa.Table) -> None:
         assert array is not None
         assert isinstance(array.base, np.memmap)
         assert not array.flags.writeable
+
+
+def test_threads_parse_no_headers(tmp_path: Path, rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.11.8, two threads that parse literals can fail with "AST constructor recursion depth mismatch"."""
+    parsed: set[threading.Thread] = set()
+    parse = ast.literal_eval
+
+    def watched(text: Any) -> Any:
+        parsed.add(threading.current_thread())
+        return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", watched)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    for name, options in {"events": {"events": 1.0}, "ratings": {"duplicates": "mean"}}.items():
+        prepare_ratings([tmp_path / "rows.parquet"], tmp_path / name, **options)
+    assert parsed == {threading.current_thread()}
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path, rows: pa.Table) -> None:

@@ -239,7 +239,7 @@ class Preparation:
             found = self._number_ids(numbers)
             if self.catalogue is not None:
                 check_catalogue(self.name, found["items"], self.catalogue)
-            chunks = ChunkFiles(self.work, np.array(found["starts"]))
+            chunks = ChunkFiles(self.work, np.array(found["starts"]), self._row_kind(found["form"]))
             self._number_rows(numbers, chunks, found)
         finally:
             numbers.close()
@@ -321,14 +321,8 @@ class Preparation:
     def _write_chunk(
         self, chunks: ChunkFiles, chunk: int, batches: Iterator[pa.RecordBatch], found: dict[str, Any]
     ) -> None:
-        is_events = self.events is not None
-        kinds: list[tuple[str, str]] = [("user", "<i4"), ("item", "<i4")]
-        kinds += [("kind", "i1")] if is_events else [("position", "<i8")]
-        has_time = found["form"] != "none"
-        if is_events and has_time:
-            kinds.append(("time", "<f8" if found["form"] == "fraction" else "<i8"))
-        rows = np.empty(self.sizes.piece, np.dtype(kinds))
-        arrays = {} if is_events else self._arrays(found, has_time)
+        rows = np.empty(self.sizes.piece, chunks.kind)
+        arrays = {} if self.events is not None else self._arrays(found)
         size = piece = 0
         for batch in _cut(batches, len(rows)):
             if size + batch.num_rows > len(rows):
@@ -336,7 +330,7 @@ class Preparation:
                 size = 0
                 piece += 1
             place = slice(size, size + batch.num_rows)
-            for name, _ in kinds:
+            for name in chunks.kind.names or ():
                 rows[name][place] = batch.column(name).to_numpy()
             for name, array in arrays.items():
                 array[rows["position"][place]] = batch.column(name).to_numpy()
@@ -345,10 +339,18 @@ class Preparation:
             array.flush()
         chunks.write(chunk, piece, rows[:size])
 
-    def _arrays(self, found: dict[str, Any], has_time: bool) -> dict[str, np.memmap[Any, Any]]:
+    def _row_kind(self, form: str) -> np.dtype[Any]:
+        """Return the type of a row in a chunk."""
+        kinds = [("user", "<i4"), ("item", "<i4")]
+        if self.events is None:
+            return np.dtype([*kinds, ("position", "<i8")])
+        time = [] if form == "none" else [("time", "<f8" if form == "fraction" else "<i8")]
+        return np.dtype([*kinds, ("kind", "i1"), *time])
+
+    def _arrays(self, found: dict[str, Any]) -> dict[str, np.memmap[Any, Any]]:
         """Return the arrays of ratings, which are in the order of rows."""
         kinds: dict[str, DTypeLike] = {"user": np.int32, "item": np.int32, "rating": np.float32}
-        if has_time:
+        if found["form"] != "none":
             kinds["time"] = np.int64
         return {name: self._array(name, kind, found["used"]) for name, kind in kinds.items()}
 

@@ -30,12 +30,18 @@ def divide_users(counts: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 
 
 class ChunkFiles:
-    """Chunks of rows in a folder. A chunk consists of pieces, each sorted by shard."""
+    """Chunks of rows in a folder. A chunk consists of pieces, each sorted by shard.
 
-    def __init__(self, folder: Path, starts: NDArray[np.int64]) -> None:
+    A piece is the end of each shard's rows, then the rows, without the header of a NumPy file: threads read pieces, and
+    parsing headers in threads can fail before Python 3.11.8 ("AST constructor recursion depth mismatch").
+    """
+
+    def __init__(self, folder: Path, starts: NDArray[np.int64], kind: np.dtype[Any]) -> None:
         self.folder = folder
         self.starts = starts
         """First user of each shard, and the number of users."""
+        self.kind = kind
+        """Type of a row, a structure with a field `user`."""
 
     def is_complete(self, chunk: int) -> bool:
         """Return whether all pieces of a chunk are written."""
@@ -43,7 +49,7 @@ class ChunkFiles:
 
     def begin(self, chunk: int) -> None:
         """Remove the pieces of a chunk that was not completed."""
-        for path in self.folder.glob(f"chunk-{chunk}-*.npy"):
+        for path in self.folder.glob(f"chunk-{chunk}-*.rows"):
             path.unlink()
 
     def complete(self, chunk: int) -> None:
@@ -51,29 +57,26 @@ class ChunkFiles:
         write_bytes(self._mark(chunk), b"")
 
     def write(self, chunk: int, piece: int, rows: NDArray[Any]) -> None:
-        """Write a piece of structured rows with a field `user`."""
+        """Write a piece."""
         shard = (np.searchsorted(self.starts, rows["user"], "right") - 1).astype(np.uint16)
         sizes = np.bincount(shard, minlength=len(self.starts) - 1)
-        with (self.folder / f"chunk-{chunk}-{piece:06}.npy").open("wb") as file:
-            np.save(file, np.append(0, np.cumsum(sizes)))
-            np.save(file, rows[np.argsort(shard, kind="stable")])
+        with (self.folder / f"chunk-{chunk}-{piece:06}.rows").open("wb") as file:
+            np.append(0, np.cumsum(sizes)).astype(np.int64).tofile(file)
+            rows[np.argsort(shard, kind="stable")].tofile(file)
 
     def read(self, shard: int) -> NDArray[Any]:
         """Return the rows of a shard in all chunks."""
-        return np.concatenate([_part(path, shard) for path in sorted(self.folder.glob("chunk-*-*.npy"))])
+        return np.concatenate([self._part(path, shard) for path in sorted(self.folder.glob("chunk-*-*.rows"))])
+
+    def _part(self, path: Path, shard: int) -> NDArray[Any]:
+        """Return the rows of a shard in one piece."""
+        with path.open("rb") as file:
+            ends = np.fromfile(file, np.int64, len(self.starts))
+            file.seek(int(ends[shard]) * self.kind.itemsize, 1)
+            return np.fromfile(file, self.kind, int(ends[shard + 1] - ends[shard]))
 
     def _mark(self, chunk: int) -> Path:
         return self.folder / f"chunk-{chunk}.complete"
-
-
-def _part(path: Path, shard: int) -> NDArray[Any]:
-    """Return the rows of a shard in one piece."""
-    with path.open("rb") as file:
-        ends = np.load(file)
-        np.lib.format.read_magic(file)
-        _, _, kind = np.lib.format.read_array_header_1_0(file)
-        file.seek(int(ends[shard]) * kind.itemsize, 1)
-        return np.fromfile(file, kind, int(ends[shard + 1] - ends[shard]))
 
 
 @dataclass(frozen=True, eq=False)
