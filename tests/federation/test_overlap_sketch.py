@@ -19,6 +19,7 @@ from verfedgnn.federation.agreement import save_agreement
 from verfedgnn.federation.doctor import _estimate_overlap
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.overlap_sketch import MOST_SAMPLED, estimate_overlap, make_sketch
+from verfedgnn.privacy.id_matching import make_pseudonyms
 
 Identities = dict[str, MemberIdentity]
 FILM = np.array([f"person{number}@example.org" for number in range(12_000)])
@@ -38,9 +39,18 @@ def sketch(identities: Identities, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
+@pytest.fixture
+def same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the same sample in every run, whichever keys the parties have: an interval of 95 % fails for one in twenty."""
+    monkeypatch.setattr(overlap_sketch, "make_pseudonyms", lambda ids, _: make_pseudonyms(ids, bytes(32)))
+
+
+@pytest.mark.usefixtures("same_sample")
 @pytest.mark.parametrize("common", [0, 300, 6_000, 12_000])
-def test_the_interval_holds_the_true_share(identities: Identities, sketch: Path, common: int) -> None:
+def test_the_interval_holds_the_true_share(identities: Identities, tmp_path: Path, common: int) -> None:
     """Also where ids are spelled differently."""
+    sketch = tmp_path / "sketch.json"
+    sketch.write_bytes(make_sketch(identities["film"], "book", FILM))
     book = np.array([*np.strings.upper(FILM[:common]), *(f"reader{number}" for number in range(2_000))])
     found = estimate_overlap(identities["book"], sketch, book)
     assert (found.users, found.own_users, found.sampled) == (12_000, common + 2_000, MOST_SAMPLED)
@@ -49,6 +59,7 @@ def test_the_interval_holds_the_true_share(identities: Identities, sketch: Path,
     assert found.own_share(common / 12_000) == pytest.approx(common / (common + 2_000))
 
 
+@pytest.mark.usefixtures("same_sample")
 def test_intervals_hold_as_often_as_they_say(identities: Identities, tmp_path: Path) -> None:
     """95 % or more of 60 random sets of users, of which 100 are sampled."""
     random = np.random.default_rng(0)
