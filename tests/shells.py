@@ -88,5 +88,5 @@ def wait_until(shells: Shells, status: str, wanted: Callable[[dict[str, Any]], b
                     return
         except OSError:
             pass
-        time.sleep(0.01)
+        time.sleep(0.1)
     raise AssertionError(f"{otherwise}\n{shells.logs()}")

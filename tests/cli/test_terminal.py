@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pty
@@ -342,19 +343,17 @@ def test_a_reader_that_leaves_does_not_end_a_training(place: Path) -> None:
 # -- signals -------------------------------------------------------------------------------------------------------------
 
 
-def interrupted(
-    words: list[str], seen: Callable[[], bool], number: signal.Signals, folder: Path
-) -> tuple[int, str]:
-    """Exit code and standard error of a command that is sent a signal as soon as `seen`."""
-    process = subprocess.Popen(
-        [*shell(), *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 180
-    while not seen() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=180)
-    return process.returncode, err
+def signalled(monkeypatch: pytest.MonkeyPatch, where: str, number: signal.Signals) -> None:
+    """Let this process receive a signal whenever the function `where` has done its work."""
+    module, _, name = where.rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+
+    def stop(*values: Any) -> Any:
+        result = function(*values)
+        os.kill(os.getpid(), number)
+        return result
+
+    monkeypatch.setattr(where, stop)
 
 
 def continuation(err: str) -> list[str]:
@@ -364,50 +363,44 @@ def continuation(err: str) -> list[str]:
     return words[1:]
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_says_how_it_goes_on(
     command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.chdir(place)
-    out = f"stopped-{number}"
-    words = [
-        "train",
-        *SMALL,
-        "--out",
-        out,
-        "--set",
-        "epochs=60",
-        "--set",
-        "list_epochs=1",
-        "--json",
-        "--quiet",
-    ]
-    code, err = interrupted(words, (place / out / "history.jsonl").exists, number, place)
+    folder = f"stopped-{number}"
+    short = ["--set", "epochs=12", "--set", "evaluate_every=5", "--set", "list_epochs=1"]
+    with monkeypatch.context() as patched:
+        signalled(patched, "verfedgnn.training.loop.write_history", number)
+        code, _, err = command("train", *SMALL, "--out", folder, *short, "--json", "--quiet")
     assert code == 4, err
     assert err.count("\n") == 1
     again = continuation(err)
-    assert again == ["train", "--resume", out, "--quiet", "--json"]
+    assert again == ["train", "--resume", folder, "--quiet", "--json"]
     if number is signal.SIGINT:
         code, out, err = command(*again)
         assert (code, err) == (0, "")
-        assert json.loads(out)["rounds"] == 60
+        assert json.loads(out)["rounds"] == 12
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_stopped_comparison_goes_on_by_the_same_command(place: Path) -> None:
-    of = ["--methods", "bias,verfedgnn", "--seeds", "1", "--jobs", "1", "--set", "epochs=120"]
+def test_a_stopped_comparison_goes_on_by_the_same_command(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    of = ["--methods", "bias,mf", "--seeds", "1", "--jobs", "1", "--set", "epochs=10"]
     words = ["compare", *SMALL[:4], *of, "--out", "halves", "--json"]
     records = place / "halves" / "cells.jsonl"
-    code, err = interrupted(words, records.exists, signal.SIGINT, place)
+    with monkeypatch.context() as patched:
+        signalled(patched, "verfedgnn.research.experiments.training_queue._describe", signal.SIGINT)
+        code, _, err = command(*words)
     assert code == 4, err
     assert "stopped with 1 of 2 trainings done" in err
     assert continuation(err) == words
     kept = records.read_text()
-    done = subprocess.run(
-        [*shell(), *words, "--quiet"], cwd=place, capture_output=True, text=True, check=True
-    )
-    assert [each["method"] for each in json.loads(done.stdout)["trainings"]] == ["bias", "verfedgnn"]
+    code, out, _ = command(*words, "--quiet")
+    assert code == 0
+    assert [each["method"] for each in json.loads(out)["trainings"]] == ["bias", "mf"]
     assert records.read_text().startswith(kept)
 
 

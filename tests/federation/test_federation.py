@@ -305,7 +305,13 @@ def test_preset_best_with_kills(
 
 @pytest.mark.parametrize(
     ("who", "sends"),
-    [(SERVER, ()), (SERVER, (12, 24, 36)), (SERVER, (15, 27, 39)), ("party", (4, 9, 14)), ("party", (5, 10, 15))],
+    [
+        (SERVER, ()),
+        (SERVER, (12, 24, 36)),
+        (SERVER, (15, 27, 39)),
+        ("party", (4, 9, 14)),
+        ("party", (5, 10, 15)),
+    ],
 )
 def test_rounds_about_some_users_with_kills(
     tmp_path: Path, small_parties: list[vf.PartyData], sends: tuple[int, ...], who: str

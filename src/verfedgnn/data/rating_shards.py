@@ -66,7 +66,9 @@ class ChunkFiles:
 
     def read(self, shard: int) -> NDArray[Any]:
         """Return the rows of a shard in all chunks."""
-        return np.concatenate([self._part(path, shard) for path in sorted(self.folder.glob("chunk-*-*.rows"))])
+        return np.concatenate(
+            [self._part(path, shard) for path in sorted(self.folder.glob("chunk-*-*.rows"))]
+        )
 
     def _part(self, path: Path, shard: int) -> NDArray[Any]:
         """Return the rows of a shard in one piece."""
