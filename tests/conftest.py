@@ -19,7 +19,7 @@ from verfedgnn.cli.main import main
 from verfedgnn.data import synthetic_ratings
 from warm_python import use_warm_python, warm_python
 
-settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("steady")
 SLOW = (
     "test_commands_in_docs",
@@ -45,6 +45,10 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules, which take a tenth of the tests' time otherwise."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -261,7 +261,7 @@ FIELDS = st.sampled_from(
 LINES = st.lists(st.lists(FIELDS, min_size=2, max_size=4), max_size=12)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     LINES,
     st.sampled_from([None, "first", "mean"]),

@@ -134,7 +134,7 @@ def test_a_scale_tells_decimals_from_thousands(tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.decimals(-20, 2000, places=2) | st.decimals(0, 5, places=3), min_size=1, max_size=12),
     st.sampled_from(["csv", "parquet"]),
@@ -200,7 +200,7 @@ def test_times_that_are_left_out_say_why(tmp_path: Path, times: list[str], words
     assert check_source("t", tmp_path / "t.csv").notes == (note,)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1)), min_size=1, max_size=12),
     st.sampled_from("./-"),
@@ -306,7 +306,7 @@ def test_gaps_in_a_publishers_layout(tmp_path: Path) -> None:
 CELLS = st.sampled_from(["1", "2", "", "  ", "3", "NA"])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(CELLS, CELLS, st.sampled_from(["1", "4,5", "", "nan"]), st.sampled_from(["", "31.12.2025"]))

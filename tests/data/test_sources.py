@@ -378,6 +378,7 @@ def test_passwords_as_libpq_has_them(server: Any, monkeypatch: pytest.MonkeyPatc
     same(wanted, read_ratings(without))
 
 
+@pytest.mark.usefixtures("warm")
 def test_no_password_in_what_is_written(server: Any, command: Command, tmp_path: Path) -> None:
     address = server.reader(RIGHT)
     quick = ("--set", "epochs=2", "--set", "list_epochs=1")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_members_take_or_refuse_hostile_messages_in_every_state() -> None:
     """In a process of its own, since the fuzzer forks and watches its memory."""
-    command = [sys.executable, str(ROOT / "tests" / "fuzzer.py"), "--messages", "2500", "--per-state", "25"]
+    command = [sys.executable, str(ROOT / "tests" / "fuzzer.py"), "--messages", "1000", "--per-state", "10"]
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=300

@@ -80,17 +80,23 @@ def federate(folder: Path, parties: list[vf.PartyData]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, small_parties: list[vf.PartyData]) -> Path:
+def parties(small_parties: list[vf.PartyData]) -> list[vf.PartyData]:
+    """Two parties: each is a process of the simulator."""
+    return small_parties[:2]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory, parties: list[vf.PartyData]) -> Path:
     """A folder in which one job has run in the simulator."""
     folder = tmp_path_factory.mktemp("flare")
-    home = federate(folder, small_parties)
+    home = federate(folder, parties)
     workspace = folder / "simulation" / "trial"
     (workspace / "local").mkdir(parents=True)
     place = str(folder / "{site}")
     prepare_site(workspace, {"federation": place, "ratings": f"{place}/ratings.csv"})
     script = folder / "run.py"
     script.write_text(RUN)
-    names = [party.name for party in small_parties]
+    names = [party.name for party in parties]
     command = [sys.executable, str(script), str(home), str(folder / "simulation"), *names]
     log = folder / "log.txt"
     if not simulate(command, log) and "Communication error with client" in log.read_text():
@@ -117,10 +123,10 @@ def simulate(command: list[str], log: Path) -> bool:
 
 
 def test_a_job_in_the_simulator_equals_the_local_runtime(
-    simulated: Path, small_parties: list[vf.PartyData]
+    simulated: Path, parties: list[vf.PartyData]
 ) -> None:
-    local = vf.train(small_parties, vf.Config.preset("paper", **SETTINGS), stack=False)  # type: ignore[arg-type]
-    for party, model in zip(small_parties, local.models, strict=True):
+    local = vf.train(parties, vf.Config.preset("paper", **SETTINGS), stack=False)  # type: ignore[arg-type]
+    for party, model in zip(parties, local.models, strict=True):
         run = vf.Run.load(simulated / party.name / "run")
         assert torch.equal(run.public, local.public)
         for key, values in run.models[0].arrays().items():
@@ -134,9 +140,9 @@ def test_curves_go_to_the_receivers_of_the_job(simulated: Path) -> None:
     assert list((simulated / "simulation" / "trial" / "server").rglob("events.out.tfevents.*"))
 
 
-def test_logs_of_a_site_do_not_show_its_own_error(simulated: Path, small_parties: list[vf.PartyData]) -> None:
+def test_logs_of_a_site_do_not_show_its_own_error(simulated: Path, parties: list[vf.PartyData]) -> None:
     """A job can stream logs to the server, so what a party keeps to itself is in none of them."""
-    for party in small_parties:
+    for party in parties:
         logs = [*(simulated / "simulation" / "trial" / party.name).rglob("log*")]
         text = "".join(log.read_text("utf-8") for log in logs if log.is_file())
         assert "validated" in text

@@ -23,7 +23,7 @@ for operator in (GCN, GAT, GGNN, MessageGCN, MessageGAT, MessageGGNN, my_gnn.Sag
     name = f"Test{operator.__name__}"
     globals()[name] = type(name, (GNNContract,), {"gnn": operator})
 
-SHORT = {"training.batch": 0, "training.epochs": 30, "training.evaluate_every": 10}
+SHORT = {"training.batch": 0, "training.epochs": 16, "training.evaluate_every": 8}
 OWN = {
     "bias": {"rmse": (0.97, 0.98), "settings": {}},
     "alone": {"sends": False, "rmse": (0.9, 1.1)},

@@ -108,6 +108,7 @@ def test_files_of_one_name_are_two_plugins(tmp_path: Path) -> None:
         plugins.load_file(tmp_path / "b" / "mine.py")
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_command_line_takes_plugin_files_into_its_processes(tmp_path: Path) -> None:
     files = [word for name in ("my_gnn.py", "my_baseline.py") for word in ("--plugin", str(EXAMPLES / name))]
     words = [
@@ -299,6 +300,7 @@ def test_a_federation_is_not_begun_with_code_that_nobody_can_compare(
     assert not (tmp_path / "hub").exists()
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_run_remembers_the_code_of_its_plugin(
     small_parties: list[vf.PartyData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

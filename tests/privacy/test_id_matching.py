@@ -88,7 +88,7 @@ def test_forms(text: str, form: str) -> None:
     assert normalise_ids(ids([text])).tolist() == [form]
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(values=st.lists(texts, max_size=5))
 def test_the_form_of_a_form_is_itself(values: list[str]) -> None:
     forms = normalise_ids(ids(values))
@@ -143,7 +143,7 @@ def test_the_order_of_rows_is_that_of_bytes(members: list[bytes]) -> None:
     assert [row.tobytes() for row in array[sort_order(array)]] == sorted(members)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(data=st.data(), pool=st.sets(rows, min_size=1, max_size=8), count=st.integers(2, 5))
 def test_rows_are_those_of_the_sets(data: st.DataObject, pool: set[bytes], count: int) -> None:
     """Against Python's sets: equal pseudonyms get equal rows, all rows are used, and the rule holds."""

@@ -101,7 +101,7 @@ def test_any_cut_is_refused(message: Message) -> None:
         decode(data + b"x")
 
 
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 @given(data=st.data(), which=st.sampled_from(ALL))
 def test_changed_bytes_never_do_worse_than_an_error(data: st.DataObject, which: Message) -> None:
     """3,000 messages with up to four bytes changed: decoded or refused, nothing else."""
@@ -112,7 +112,7 @@ def test_changed_bytes_never_do_worse_than_an_error(data: st.DataObject, which: 
         decode(bytes(raw))
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(raw=st.binary(max_size=200))
 def test_random_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
