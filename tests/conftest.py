@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 from hypothesis import settings
 
 from shells import Shells
@@ -32,6 +35,8 @@ SLOW = (
     "test_flare_job",
 )
 """Modules that take long, to be run first: two processes that share the modules then end at about the same time."""
+build_commands = functools.cache(typer.main.get_command)
+typer.main.get_command = typer.testing._get_command = build_commands  # once, not in every call of a command
 torch.set_num_threads(1)  # small tensors: threads only wait for each other, long on a busy machine
 
 
