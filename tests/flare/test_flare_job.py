@@ -162,7 +162,7 @@ def test_a_job_holds_neither_code_nor_data(
     assert str(simulated) not in text
     classes = {part for part in text.split('"') if part.startswith("verfedgnn.")}
     assert classes == set(ALLOWED_CLASSES)
-    assert json.loads((job / "meta.json").read_text())["min_clients"] == 3
+    assert json.loads((job / "meta.json").read_text())["min_clients"] == 2
 
 
 def test_a_site_must_allow_the_two_classes(tmp_path: Path) -> None:
