@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import uvicorn
 from fastapi import FastAPI
 
 import verfedgnn as vf
+from verfedgnn.serving.http.bounded_protocol import make_server
 
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """The address of the running application."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server = make_server(app)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     while not server.started:

@@ -23,8 +23,8 @@ from verfedgnn.federation.transport.interface import Transport, TransportEvent
 
 pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
 
+from verfedgnn.core.connection_table import MAX_CONNECTIONS
 from verfedgnn.federation.connect import connect
-from verfedgnn.federation.connection_table import MAX_CONNECTIONS
 from verfedgnn.federation.doctor import examine, summarise_findings
 from verfedgnn.federation.transport.frames import FRAME_HEAD, LARGEST_FRAME
 from verfedgnn.federation.transport.tls_driver import FRAME_MARGIN, tls_context

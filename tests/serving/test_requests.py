@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import verfedgnn as vf
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.ranker import ItemRanker
 
@@ -124,6 +128,22 @@ def test_headers_keep_the_page_to_itself(client: Any) -> None:
         assert headers["cache-control"] == "no-store"
 
 
+def test_a_fuzzer_finds_only_answers_that_openapi_describes(run: vf.Run, tmp_path: Path) -> None:
+    """What the schema calls valid may still be refused: an unknown column, or too many items in all."""
+    pytest.importorskip("schemathesis", reason="schemathesis is not installed: no fuzzer")
+    run.save(tmp_path / "run")
+    app = make_app(Catalogue(run, "run", run.parties[0].name), folder=tmp_path / "run")
+    with serving(app) as address:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json"]
+        command += ["--generation-deterministic", "--max-examples", "5", "--no-shrink", "--no-color"]
+        command += ["--exclude-checks", "positive_data_acceptance"]
+        found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "13 total" in found.stdout
+    added = vf.Run.load(tmp_path / "run").parties[0].ratings.n_items - run.parties[0].ratings.n_items
+    assert added > 0, "items were added, and they can be read"
+
+
 def test_openapi_describes_what_there_is(client: Any) -> None:
     described = client.get("/openapi.json").json()
     assert {"/v1/recommendations", "/v1/similar", "/v1/rating", "/health", "/metrics"} <= set(
@@ -131,3 +151,44 @@ def test_openapi_describes_what_there_is(client: Any) -> None:
     )
     example = described["components"]["schemas"]["Newcomer"]["examples"][0]
     assert example["ratings"]
+
+
+def test_another_method_is_told_which_are_allowed(client: Any) -> None:
+    for path, allowed in (("/v1/similar", "GET"), ("/v1/recommendations", "GET, POST"), ("/health", "GET")):
+        answer = client.request("DELETE", path)
+        assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
+
+
+BODY = '{"ratings": []}'
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+    ids=str,
+)
+def test_a_page_of_another_site_changes_nothing(client: Any, headers: dict[str, str]) -> None:
+    for path in ("/v1/recommendations", "/v1/items"):
+        answer = client.post(path, content=BODY, headers=JSON | headers)
+        assert (answer.status_code, "another site" in answer.text) == (403, True)
+    assert client.get("/v1/run", headers=headers).status_code == 200
+
+
+def test_the_own_page_and_other_programs_may_post(client: Any) -> None:
+    own = str(client.base_url).rstrip("/")
+    for headers in ({}, {"Origin": own}, {"Origin": own, "Sec-Fetch-Site": "same-origin"}):
+        assert client.post("/v1/recommendations", content=BODY, headers=JSON | headers).status_code == 200
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_declared_as_json_is_refused(client: Any, kind: str | None) -> None:
+    """A page of another site may send these without asking the server first."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    assert client.post("/v1/recommendations", content=BODY, headers=headers).status_code == 400

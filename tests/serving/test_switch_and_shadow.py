@@ -17,10 +17,13 @@ from verfedgnn.core.files import switch_link
 from verfedgnn.runs.run import write_json
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.http import live_run
+from verfedgnn.serving.http.api_keys import ApiKey, digest_key
 from verfedgnn.serving.http.app import make_app
 from verfedgnn.serving.http.live_run import LiveRun
 from verfedgnn.serving.http.server_metrics import ServerMetrics
+from verfedgnn.serving.http.server_process import ServeOptions, make_served
 from verfedgnn.serving.http.shadow import ServedRuns, ShadowLog, UncountedMetrics
+from verfedgnn.upkeep.forget import forget_users
 
 Served = tuple[ServedRuns, ServerMetrics]
 
@@ -145,6 +148,131 @@ def test_a_run_that_cannot_be_read_is_not_served(
 
     asyncio.run(asyncio.wait_for(play(), 60))
     assert "is not finished" in said
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_that_cannot_be_read_after_a_forget_is_served_no_more(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """Also when the link leads to another run, which cannot be read, so that this one is still served."""
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    folder, link = tmp_path / "run", tmp_path / "current"
+    shutil.copytree(nights / "monday", folder)
+    switch_link(link, folder)
+    unreadable = False
+
+    def build_here(place: Path) -> FastAPI:
+        if unreadable:
+            raise ValueError("damaged")
+        return build(place)
+
+    app = ServedRuns(LiveRun(link, build_here))
+
+    async def play() -> None:
+        nonlocal unreadable
+        async with Lifespan(app) as client:
+            if elsewhere:
+                (tmp_path / "nothing").mkdir()
+                switch_link(link, tmp_path / "nothing")
+            assert (await client.get("/v1/history", params={"user": "u0003"})).json()["count"]
+            unreadable = True
+            forget_users(folder, ["u0003"])
+            while (await client.get("/v1/history", params={"user": "u0003"})).status_code != 503:
+                await asyncio.sleep(0.01)
+            assert (await client.get("/health")).status_code == 503
+            unreadable = False
+            forget_users(folder, ["u0004"])
+            while (await client.get("/health")).status_code != 200:
+                await asyncio.sleep(0.01)
+            assert (await client.get("/v1/history", params={"user": "u0003"})).json()["known"] is False
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_shadow_takes_no_tokens_and_sees_no_refused_request(nights: Path, tmp_path: Path) -> None:
+    log = tmp_path / "shadow.jsonl"
+    key = ApiKey("shop", digest_key("k" * 16), per_second=0.001, burst=4)
+    options = ServeOptions(
+        nights / "monday",
+        None,
+        (key,),
+        approximate=False,
+        threads=1,
+        shadow=nights / "tuesday",
+        shadow_log=log,
+    )
+
+    async def play() -> list[int]:
+        async with Lifespan(make_served(options)) as client:
+            sent = {"Authorization": f"Bearer {'k' * 16}"}
+            asked = [
+                await client.get("/v1/recommendations", params={"user": "u0003"}, headers=sent)
+                for _ in range(6)
+            ]
+            while len(log.read_bytes().splitlines()) < 4:
+                await asyncio.sleep(0.01)
+            return [answer.status_code for answer in asked]
+
+    assert asyncio.run(asyncio.wait_for(play(), 60)) == [200] * 4 + [429] * 2
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["status"] for line in lines] == [[200, 200]] * 4
+    assert all(len(line["shadow"]) == 10 for line in lines)
+
+
+HUGE = "x" * 1_900_000
+FIRST = {"user": "u0005", "rating": 5}
+POISON: list[Any] = [
+    {"item": "boom", "ratings": [FIRST | {"time": 99999999999999999999}]},
+    {"item": "boom", "ratings": [FIRST | {"time": 10**10}]},
+    {"item": "boom", "ratings": [FIRST | {"time": -(10**18)}]},
+    {"item": "boom", "ratings": [FIRST | {"rating": 1e308}]},
+    {"item": "boom", "ratings": [FIRST | {"rating": float("nan")}]},
+    {"item": "boom", "ratings": [FIRST | {"rating": float("inf")}]},
+    {"item": "boom", "ratings": [FIRST | {"user": "u0005\0"}]},
+    {"item": "boom", "ratings": [FIRST | {"user": "x" * 257}]},
+    {"item": "boom\0"},
+    {"item": "\ud800"},
+    {"item": "x" * 257},
+    {"item": "boom", "title": "x" * 161},
+    {"item": "boom", "columns": {"category": HUGE}},
+    {"item": "boom", "columns": {"\0": "x"}},
+    {"item": "boom", "features": {"year": [[1]]}},
+    {"item": "boom", "features": {"year": 1e308}},
+]
+
+
+def test_no_request_poisons_a_run(nights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(nights / "monday", folder)
+    run = vf.Run.load(folder)
+    party = run.parties[0].name
+    app = make_app(Catalogue(run, "run"), folder=folder)
+    deep = f'{{"party": "{party}", "items": [{{"item": "boom", "features": {{"a": {"[" * 100_000}'
+
+    async def play() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+
+            async def post(*items: Any) -> int:
+                body = json.dumps({"party": party, "items": items})
+                sent = {"Content-Type": "application/json"}
+                return (await client.post("/v1/items", content=body, headers=sent)).status_code
+
+            for item in POISON:
+                assert await post(item) == 400, str(item)[:100]
+            assert await post({"item": "boom"}, {"item": "boom"}) == 400
+            sent = {"Content-Type": "application/json"}
+            assert (await client.post("/v1/items", content=deep, headers=sent)).status_code == 400
+            assert not list((folder / "added").glob("*.jsonl"))
+            hostile = {"item": "\x1b[2J<b>\u202e", "title": "\r\n", "ratings": [FIRST | {"time": 0}] * 2}
+            assert await post(hostile, {"item": "fine", "ratings": [FIRST]}) == 200
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    after = vf.Run.load(folder)
+    assert after.parties[0].ratings.item_ids[-2:].tolist() == ["\x1b[2J<b>\u202e", "fine"]
+    assert (
+        after.parties[0].ratings.columns["category"].dtype == run.parties[0].ratings.columns["category"].dtype
+    )
 
 
 @pytest.mark.parametrize("users", [False, True])

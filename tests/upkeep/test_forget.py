@@ -69,6 +69,22 @@ def test_nothing_of_the_user_stays(folder: Path, command: Command) -> None:
                     assert not value.any(), (path, name)
 
 
+@pytest.mark.filterwarnings("ignore::verfedgnn.core.errors.RunWarning")
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"item": "bad", "ratings": {"USER": [5, 99999999999999999999]}}\n',
+        '{"item": "cut", "ratings": {"USER": [',
+    ],
+)
+def test_a_line_of_added_items_that_cannot_be_read_goes_too(folder: Path, line: str) -> None:
+    file = added_file(folder, "party-0")
+    file.write_bytes(file.read_bytes() + line.replace("USER", "u0020").encode())
+    forgetting.forget_users(folder, ["u0020"])
+    assert b"u0020" not in file.read_bytes()
+    assert list(read_added(file)) == ["new"]
+
+
 def test_nothing_that_was_sent_stays_of_a_training_by_blocks_of_users(
     small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from verfedgnn.core.errors import DataError
+from verfedgnn.core.errors import DataError, RunWarning
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import TRAIN, synthetic_ratings
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
@@ -191,9 +191,49 @@ def test_more_ratings_add_up(folder: Path, command: Command, tmp_path: Path) -> 
         assert command("items", "add", folder, "--party", PARTY, "--ratings", file, "--quiet")[0] == 0
     stored = read_added(added_file(folder, PARTY))
     assert list(stored["x"].ratings) == users
-    assert len(added_file(folder, PARTY).read_bytes().splitlines()) == 3, "the file is append-only"
+    assert len(added_file(folder, PARTY).read_bytes().splitlines()) == 1, "the file has a line for each item"
 
 
+def stored_line(folder: Path, **changes: Any) -> bytes:
+    """Return a stored line that is right but for the changes."""
+    run = vf.Run.load(folder, added=False)
+    item = NewItems(folder, run, PARTY).estimate_all([AddedItem("bad")])[0]
+    return json.dumps(asdict(item) | changes).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ratings": {"u0001": [5, 99999999999999999999]}},
+        {"ratings": {"u0001": [5, -1]}},
+        {"ratings": {"u0001": [float("nan"), None]}},
+        {"ratings": {"u0001": [1e300, None]}},
+        {"ratings": {"u\0": [5, None]}},
+        {"item": ""},
+        {"item": "x" * 257},
+        {"item": "TRAINED"},
+        {"title": "x" * 161},
+        {"columns": {"category": "x" * 161}},
+        {"vectors": {}},
+        {"vectors": {"model": [1.0]}},
+        {"vectors": {"model": [float("inf")]}},
+    ],
+    ids=str,
+)
+def test_a_stored_item_that_cannot_be_used_is_left_out(folder: Path, changes: dict[str, Any]) -> None:
+    run = vf.Run.load(folder, added=False)
+    NewItems(folder, run, PARTY).add({"fine": AddedItem("fine")})
+    if changes.get("item") == "TRAINED":
+        changes = {"item": str(run.parties[0].ratings.item_ids[0])}
+    file = added_file(folder, PARTY)
+    file.write_bytes(stored_line(folder, **changes) + file.read_bytes())
+    with pytest.warns(RunWarning, match="left out"):
+        loaded = vf.Run.load(folder)
+    assert loaded.parties[0].ratings.item_ids.tolist() == [*run.parties[0].ratings.item_ids.tolist(), "fine"]
+    assert len(loaded.recommend("u0001", 3)) == 3
+
+
+@pytest.mark.filterwarnings("ignore::verfedgnn.core.errors.RunWarning")
 def test_a_line_that_was_cut_short_is_ignored_and_replaced(folder: Path) -> None:
     new = NewItems(folder, vf.Run.load(folder, added=False), PARTY)
     new.add({"a": AddedItem("a"), "b": AddedItem("b")})
@@ -233,6 +273,15 @@ def test_ratings_predict_the_new_item_better_than_its_mean(folder: Path, parties
     ("item", "complaint"),
     [
         (AddedItem("?", ratings={"u": (9.0, None)}), "outside the scale"),
+        (AddedItem("?", ratings={"u": (float("nan"), None)}), "outside the scale"),
+        (AddedItem("?", ratings={"u": (5.0, 10**20)}), "seconds since 1970"),
+        (AddedItem("?", ratings={"u": (5.0, 10**10)}), "seconds since 1970"),
+        (AddedItem("?", ratings={"u": (5.0, -1)}), "seconds since 1970"),
+        (AddedItem("?" * 257), "item: string should have at most 256"),
+        (AddedItem("?\0"), "item: string should match"),
+        (AddedItem("?", "x" * 161), "title: string should have at most 160"),
+        (AddedItem("?", columns={"category": "x" * 161}), "columns: string should have at most 160"),
+        (AddedItem("?", columns={str(n): "" for n in range(101)}), "columns: .* at most 100"),
         (AddedItem("trained"), "was in training"),
     ],
 )

@@ -42,7 +42,7 @@ from verfedgnn.cli.signals import interrupt
 from verfedgnn.cli.status_command import status
 from verfedgnn.cli.train_command import train
 from verfedgnn.cli.tune_command import tune
-from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, VerFedGNNError
+from verfedgnn.core.errors import Interrupted, MissingColumns, PluginWarning, RunWarning, VerFedGNNError
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.core.printable import make_printable
 from verfedgnn.core.process_memory import keep_freed_memory
@@ -181,7 +181,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print our own warnings as one line and those of libraries in their usual form."""
-    if issubclass(category, PluginWarning):
+    if issubclass(category, PluginWarning | RunWarning):
         _print_line(str(message), "[bold yellow]warning:[/]")
     else:
         text = warnings.formatwarning(message, category, filename, lineno, line)

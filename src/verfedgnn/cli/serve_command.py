@@ -191,7 +191,7 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"

@@ -60,6 +60,10 @@ class RunError(VerFedGNNError):
     """A run folder that cannot be written, read or resumed."""
 
 
+class RunWarning(UserWarning):
+    """Warning about a part of a run folder that was left out."""
+
+
 class PluginWarning(UserWarning):
     """Warning that the code of a run's plug-in has changed since training."""
 

@@ -15,10 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.core.files import make_folder, replace_quickly, writing
 from verfedgnn.core.hosts import is_address, parse_host_header
-from verfedgnn.federation.connection_table import ConnectionTable
 from verfedgnn.federation.status_text import FACTS, format_heard, format_value, presence
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
 from verfedgnn.runs.tracking.tracker import TrackedRun

@@ -1,48 +1,61 @@
-"""Items that a party added to a run after its training: an append-only file with their ratings and vectors.
+"""Items that a party added to a run after its training: a file with their ratings and vectors.
 
     RUN/added/PARTY.jsonl
 
-A line is one item: its id, title and columns, the ratings that it has so far, and its vector in each model of the run. The last
-line of an item is valid. A line that a kill cut short is ignored, and the next item replaces it.
+A line is one item: its id, title and columns, the ratings that it has so far, and its vector in each model of the run. What an
+item may hold is checked when it is added and again when it is read. A line that does not pass is left out with a warning, so
+that one item cannot keep a run from being read.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
-from verfedgnn.core.errors import RunError
-from verfedgnn.core.files import lock_folder, sync_folder, write_bytes, writing
+from verfedgnn.core.errors import DataError, RunError, RunWarning
+from verfedgnn.core.files import lock_folder, write_bytes, writing
 from verfedgnn.data import TRAIN, PartyData, Ratings
-from verfedgnn.data.ids import StrArray, find_positions
+from verfedgnn.data.ids import LONGEST_ID, LONGEST_TITLE, StrArray, find_positions
+from verfedgnn.data.time_parsing import LATEST_SECONDS
 from verfedgnn.runs.party_model import PartyModel
 
 ADDED = "added"
 """Folder in a run's folder with the items that were added after the training."""
+MOST_COLUMNS = 100
+_NO_ZERO = r"^[^\x00]*$"
+Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, pattern=_NO_ZERO)]
+"""An id as in tables of ratings. Longer texts would widen the ids of all items, and NumPy drops zeros at their end."""
+Text = Annotated[str, Field(max_length=LONGEST_TITLE, pattern=_NO_ZERO)]
+"""A title or the value of an item column."""
+Seconds = Annotated[int, Field(ge=0, le=LATEST_SECONDS)]
+"""A time in seconds since 1970."""
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""A rating or a part of a vector; finite, also in 32 bits."""
 
 
 @dataclass(frozen=True)
 class AddedItem:
     """An item that was not in training."""
 
-    item: str
+    item: Id
     """Id of the item, which no item of the training has."""
-    title: str = ""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    ratings: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
-    """Rating and its time in seconds since 1970, None if unknown, by the id of a user who was in training."""
-    features: Mapping[str, Any] = field(default_factory=dict)
+    title: Text = ""
+    columns: Annotated[Mapping[Id, Text], Field(max_length=MOST_COLUMNS)] = field(default_factory=dict)
+    ratings: Mapping[Id, tuple[Number, Seconds | None]] = field(default_factory=dict)
+    """Rating and its time, None if unknown, by the id of a user who was in training."""
+    features: Annotated[Mapping[Id, Any], Field(max_length=MOST_COLUMNS)] = field(default_factory=dict)
     """Values of the columns that the run's features have: text, numbers or lists of numbers."""
-    vectors: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    vectors: Mapping[str, list[Number]] = field(default_factory=dict)
     """Vector in each model of the run, by the model's folder in the run folder, such as `lists/model`."""
 
 
@@ -51,16 +64,37 @@ def added_file(run: Path, party_file: str) -> Path:
     return run / ADDED / f"{party_file}.jsonl"
 
 
+_ITEM = TypeAdapter(AddedItem)
+
+
+def check_item(item: AddedItem) -> None:
+    """Raise `DataError` if an item holds what would be left out when it is read."""
+    try:
+        _ITEM.validate_python(asdict(item))
+    except ValidationError as error:
+        raise DataError(f"item '{item.item[:LONGEST_ID]}': {_describe(error)}; correct it") from None
+
+
+def _describe(error: ValidationError) -> str:
+    """Describe the first mistake without quoting a value, which may be a user's."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{first['loc'][0] if first['loc'] else 'the line'}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+
+
 def read_added(file: Path) -> dict[str, AddedItem]:
-    """Return the added items by id, in the order in which they were added first."""
+    """Return the added items by id, in the order in which they were added first; warn of lines that cannot be used."""
     found: dict[str, AddedItem] = {}
     try:
-        lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
-        for line in lines:
-            entry = AddedItem(**json.loads(line))
-            found[entry.item] = entry
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read ({error}); remove it and add the items again") from None
+        lines = file.read_bytes().split(b"\n") if file.is_file() else []
+    except OSError as error:
+        raise RunError(f"{file} cannot be read ({error.strerror}); check its permissions") from None
+    for number, line in enumerate(filter(None, lines), 1):
+        try:
+            item = _ITEM.validate_json(line)
+            found[item.item] = item
+        except ValidationError as error:
+            text = f"line {number} of {file} is left out ({_describe(error)}); add the item again"
+            warnings.warn(text, RunWarning, stacklevel=2)
     return found
 
 
@@ -69,21 +103,8 @@ def lock_added(run: Path) -> AbstractContextManager[None]:
     return lock_folder(run / ADDED, wait=True)
 
 
-def append_added(file: Path, items: Iterable[AddedItem]) -> None:
-    """Append items to the file. After a kill, it holds each of them completely or not at all."""
-    with writing(file):
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        with open(handle, "rb+") as stream:
-            stream.truncate(stream.read().rfind(b"\n") + 1)  # removes a line that was cut short
-            stream.seek(0, os.SEEK_END)
-            stream.write(b"".join(_line(item) for item in items))
-            stream.flush()
-            os.fsync(stream.fileno())
-        sync_folder(file.parent)
-
-
 def rewrite_added(file: Path, items: Iterable[AddedItem]) -> None:
-    """Replace the file by one with these items only, or remove it if there are none."""
+    """Replace the file by one with these items only, or remove it if there are none; after a kill, it is old or new."""
     lines = b"".join(_line(item) for item in items)
     with writing(file):
         if lines:

@@ -26,7 +26,7 @@ from torch import Tensor
 from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
-from verfedgnn.core.errors import PluginWarning, RunError
+from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
 from verfedgnn.core.files import check_links, make_folder, write_bytes, writing
 from verfedgnn.core.option_names import resume_words, worded
 from verfedgnn.data import PartyData
@@ -78,11 +78,29 @@ class Run:
 
     def with_added(self, added: Sequence[Mapping[str, AddedItem]]) -> Run:
         """Return the run with items that were added after its training, by party."""
+        added = [self._usable(p, items) for p, items in enumerate(added)]
         if not any(added):
             return self
         found = self._with_vectors(added, "model")
         if self.lists is not None:
             found.lists = self.lists._with_vectors(added, f"{LISTS}/model")
+        return found
+
+    def _usable(self, party: int, items: Mapping[str, AddedItem]) -> dict[str, AddedItem]:
+        """Return the items that were not in training and have a vector in each of the party's models; warn of others."""
+        runs = {"model": self} | ({} if self.lists is None else {f"{LISTS}/model": self.lists})
+        models = {name: run.models for name, run in runs.items()}
+        models |= {f"{name}/alone": run.alone for name, run in runs.items() if run.alone is not None}
+        widths = {name: own[party].items.shape[1] for name, own in models.items()}
+        trained = set(self.parties[party].ratings.item_ids.tolist()) if items else set()
+        found = {}
+        for name, item in items.items():
+            if name not in trained and all(len(item.vectors.get(m, ())) == w for m, w in widths.items()):
+                found[name] = item
+        if len(found) < len(items):
+            left_out = format_count(len(items) - len(found), "added item")
+            text = f"{left_out} of {self.parties[party].name} left out: not of this run; add them again"
+            warnings.warn(text, RunWarning, stacklevel=3)
         return found
 
     def _with_vectors(self, added: Sequence[Mapping[str, AddedItem]], name: str) -> Run:

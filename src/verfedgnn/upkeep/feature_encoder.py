@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def fit_encoder(table: pa.Table) -> FeatureEncoder:
         column = table[name]
         values = column.to_pylist()
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            encode = _fit_numbers(values)
+            encode = _fit_numbers(values, name)
         elif pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
             encode = _fit_embeddings(values, name)
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -70,13 +71,15 @@ def _scaled(encode: Encode, values: Sequence[Any]) -> Encode:
     return lambda given: encode(given) * scale
 
 
-def _fit_numbers(values: Sequence[float | None]) -> Encode:
+def _fit_numbers(values: Sequence[float | None], name: str) -> Encode:
     known = np.array([value for value in values if value is not None and np.isfinite(value)], np.float64)
     mean = float(known.mean()) if len(known) else 0.0
     spread = float(known.std()) or 1.0
 
     def encode(given: Sequence[float | None]) -> Floats:
-        numbers = np.array([np.nan if value is None else float(value) for value in given], np.float64)
+        if not all(map(_is_number, given)):
+            raise DataError(f"the column '{name}' of the features holds numbers; give a number")
+        numbers = np.array([np.nan if value is None else value for value in given], np.float64)
         standard = (numbers - mean) / spread
         return np.nan_to_num(np.clip(standard, -5, 5))[:, None]
 
@@ -90,9 +93,8 @@ def _fit_embeddings(values: Sequence[Sequence[float] | None], name: str) -> Enco
     width = widths.pop() if widths else 0
 
     def stack(given: Sequence[Sequence[float] | None]) -> Floats:
-        wrong = [value for value in given if value is not None and len(value) != width]
-        if wrong:
-            raise DataError(f"a list in the column '{name}' of the features does not have {width} numbers")
+        if not all(_is_list(value, width) for value in given):
+            raise DataError(f"the column '{name}' of the features holds lists of {width} numbers; give one")
         unknown = [0.0] * width
         return np.nan_to_num(np.array([unknown if v is None else v for v in given], np.float64)).reshape(
             len(given), width
@@ -106,6 +108,14 @@ def _fit_embeddings(values: Sequence[Sequence[float] | None], name: str) -> Enco
         return centred
 
     return encode
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, Real)
+
+
+def _is_list(value: Any, width: int) -> bool:
+    return value is None or (isinstance(value, list) and len(value) == width and all(map(_is_number, value)))
 
 
 def _fit_categories(values: Sequence[str | None]) -> Encode:

@@ -166,17 +166,14 @@ def _forget_added(folder: Path, rows: Rows) -> None:
     ids = set(run.parties[0].ratings.user_ids[rows].tolist()) - {""}
     with lock_added(folder):
         for file, party in zip(safe_names(run.parties), run.parties, strict=True):
-            before = read_added(added_file(folder, file))
-            if not any(ids & item.ratings.keys() for item in before.values()):
-                continue
-            new = NewItems(folder, run, party.name)
-            after = [
-                replace(
-                    item, ratings={user: given for user, given in item.ratings.items() if user not in ids}
-                )
-                for item in before.values()
-            ]
-            rewrite_added(added_file(folder, file), new.estimate_all(after))
+            items = list(read_added(added_file(folder, file)).values())
+            if any(ids & item.ratings.keys() for item in items):
+                after = [
+                    replace(item, ratings={u: given for u, given in item.ratings.items() if u not in ids})
+                    for item in items
+                ]
+                items = NewItems(folder, run, party.name).estimate_all(after)
+            rewrite_added(added_file(folder, file), items)  # also without lines that could not be read
 
 
 def _repair_models(

@@ -14,7 +14,15 @@ from verfedgnn.data import TRAIN
 from verfedgnn.data.ids import find_positions
 from verfedgnn.data.item_table import ItemTable
 from verfedgnn.data.ratings import Ratings
-from verfedgnn.runs.added_items import AddedItem, added_file, append_added, lock_added, read_added
+from verfedgnn.data.time_parsing import latest_plausible_time
+from verfedgnn.runs.added_items import (
+    AddedItem,
+    added_file,
+    check_item,
+    lock_added,
+    read_added,
+    rewrite_added,
+)
 from verfedgnn.runs.feature_table import features_file, read_features, write_features
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
@@ -97,9 +105,11 @@ class NewItems:
         with lock_added(self._folder):
             before = read_added(self._file)
             merged = [self._merge(item, before.get(name)) for name, item in items.items()]
+            for item in merged:
+                check_item(item)
             now = self._newest([*before.values(), *merged])
             stored = [self.with_vectors(item, now) for item in merged]
-            append_added(self._file, stored)
+            rewrite_added(self._file, (before | {item.item: item for item in stored}).values())
         given = {(item.item, user) for item in items.values() for user in item.ratings}
         kept = {(item.item, user) for item in stored for user in item.ratings}
         return AddedReport(stored, len(given - kept))
@@ -147,7 +157,11 @@ class NewItems:
         """Return the distribution of an item given its features, for each model; none without features."""
         if self.features is None or not item.features:
             return {}
-        (vector,) = self.features.encoder.encode({name: [value] for name, value in item.features.items()}, 1)
+        values = {name: [value] for name, value in item.features.items()}
+        try:
+            (vector,) = self.features.encoder.encode(values, 1)
+        except DataError as error:
+            raise DataError(f"item '{item.item}': {error}") from None
         return {name: prior.describe(vector) for name, prior in self.features.priors.items()}
 
     @cached_property
@@ -200,11 +214,18 @@ class NewItems:
                 f"item '{first}' was in training; leave it out: its new ratings take part in the next training"
             )
         low, high = self.table.scale
+        latest = (
+            latest_plausible_time()
+        )  # the newest time counts as now, so one from the future would age all items
         for item in items.values():
-            for rating, _ in item.ratings.values():
+            for rating, at in item.ratings.values():
                 if not low <= rating <= high:
                     raise DataError(
                         f"item '{item.item}' has the rating {rating:g}, outside the scale {low:g} to {high:g}; correct it"
+                    )
+                if at is not None and not 0 <= at <= latest:
+                    raise DataError(
+                        f"item '{item.item}' has a rating at the time {at:.3g}; give seconds since 1970, up to now"
                     )
 
 

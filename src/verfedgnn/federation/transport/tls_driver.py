@@ -35,7 +35,7 @@ from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from verfedgnn.federation.connection_table import ConnectionTable
+from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.federation.transport.frames import LARGEST_FRAME
 
 HANDSHAKE_SECONDS = 10.0

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 
 from verfedgnn.core.version import installed_version
 from verfedgnn.serving.catalogue import FEDERATED, IMAGE, Catalogue
@@ -31,7 +33,7 @@ from verfedgnn.serving.http.batching import Batcher
 from verfedgnn.serving.http.coverage import ServedCoverage
 from verfedgnn.serving.http.fast_path import FastPath
 from verfedgnn.serving.http.http_problems import HttpProblem, describe_invalid_request
-from verfedgnn.serving.http.item_pictures import Pictures
+from verfedgnn.serving.http.item_pictures import KINDS, Pictures
 from verfedgnn.serving.http.new_items_endpoint import add_new_items
 from verfedgnn.serving.http.page_files import PAGE_FILES, read_page_file
 from verfedgnn.serving.http.request_guard import RequestGuard
@@ -74,9 +76,14 @@ FILTERED = {("GET", "/v1/recommendations"), ("GET", "/v1/similar")}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is invalid"},
     401: {"model": ErrorResponse, "description": "The API key is missing or wrong"},
-    403: {"model": ErrorResponse, "description": "The API key lacks a right"},
+    403: {"model": ErrorResponse, "description": "The API key lacks a right, or a page of another site asks"},
     404: {"model": ErrorResponse, "description": "The user, item, party or model does not exist"},
+    413: {"model": ErrorResponse, "description": "The request is too large"},
     429: {"model": ErrorResponse, "description": "Too many requests with this API key"},
+    503: {
+        "model": ErrorResponse,
+        "description": "The server is overloaded, or the run is not served at present",
+    },
 }
 
 
@@ -285,6 +292,8 @@ def _add_lookups(app: FastAPI, catalogue: Catalogue) -> None:
 
 
 def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
+    one_at_a_time = CapacityLimiter(1)  # each loads the run
+
     @app.post("/v1/items", response_model=NewItemsResponse, tags=["items"], summary="Add new items")
     async def add_items(request: NewItemsRequest, access: Granted) -> Response:
         """Give items that were not in training a vector from their first ratings; they are served within seconds."""
@@ -294,7 +303,8 @@ def _add_items(app: FastAPI, catalogue: Catalogue, folder: Path | None) -> None:
         if len(parties) > 1:
             names = ", ".join(catalogue.parties[p].name for p in parties)
             raise HttpProblem(400, "several parties are served", f"add the field party, one of: {names}")
-        found = await run_in_threadpool(add_new_items, folder, catalogue.parties[parties[0]].name, request)
+        name = catalogue.parties[parties[0]].name
+        found = await to_thread.run_sync(add_new_items, folder, name, request, limiter=one_at_a_time)
         return _json_response(found)
 
 
@@ -364,7 +374,16 @@ def _add_page(app: FastAPI, catalogue: Catalogue, pictures: Pictures, others: Se
             answer["similar"] = catalogue.index_users(access.parties).find_similar(user, 3)
         return _json_response(answer | {"items": items})
 
-    @app.get("/v1/image", tags=["page"], summary="Show the picture of an item")
+    @app.get(
+        "/v1/image",
+        tags=["page"],
+        summary="Show the picture of an item",
+        response_class=Response,
+        responses={
+            200: {"content": {kind: {} for kind in sorted(set(KINDS.values()))}},
+            204: {"description": "The item has no picture"},
+        },
+    )
     async def show_image(access: Granted, item: ItemId, party: PartyName = None) -> Response:
         """Return the picture that the item column `image` names, from the folder of `serve --images`; 204 without one."""
         p, row = lookup.find_item(catalogue, item, party, access.parties)
@@ -388,7 +407,12 @@ def _add_server_status(app: FastAPI, metrics: ServerMetrics) -> None:
     async def check_health() -> Response:
         return _json_response({"status": "ok"})
 
-    @app.get("/metrics", tags=["server"], summary="Metrics of the server for Prometheus")
+    @app.get(
+        "/metrics",
+        tags=["server"],
+        summary="Metrics of the server for Prometheus",
+        response_class=PlainTextResponse,
+    )
     async def show_metrics() -> Response:
         kind, text = metrics.render()
         return Response(text, media_type=kind)
@@ -401,9 +425,15 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         raise describe_invalid_request(error.errors())
 
-    async def reject_unrouted(_: Request, error: Exception) -> Response:
+    async def reject_unrouted(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        raise HttpProblem(error.status_code, str(error.detail).lower(), "/openapi.json lists all endpoints")
+        headers = {}
+        if error.status_code == 405:  # FastAPI names only the methods of the first route with this path
+            routes = [route for route in app.routes if getattr(route, "path", None) == request.url.path]
+            allowed = {method for route in routes for method in getattr(route, "methods", ())}
+            headers["allow"] = ", ".join(sorted(allowed))
+        remedy = "/openapi.json lists all endpoints"
+        raise HttpProblem(error.status_code, str(error.detail).lower(), remedy, headers)
 
     app.add_exception_handler(RequestValidationError, reject_invalid)
     app.add_exception_handler(HTTPException, reject_unrouted)

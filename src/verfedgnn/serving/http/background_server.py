@@ -7,11 +7,10 @@ import time
 from threading import Thread
 from types import TracebackType
 
-import uvicorn
-
 from verfedgnn.core.errors import ConfigError
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.http.app import make_app
+from verfedgnn.serving.http.bounded_protocol import make_server
 
 START_SECONDS = 60.0
 """Longest wait for the server to answer."""
@@ -29,10 +28,7 @@ class BackgroundServer:
             ) from None
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         """Address of the page and of the API."""
-        config = uvicorn.Config(
-            make_app(catalogue), access_log=False, log_level="warning", server_header=False
-        )
-        self._server = uvicorn.Server(config)
+        self._server = make_server(make_app(catalogue))
         self._thread = Thread(target=self._server.run, args=([self._listener],), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + START_SECONDS

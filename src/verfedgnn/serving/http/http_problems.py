@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import orjson
+from starlette.types import Send
 
 
 class HttpProblem(Exception):
     """A request that cannot be answered."""
 
-    def __init__(self, status: int, cause: str, remedy: str, *, retry_after: int | None = None) -> None:
+    def __init__(
+        self, status: int, cause: str, remedy: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__(cause)
         self.status = status
         self.cause = cause
         self.remedy = remedy
-        self.retry_after = retry_after
-        """Seconds after which the request may be repeated."""
+        self.headers = headers
+        """Headers of the response, beside those of its body."""
 
     def as_dict(self) -> dict[str, dict[str, str]]:
         """Return the error as in the responses of the API."""
@@ -37,3 +41,12 @@ def describe_invalid_request(errors: Sequence[Any]) -> HttpProblem:
         errors="replace"
     ).decode()  # a body may hold lone surrogates, which UTF-8 cannot encode
     return HttpProblem(400, encodable, "correct the request; /openapi.json describes every parameter")
+
+
+async def send_problem(problem: HttpProblem, send: Send) -> None:
+    """Send a problem as the response to a request."""
+    body = problem.as_json()
+    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
+    headers += [(name.encode(), value.encode()) for name, value in problem.headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

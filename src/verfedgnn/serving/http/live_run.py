@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,28 +17,36 @@ from starlette.types import Receive, Scope, Send
 from verfedgnn.core.printable import make_printable
 from verfedgnn.runs.added_items import ADDED
 from verfedgnn.runs.run_layout import FORGET_RECORD
+from verfedgnn.serving.http.http_problems import HttpProblem, send_problem
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at the link and at files that change."""
 
 
+Versions = tuple[tuple[str, int, int], ...]
+"""Names, times and sizes of files."""
+
+
 @dataclass(frozen=True)
 class _RunState:
-    """A run folder, and the files that change after a training: names, times and sizes."""
+    """A run folder, and the files that change after a training."""
 
     folder: Path
-    changes: tuple[tuple[str, int, int], ...]
+    forgotten: Versions
+    """The record of forgotten users and items."""
+    changes: Versions
+    """Other files."""
 
 
 def _read_state(link: Path) -> _RunState:
     folder = link.resolve()
-    files = [
-        *sorted((folder / ADDED).glob("*.jsonl")),
-        *folder.glob(FORGET_RECORD),
-        *folder.glob("metrics.json"),
-    ]
+    changing = [*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob("metrics.json")]
+    return _RunState(folder, _read_versions(folder.glob(FORGET_RECORD)), _read_versions(changing))
+
+
+def _read_versions(files: Iterable[Path]) -> Versions:
     stats = [(file.name, file.stat()) for file in files]
-    return _RunState(folder, tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 @dataclass
@@ -63,7 +71,7 @@ class LiveRun:
     """ASGI application that answers requests with the run in `folder`, or with the one that this link leads to at the moment.
 
     A new run, or a run with added items, forgotten users or a new verdict, is loaded in the background. Requests that have begun
-    are answered by the run that they began with.
+    are answered by the run that they began with. If a run cannot be loaded again after a `forget`, it is served no more.
     """
 
     def __init__(self, folder: Path, build: Callable[[Path], FastAPI]) -> None:
@@ -71,11 +79,17 @@ class LiveRun:
         self._build = build
         state = _read_state(folder)
         self._current = _LoadedRun(state, build(state.folder))
-        self._failed: _RunState | None = None
+        self._withdrawn = False
+        """Whether the current run holds what was forgotten since, so that it must not answer."""
+        self._failed: set[_RunState] = set()
         self._follower: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with the run that is current when it arrives."""
+        if self._withdrawn:
+            remedy = "its operator finds the reason on the standard error of the server"
+            await send_problem(HttpProblem(503, "this run is not served at present", remedy), send)
+            return
         run = self._current
         run.open += 1
         try:
@@ -101,29 +115,40 @@ class LiveRun:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            with suppress(OSError):  # a file that is replaced at this moment is seen the next time
-                state = _read_state(self._folder)
-                if state not in (self._current.state, self._failed):
-                    await self._switch(state)
+            await self._look(self._folder)
+            await self._look(
+                self._current.state.folder
+            )  # where the link led before, if it leads to nothing better
+
+    async def _look(self, folder: Path) -> None:
+        """Load a run if it has changed."""
+        with suppress(OSError):  # a file that is replaced at this moment is seen the next time
+            state = _read_state(folder)
+            if state != self._current.state and state not in self._failed:
+                await self._switch(state)
 
     async def _switch(self, state: _RunState) -> None:
-        """Load the run in this state and let it answer from now on; on any error, the present one goes on."""
+        """Load the run in this state and let it answer from now on; on any error, the present one goes on.
+
+        If it cannot be loaded after a `forget`, the present one ends, because it still has what was forgotten.
+        """
         target = state.folder
         gc.unfreeze()
         try:
             new = _LoadedRun(state, await run_in_threadpool(self._build, target))
             await new.enter()
         except Exception as error:
-            self._failed = state
-            _report(
-                f"{self._folder} leads to {target}, which cannot be served ({error}); still serving "
-                f"{self._current.state.folder}"
-            )
+            self._failed.add(state)
+            now = self._current.state
+            if target == now.folder and state.forgotten != now.forgotten:
+                self._withdrawn = True
+            serves = "answering with status 503" if self._withdrawn else f"still serving {now.folder}"
+            _report(f"{self._folder} leads to {target}, which cannot be served ({error}); {serves}")
             return
         old = self._current
         before = old.state.folder
         self._current = new
-        self._failed = None
+        self._withdrawn = False
         old.retired = True
         if not old.open:
             await old.leave()

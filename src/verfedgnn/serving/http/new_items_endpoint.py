@@ -25,6 +25,8 @@ def add_new_items(folder: Path, party: str, request: NewItemsRequest) -> dict[st
         )
         for item in request.items
     }
+    if len(items) < len(request.items):
+        raise HttpProblem(400, "the request has an item twice", "give each item once, with all its ratings")
     try:
         report = NewItems(folder, Run.load(folder, added=False), party).add(items)
     except DataError as error:

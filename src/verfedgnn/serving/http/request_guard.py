@@ -16,7 +16,7 @@ from verfedgnn.core.hosts import is_loopback, parse_host_header
 from verfedgnn.core.printable import make_printable
 from verfedgnn.serving.http.access_log import AccessLog
 from verfedgnn.serving.http.api_keys import RIGHTS, Access, digest_key
-from verfedgnn.serving.http.http_problems import HttpProblem
+from verfedgnn.serving.http.http_problems import HttpProblem, send_problem
 from verfedgnn.serving.http.page_files import PAGE_FILES
 from verfedgnn.serving.http.server_metrics import ServerMetrics
 
@@ -86,7 +86,7 @@ class RequestGuard:
                 receive = _limit_body(receive)
             await self.app(scope, receive, send_with_headers)
         except HttpProblem as problem:
-            await _send_problem(problem, send_with_headers)
+            await send_problem(problem, send_with_headers)
         except Exception as error:
             if status != 500:  # the response has begun and can only be broken off
                 raise
@@ -95,7 +95,7 @@ class RequestGuard:
             internal = HttpProblem(
                 500, "internal server error", "see the standard error of the server, and please report it"
             )
-            await _send_problem(internal, send_with_headers)
+            await send_problem(internal, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - begin
@@ -121,6 +121,10 @@ class RequestGuard:
             scope["access"] = self._check_key(
                 headers.get(b"authorization", b""), scope["method"], scope["path"]
             )
+        if scope["method"] not in ("GET", "HEAD") and _comes_from_another_site(headers):
+            raise HttpProblem(
+                403, "a web page of another site sent this request", "send it from the server's own page"
+            )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > LARGEST_BODY:
             raise _body_too_large()
@@ -130,7 +134,10 @@ class RequestGuard:
         access = self._granted.get(digest_key(key)) if scheme == b"Bearer" else None
         if access is None:
             raise HttpProblem(
-                401, "the API key is missing or wrong", "send the header 'Authorization: Bearer KEY'"
+                401,
+                "the API key is missing or wrong",
+                "send the header 'Authorization: Bearer KEY'",
+                {"www-authenticate": "Bearer"},
             )
         right = RIGHTS.get((method, path))
         if right is not None and right not in access.rights:
@@ -141,9 +148,21 @@ class RequestGuard:
         if wait:
             seconds = math.ceil(wait)
             raise HttpProblem(
-                429, "too many requests with this API key", f"try again in {seconds} s", retry_after=seconds
+                429,
+                "too many requests with this API key",
+                f"try again in {seconds} s",
+                {"retry-after": str(seconds)},
             )
         return access
+
+
+def _comes_from_another_site(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a browser sends a request for a page of another origin; other clients send none of these headers."""
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b"")
 
 
 @lru_cache(256)
@@ -169,14 +188,3 @@ def _limit_body(receive: Receive) -> Receive:
         return message
 
     return receive_limited
-
-
-async def _send_problem(problem: HttpProblem, send: Send) -> None:
-    body = problem.as_json()
-    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
-    if problem.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if problem.retry_after is not None:
-        headers.append((b"retry-after", str(problem.retry_after).encode()))
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

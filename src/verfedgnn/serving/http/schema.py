@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verfedgnn.runs.added_items import MOST_COLUMNS, Id, Number, Seconds, Text
+
 MAX_ITEMS = 1000
 """Maximum number of items per response."""
 MAX_RATINGS = 10_000
@@ -14,7 +16,6 @@ MAX_USERS = 1000
 """Maximum number of users per batch request."""
 MAX_BATCH_ITEMS = 50_000
 """Maximum number of items per batch response, over all users; about 7 MB."""
-Id = Annotated[str, Field(min_length=1, max_length=1000)]
 Filters = Annotated[dict[str, str], Field(max_length=10)]
 
 
@@ -29,7 +30,7 @@ class NewcomerRating(StrictRequest):
 
     item: Id
     """Id of the item, as in the data."""
-    rating: float
+    rating: Number
     """Rating on the party's scale."""
     party: Id | None = None
     """Party that offers the item; needed only if several parties use the same id."""
@@ -80,9 +81,9 @@ class FirstRating(StrictRequest):
 
     user: Id
     """Id of the user, as in the data."""
-    rating: float
+    rating: Number
     """Rating on the party's scale."""
-    time: int | None = None
+    time: Seconds | None = None
     """Seconds since 1970; with times, the likes per time on offer say how popular the item is."""
 
 
@@ -91,10 +92,10 @@ class NewItem(StrictRequest):
 
     item: Id
     """Id under which the item is recommended from now on."""
-    title: Annotated[str, Field(max_length=1000)] = ""
-    columns: Annotated[dict[str, str], Field(max_length=100)] = {}
+    title: Text = ""
+    columns: Annotated[dict[Id, Text], Field(max_length=MOST_COLUMNS)] = {}
     """Item columns, by which requests can be filtered."""
-    features: Annotated[dict[str, str | float | list[float] | None], Field(max_length=100)] = {}
+    features: Annotated[dict[Id, str | Number | list[Number] | None], Field(max_length=MOST_COLUMNS)] = {}
     """Values of the columns that the run's features have."""
     ratings: Annotated[list[FirstRating], Field(max_length=MAX_RATINGS)] = []
     """First ratings; they add to those that the item has already."""

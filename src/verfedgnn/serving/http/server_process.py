@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verfedgnn.serving.http.access_log import AccessLog
-from verfedgnn.serving.http.api_keys import ApiKey, make_limits
+from verfedgnn.serving.http.api_keys import ApiKey, TokenBucket, make_limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from verfedgnn.serving.http.server_metrics import ServerMetrics
+    from verfedgnn.serving.http.shadow import ServedRuns
 
 SWITCH_INTERVAL = 0.0005
 """Seconds after which the event loop yields the interpreter to the scoring thread. Python's default of 0.005 s adds tens of
@@ -67,11 +70,8 @@ def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
-    import torch
-    import uvicorn
-
+def make_served(options: ServeOptions) -> ServedRuns:
+    """Return the application that serves a run as the options say."""
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.http.app import make_app
@@ -82,15 +82,14 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
     from verfedgnn.serving.newer_ratings import read_newer_ratings
     from verfedgnn.serving.user_features import read_user_features
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    metrics = ServerMetrics()
     pictures = read_picture_options(options.images)
-    limits = make_limits(options.keys, options.workers)
     others = name_runs(options.others)
 
     def build(
-        folder: Path, metrics: ServerMetrics = metrics, access_log: Path | None = options.access_log
+        folder: Path,
+        metrics: ServerMetrics,
+        limits: Mapping[str, TokenBucket | None],
+        access_log: Path | None,
     ) -> FastAPI:
         run = Run.load(folder)
         served = {party.name: party.ratings for party in run.parties if options.party in (None, party.name)}
@@ -111,24 +110,33 @@ def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], No
             others=[] if folder in others.values() else list(others),
         )
 
+    metrics = ServerMetrics()
+    limits = make_limits(options.keys, options.workers)
+
+    def build_served(folder: Path) -> FastAPI:
+        return build(folder, metrics, limits, options.access_log)
+
     shadow = None
     log = None
     if options.shadow is not None and options.shadow_log is not None:
         log = ShadowLog(options.shadow_log, users=options.shadow_users)
-        shadow = LiveRun(options.shadow, lambda folder: build(folder, UncountedMetrics(), None))
-    beside = {name: LiveRun(folder, build) for name, folder in others.items()}
-    app = ServedRuns(LiveRun(options.run, build), shadow, log, beside)
+        unlimited = dict.fromkeys(limits)  # the served run has taken the tokens of a request
+        shadow = LiveRun(options.shadow, lambda folder: build(folder, UncountedMetrics(), unlimited, None))
+    beside = {name: LiveRun(folder, build_served) for name, folder in others.items()}
+    return ServedRuns(LiveRun(options.run, build_served), shadow, log, beside)
+
+
+def serve(options: ServeOptions, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; uvicorn then finishes open requests and raises the signal again."""
+    import torch
+
+    from verfedgnn.serving.http.bounded_protocol import make_server
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    app = make_served(options)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()  # the run stays in memory: collecting it again and again would delay requests
     ready()
-    # uvicorn's own access log would contain user ids.
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=5,
-        timeout_keep_alive=KEEP_ALIVE,
-    )
-    uvicorn.Server(config).run([listener])
+    make_server(app, timeout_graceful_shutdown=5, timeout_keep_alive=KEEP_ALIVE).run([listener])

@@ -22,6 +22,8 @@ PATH = "/v1/recommendations"
 """The requests that both runs answer."""
 MOST_WAITING = 256
 """Requests that may wait for the second run; further ones are not compared."""
+REFUSED = (401, 403, 429, 503)
+"""Status of requests that the served run did not look at; the second run, which has no rate limits, does not see them."""
 
 
 class ShadowLog(JsonLog):
@@ -133,7 +135,7 @@ class ServedRuns:
             await send(message)
 
         await self._served(scope, receive, send_and_note)
-        if len(self._waiting) < MOST_WAITING:
+        if served.status not in REFUSED and len(self._waiting) < MOST_WAITING:
             task = asyncio.create_task(self._compare(copy, served))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)

@@ -1,0 +1,118 @@
+"""HTTP connections with bounds: how many wait for a request, how long, and how large a request may be.
+
+uvicorn bounds none of this: a client may connect and send nothing for ever, or send headers without end. Here a connection
+counts as waiting until a whole request has arrived, and again after the response. Waiting connections are in a table, in which a
+new one takes the place of the oldest of the address that has most (`core/connection_table.py`). Requests that are being answered
+are never cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from verfedgnn.core.connection_table import ConnectionTable
+from verfedgnn.serving.http.request_guard import LARGEST_BODY
+
+MOST_WAITING = 512
+"""Connections of a process that may wait for a request, at most half of the files that it may open; one address has half of them."""
+BACKLOG = 256
+"""Connections that the operating system holds until they are accepted; all of them are accepted at once."""
+REQUEST_SECONDS = 30.0
+"""Seconds within which a request must arrive, from the connection or from its first byte on."""
+LARGEST_HEADERS = 65_536
+LARGEST_REQUEST = 2 * LARGEST_BODY
+"""Maximum size of a request in bytes, with the headers and what chunks add; the request guard bounds the body."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, waiting: ConnectionTable, **given: Any) -> None:
+        super().__init__(**given)
+        self._waiting = waiting
+        self._deadline: asyncio.TimerHandle | None = None
+        self._received = 0
+        """Bytes of the present request."""
+        self._in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._waiting.remove(self)
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request; refuse one that is too large."""
+        if self._deadline is None and self._is_idle():
+            self._set_deadline()
+        self._received += len(data)
+        super().data_received(data)
+        most = LARGEST_HEADERS if self._in_headers else LARGEST_REQUEST
+        if self._received > most and not self.transport.is_closing():
+            self.send_400_response("The request is too large.")
+
+    def on_headers_complete(self) -> None:
+        """Begin with the body."""
+        self._in_headers = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request: its response takes as long as it takes."""
+        self._in_headers = True
+        self._received = 0
+        self._clear_deadline()
+        if not self._is_idle():  # a refused request may have its response already
+            self._waiting.remove(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if self._is_idle():
+            self._wait()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self) -> None:
+        self._waiting.add(self, self.client[0] if self.client else "::")
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def make_server(app: Callable[..., Any], **options: Any) -> uvicorn.Server:
+    """Return the server of an application; `options` are further ones of uvicorn."""
+    most = min(MOST_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    waiting = ConnectionTable(
+        lambda connection: connection.transport.abort(), most=most, per_address=most // 2, patience=0.0
+    )
+    config = uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, waiting)),
+        ws="none",
+        backlog=BACKLOG,
+        access_log=False,  # it would contain user ids
+        log_level="warning",
+        server_header=False,
+        **options,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,135 @@
+"""Connections to a served run that send nothing, too slowly or too much."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from verfedgnn.serving.catalogue import Catalogue
+from verfedgnn.serving.ranker import ItemRanker
+
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: no client")
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from served import serving  # noqa: E402
+from verfedgnn.serving.http import bounded_protocol  # noqa: E402
+from verfedgnn.serving.http.app import make_app  # noqa: E402
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def where(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """A server at which one address may have eight waiting connections."""
+    monkeypatch.setattr(bounded_protocol, "MOST_WAITING", 16)
+    with serving(make_app(catalogue)) as address:
+        yield "127.0.0.1", int(address.rsplit(":", 1)[1])
+
+
+def connect(where: tuple[str, int], sent: bytes = b"") -> socket.socket:
+    line = socket.create_connection(where, timeout=60)
+    line.sendall(sent)
+    return line
+
+
+def ask(line: socket.socket) -> bytes:
+    line.sendall(HEALTH)
+    return line.recv(65536)
+
+
+def is_open(line: socket.socket) -> bool:
+    line.settimeout(0.05)
+    try:
+        return line.recv(1) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        HEALTH[:-2],
+        b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+        b"\r\n",
+    ],
+    ids=["silent", "headers", "body", "newlines"],
+)
+def test_waiting_connections_stop_nobody(where: tuple[str, int], sent: bytes) -> None:
+    held = []
+    for _ in range(40):
+        held.append(connect(where, sent))
+        with connect(where) as line:
+            assert ask(line).startswith(b"HTTP/1.1 200")
+    assert sum(map(is_open, held)) <= 8
+    for line in held:
+        line.close()
+
+
+def test_a_request_that_is_being_answered_is_not_cut_off(
+    catalogue: Catalogue, known: str, where: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    rank = ItemRanker.rank
+
+    def slow(*given: object) -> object:
+        begun.set()
+        assert may_end.wait(60)
+        return rank(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ItemRanker, "rank", slow)
+    asked = f"GET /v1/recommendations?user={known} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with connect(where, asked) as line:
+        assert begun.wait(60)
+        held = [connect(where) for _ in range(40)]
+        with connect(where) as other:
+            assert ask(other).startswith(b"HTTP/1.1 200")
+        may_end.set()
+        assert line.recv(65536).startswith(b"HTTP/1.1 200")
+    for each in held:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "again"),
+    [(b"", False), (HEALTH[:-2], False), (HEALTH[:-2], True), (b"\r\n", False), (b"\r\n", True)],
+)
+def test_a_request_that_does_not_arrive_in_time_is_given_up(
+    where: tuple[str, int], sent: bytes, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an earlier request on the same connection."""
+    monkeypatch.setattr(bounded_protocol, "REQUEST_SECONDS", 0.2)
+    with connect(where) as line:
+        assert not again or ask(line).startswith(b"HTTP/1.1 200")
+        line.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert line.recv(65536) == b""
+
+
+def flood(line: socket.socket, data: bytes) -> None:
+    for _ in range(10_000):
+        line.sendall(data * 1000)
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"GET /", b"aaaaaa"),
+        (b"GET / HTTP/1.1\r\nHost: ", b"aaaaaa"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"a: b\r\n"),
+        (
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: ",
+            b"aaaaaa",
+        ),
+    ],
+    ids=["url", "header", "headers", "trailer"],
+)
+def test_what_has_no_end_is_refused(where: tuple[str, int], start: bytes, more: bytes) -> None:
+    with connect(where, start) as line, pytest.raises(ConnectionError):
+        flood(line, more)
