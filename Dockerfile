@@ -1,6 +1,8 @@
 # verfedgnn for a coordinator or a party; docs/deploy.md says how to use it.
 #     docker build -t verfedgnn --build-arg VERSION=0.1.0 .
-FROM python:3.12-slim AS build
+# The tag moves with security updates. To pin what you have checked: --build-arg PYTHON_IMAGE=python:3.12-slim@sha256:...
+ARG PYTHON_IMAGE=python:3.12-slim
+FROM $PYTHON_IMAGE AS build
 
 # psi is needed for alignment = "ecdh" only, and there for x86_64 only: --build-arg EXTRAS=federation leaves it out.
 ARG EXTRAS=federation,psi
@@ -19,7 +21,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN ${VERSION:+env SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VERFEDGNN="$VERSION"} pip install -c constraints.txt ".[$EXTRAS]"
 
-FROM python:3.12-slim
+FROM $PYTHON_IMAGE
 COPY --from=build /opt/verfedgnn /opt/verfedgnn
 ENV PATH=/opt/verfedgnn/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin verfedgnn \
