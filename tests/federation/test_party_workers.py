@@ -21,6 +21,7 @@ from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_shards import check_party, check_users
 from verfedgnn.protocol.wire.framing import kind_of
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.runs.run_layout import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users
 from worker_processes import more_workers
 
@@ -148,6 +149,7 @@ def test_users_of_all_workers_are_forgotten(
     before = CheckpointSlots(folder / "checkpoint" / "models").read()
     assert before is not None
     kept = before.state.arrays["best.users"]
+    assert not list(folder.rglob(LAST_RELEASE)), "no worker keeps what it released last"
     forget_users(folder, federated.runs[name].parties[0].ratings.user_ids[[first, last]].tolist())
     after = CheckpointSlots(folder / "checkpoint" / "models").read()
     assert after is not None

@@ -14,9 +14,10 @@ import pytest
 import verfedgnn as vf
 from hub import Killed, Trial
 from verfedgnn.core.errors import RunError
-from verfedgnn.federation.release_file import LAST, LEDGER, open_ledger
+from verfedgnn.federation.release_file import LEDGER, open_ledger
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.wire.messages import RoundReply, decode
+from verfedgnn.runs.run_layout import LAST_RELEASE
 
 PRIVATE = vf.Config.preset("private", epochs=6, evaluate_every=3)
 
@@ -70,7 +71,7 @@ def test_a_torn_line_is_a_release_that_never_left(tmp_path: Path) -> None:
 
 def test_without_the_values_a_release_is_not_made_again(tmp_path: Path) -> None:
     opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
-    shutil.rmtree(tmp_path / LAST)
+    shutil.rmtree(tmp_path / LAST_RELEASE)
     with pytest.raises(vf.ProtocolError, match="no longer has the values; start a new training"):
         opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
     (tmp_path / LEDGER).write_text("[]\n")

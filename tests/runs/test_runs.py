@@ -232,7 +232,16 @@ def test_metrics_file_keeps_its_contract(small_parties: list[vf.PartyData], tmp_
     assert metrics["rounds"] == 24
     assert all(0.95 < p["test"]["rmse"] < 1.15 for p in metrics["parties"])
     assert sorted(os.listdir(tmp_path / "run")) == sorted(
-        ["checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model", "parties"]
+        [
+            ".lock",
+            "checkpoint",
+            "config.toml",
+            "history.jsonl",
+            "ledger.json",
+            "metrics.json",
+            "model",
+            "parties",
+        ]
     )
 
 

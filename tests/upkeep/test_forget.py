@@ -13,9 +13,14 @@ import safetensors.numpy
 
 import verfedgnn as vf
 from verfedgnn.core.errors import RunError
+from verfedgnn.core.files import lock_folder
 from verfedgnn.data import TRAIN
 from verfedgnn.data.synthetic import synthetic_tables, write_tables
+from verfedgnn.evaluation.seeds import lift_over_seeds
+from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.runs.run import write_json
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.forget import EXCHANGED
 from verfedgnn.upkeep.new_items import NewItems
@@ -157,13 +162,22 @@ def test_a_kill_at_any_step_is_finished_later(
     vf.Run.load(folder)
 
 
-def test_a_training_that_continues_the_run_does_not_know_the_user(
+def test_later_trainings_leave_a_forgotten_user_out(
     folder: Path, small_parties: list[vf.PartyData], tmp_path: Path
 ) -> None:
+    """The list goes on from run to run, and survives `overwrite`."""
     forgetting.forget_users(folder, [USER])
-    config = vf.Config.preset("best", epochs=2, list_epochs=1)
-    again = vf.train(small_parties, config, start_from=folder, out=tmp_path / "next")
-    assert again.parties[0].ratings.user_ids[ROW] == USER, "the party has the user in its data again"
+    config = vf.Config.preset("best", epochs=2, gate=False, lists=False)
+    trained = vf.train(small_parties, config, start_from=folder, out=tmp_path / "next")
+    ids = {"next": trained.parties[0].ratings.user_ids}
+    run = vf.train(small_parties, config, start_from=tmp_path / "next", out=tmp_path / "third")
+    ids["third"] = run.parties[0].ratings.user_ids
+    run = vf.train(small_parties, config, out=tmp_path / "third", overwrite=True)
+    ids["overwritten"] = run.parties[0].ratings.user_ids
+    assert [name for name, users in ids.items() if USER in users] == []
+    assert {len(users) for users in ids.values()} == {small_parties[0].ratings.n_users - 1}
+    assert run.parties[0].ratings.notes[-1] == "1 forgotten user: left out"
+    assert traces(tmp_path / "next") == traces(tmp_path / "third") == []
 
 
 def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Path) -> None:
@@ -175,9 +189,7 @@ def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Pat
     assert "nothing to forget" in command("forget", folder)[2]
 
 
-def test_a_night_names_forgotten_users_who_are_still_in_the_data(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_night_says_that_it_leaves_forgotten_users_out(tmp_path: Path, command: Command) -> None:
     write_tables(synthetic_tables(3, 0.3, users=40, items=20, ratings=400), tmp_path)
     data = [word for name in ("film", "book", "album") for word in ("--data", tmp_path / f"{name}.parquet")]
     run = tmp_path / "run"
@@ -186,8 +198,138 @@ def test_a_night_names_forgotten_users_who_are_still_in_the_data(
     users = vf.Run.load(run).parties[0].ratings
     known = users.user_ids[users.user[0]]
     assert command("forget", run, "--user", known)[0] == 0
-    code, _, err = command("train", *data, "--from", run)
+    code, _, err = command("train", *data, "--from", run, "--out", tmp_path / "next", "--quiet")
     assert code == 0, err
-    said = " ".join(err.split())
-    assert f"film has ratings of 1 user(s) who were forgotten in {run}; they take part again" in said
-    assert known not in said
+    assert "left out 1 forgotten user; remove them from your own data, too" in " ".join(err.split())
+    assert known not in err
+    assert known not in vf.Run.load(tmp_path / "next").parties[0].ratings.user_ids
+
+
+def journal_of(folder: Path) -> None:
+    """Leave a request unfinished, as a kill would."""
+    write_json(folder / forgetting.JOURNAL, {"users": [1], "items": {}, "ratings": {}, "who": ["x"]})
+
+
+@pytest.mark.parametrize("name", ["seeds", ".lock", "added", "lists/last-release"])
+@pytest.mark.parametrize("words", [(), ("--user", USER), ("--item", "i0001")])
+def test_nothing_is_touched_in_a_run_with_a_link_to_another_place(
+    folder: Path, command: Command, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
+    """Attack: a run from somebody else whose folders are links to the files of the person who runs the command."""
+    thesis = tmp_path / "home" / "Documents" / "thesis.txt"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("precious")
+    outside = tmp_path / "created"
+    link = folder / name
+    shutil.rmtree(link, ignore_errors=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside if name == ".lock" else tmp_path / "home")
+    journal_of(folder)
+    code, _, err = command("forget", folder, *words)
+    assert (code, "a link to a place outside the run" in err) == (2, True), err
+    assert thesis.read_text() == "precious"
+    assert not outside.exists()
+    assert (folder / forgetting.JOURNAL).exists(), "nothing was begun"
+    with pytest.raises(RunError, match="a link to a place outside the run"):
+        vf.Run.load(tmp_path / "run")
+
+
+def test_links_are_found_by_whatever_opens_a_folder_for_changes(
+    folder: Path, small_parties: list[vf.PartyData], tmp_path: Path
+) -> None:
+    """Also by a training that overwrites or resumes a run, and by a server that loaded the run before the link was there."""
+    run = vf.Run.load(folder, added=False)
+    new = NewItems(folder, run, run.parties[0].name)
+    (tmp_path / "home").mkdir()
+    shutil.rmtree(folder / "added")
+    (folder / "added").symlink_to(tmp_path / "home")
+    config = vf.Config.preset("paper", epochs=1)
+    with pytest.raises(RunError, match="a link to a place outside"):
+        new.add({"new": AddedItem("new", ratings={USER: (5.0, None)})})
+    with pytest.raises(RunError, match="a link to a place outside"):
+        vf.train(small_parties, config, out=folder, overwrite=True)
+    with pytest.raises(RunError, match="a link to a place outside"):
+        run.save(folder, overwrite=True)
+    (folder / "metrics.json").unlink()
+    with pytest.raises(RunError, match="a link to a place outside"):
+        vf.resume(folder, verbose=False)
+    assert not list((tmp_path / "home").iterdir())
+    assert (folder / "parties").is_dir()
+
+
+def test_a_folder_in_use_is_left_alone(
+    folder: Path, small_parties: list[vf.PartyData], command: Command
+) -> None:
+    journal_of(folder)
+    (folder / "seeds" / "1").mkdir(parents=True)
+    with lock_folder(folder):
+        for words in ((), ("--user", USER), ("--item", "i0001")):
+            assert "in use by another process" in command("forget", folder, *words)[2]
+        with pytest.raises(RunError, match="in use"):
+            vf.train(small_parties, vf.Config.preset("paper", epochs=1), out=folder, overwrite=True)
+        with pytest.raises(RunError, match="in use"):
+            lift_over_seeds(vf.Run.load(folder), 2, folder=folder)
+    assert (folder / "seeds" / "1").is_dir()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"users": [1]}', '{"party": "x"}', '{"other": 1}'])
+def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, text: str) -> None:
+    (folder / forgetting.JOURNAL).write_text(text)
+    code, _, err = command("forget", folder)
+    assert (code, "cannot be read" in err) == (2, True), err
+
+
+def test_an_unfinished_training_is_not_changed(
+    folder: Path, command: Command, small_parties: list[vf.PartyData]
+) -> None:
+    (folder / "metrics.json").unlink()
+    item = str(small_parties[0].ratings.item_ids[0])
+    for words in ((), ("--user", USER), ("--item", item)):
+        code, _, err = command("forget", folder, *words)
+        assert (code, "is not finished and still holds every user" in " ".join(err.split())) == (2, True), err
+    assert traces(folder)
+
+
+def test_what_a_kill_or_a_report_left_is_removed(folder: Path, command: Command) -> None:
+    """Parts of files, a checkpoint that was being replaced, and a slot of a checkpoint that was cut short."""
+    for name in (
+        "parties/.party-0.parquet.part",
+        "checkpoint/.round-00000009.part/x",
+        "checkpoint/round-00000008~/x",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(USER)
+    assert command("report", folder, "--errors", "--quiet")[0] == 0
+    slots = CheckpointSlots(folder / "checkpoint" / "party")
+    for number in range(2):
+        slots.write(number, CheckpointState({"best.users": np.full((120, 4), float(number))}), {})
+    torn = folder / "checkpoint" / "party" / "slot-1.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-8] + bytes(8))
+    forgetting.forget_users(folder, [USER])
+    assert traces(folder) == []
+    assert not (folder / "report").exists()
+    assert not torn.exists(), "it must not become valid"
+    found = slots.read()
+    assert found is not None
+    assert found.round == 0
+
+
+def test_a_server_that_knows_the_user_still_cannot_bring_them_back(folder: Path) -> None:
+    run = vf.Run.load(folder, added=False)
+    new = NewItems(folder, run, run.parties[0].name)
+    forgetting.forget_users(folder, [USER])
+    report = new.add({"newer": AddedItem("newer", ratings={USER: (5.0, None)})})
+    assert report.unknown_users == 1
+    assert traces(folder) == []
+
+
+def test_files_about_users_are_not_written_into_a_run(folder: Path, command: Command) -> None:
+    """`forget` would not find the users in them."""
+    for words in (
+        ("recommend", folder, "--all", "--out", folder / "all.parquet"),
+        ("export", folder, "--out", folder / "lists" / "vectors"),
+        ("report", folder, "--errors", "--out", folder / "mine"),
+        ("diff", folder, folder, "--out", folder / "diff.html"),
+    ):
+        code, _, err = command(*words)
+        assert (code, "is inside the run folder" in " ".join(err.split())) == (2, True), err

@@ -36,6 +36,7 @@ def diff(
     from verfedgnn.evaluation.run_difference import difference
     from verfedgnn.reports.difference_view import difference_document, difference_tables
     from verfedgnn.runs.run import Run
+    from verfedgnn.runs.run_folder import check_outside
 
     output = Output(quiet=quiet, as_json=as_json)
     if out is not None:
@@ -44,6 +45,7 @@ def diff(
                 f"--out {out} is not a page; use for example --out {out.with_suffix('.html').name}"
             )
         check_writable(out.parent)
+        check_outside(out)
     runs = [Run.load(folder, added=False) for folder in (before, after)]
     with output.busy("comparing"):
         found = difference(*runs, sample=sample)

@@ -296,6 +296,7 @@ def doctor(
     from verfedgnn.federation.doctor import examine, summarise_findings
     from verfedgnn.federation.identity import load_party
     from verfedgnn.federation.overlap_sketch import make_sketch
+    from verfedgnn.runs.forget_record import gather_forgotten
 
     if ratings is None and (sketch or sketch_for):
         raise ConfigError("--sketch and --sketch-for need your users; give --ratings, too")
@@ -312,7 +313,9 @@ def doctor(
     output.result(found, table)
     if read is not None and sketch_for is not None:
         path = Path(f"{identity.name}-for-{sketch_for}.json")
-        data = make_sketch(identity, sketch_for, read().user_ids)
+        users = read().user_ids
+        gone = gather_forgotten(identity.key_file).find(users, federated=True)
+        data = make_sketch(identity, sketch_for, users[~gone])
         with writing(path):
             write_bytes(path, data)
         output.remark(f"{path} is for {sketch_for}, which runs `doctor --sketch {path}`")

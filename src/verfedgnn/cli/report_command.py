@@ -33,10 +33,14 @@ def report(
     from verfedgnn.reports.ancestor_section import add_ancestor
     from verfedgnn.reports.run_report import run_document
     from verfedgnn.runs.run import Run
+    from verfedgnn.runs.run_folder import check_outside
+    from verfedgnn.runs.run_layout import REPORT
 
     output = Output(quiet=quiet, as_json=as_json)
     loaded = Run.load(run, added=False)
-    folder = run / "report" if out is None else out
+    if out is not None:
+        check_outside(out)
+    folder = run / REPORT if out is None else out
     check_writable(folder)
     with output.busy("writing the report"):
         document = run_document(loaded, run.resolve().name, errors=errors)

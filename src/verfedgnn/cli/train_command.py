@@ -242,6 +242,9 @@ def train(
             output.remark(f"  {_describe_night(from_, chosen)}", style="dim")
             for suspicion in _check_night(from_, read):
                 output.warn(suspicion)
+        gone = _count_forgotten(read, from_, out)
+        if gone:
+            output.warn(f"left out {gone}; remove them from your own data, too")
     settings = ""
     if track != "none":
         settings = (read_run_config(resume) if resume is not None else chosen).to_toml()
@@ -369,11 +372,8 @@ def count_epochs(count: int) -> str:
 
 
 def _check_night(folder: Path, parties: Sequence[PartyData]) -> list[str]:
-    """Return what is suspicious about the data of a training that continues the run in `folder`: a wrong file, forgotten users."""
-    import numpy as np
-
+    """Return what is suspicious about the data of a training that continues the run in `folder`, such as a wrong file."""
     from verfedgnn.runs.start_from import measure_run_drift
-    from verfedgnn.upkeep.forget_record import find_forgotten
 
     found = []
     for name, drift in measure_run_drift(folder, parties)["drift"].items():
@@ -382,14 +382,16 @@ def _check_night(folder: Path, parties: Sequence[PartyData]) -> list[str]:
             found.append(
                 f"{100 * share:.0f} % of {name}'s items are new since {folder}; is this the right file?"
             )
-    for party in parties:
-        back = find_forgotten(folder, party.ratings.user_ids[np.unique(party.ratings.user)])
-        if back:
-            found.append(
-                f"{party.name} has ratings of {len(back):,} user(s) who were forgotten in {folder}; they take part again. Remove "
-                "their rows from your data to keep them out"
-            )
     return found
+
+
+def _count_forgotten(parties: Sequence[PartyData], *runs: Path | None) -> str:
+    """Say how many users the training leaves out, because some of these runs have forgotten them; "" if there are none."""
+    from verfedgnn.data.ratings import format_count
+    from verfedgnn.runs.forget_record import read_forgotten_users
+
+    gone = read_forgotten_users(*runs).find(parties[0].ratings.user_ids, federated=False)
+    return format_count(int(gone.sum()), "forgotten user") if gone.any() else ""
 
 
 def _introduce(parties: list[PartyData], output: Output) -> None:

@@ -19,6 +19,8 @@ from typing import BinaryIO
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.option_names import option
 
+LOCK = ".lock"
+"""File in a folder that a process locks while it changes the folder."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -166,13 +168,15 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Create `folder` and lock it for this process; raise `RunError` if another process holds the lock.
+    """Open `folder` for changes: create it, refuse links that lead out of it, and lock it for this process.
 
-    With `wait`, wait for the lock instead.
+    Every command that writes to a folder or deletes in it does this first. Raise `RunError` if there is such a link, or if another
+    process holds the lock. With `wait`, wait for the lock instead.
     """
     with writing(folder):
         make_folder(folder)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        check_links(folder)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

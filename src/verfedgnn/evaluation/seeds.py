@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from scipy.special import stdtrit
 
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import ConfigError
-from verfedgnn.core.files import make_folder, writing
+from verfedgnn.core.files import lock_folder, make_folder, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.evaluation.chance import GROUPS, decide_verdicts, p_value
 from verfedgnn.evaluation.judged_party import WAYS
@@ -54,16 +55,18 @@ def lift_over_seeds(
         )
     numbers = list(range(run.config.seed, run.config.seed + seeds))
     found = []
-    for number in numbers:
-        saved = find_saved_lift(run, number, folder)
-        if saved is None:
-            saved = _judge(run, number, folder, stack, watch, stop)
-        if folder is not None and seeds > 1:
-            with writing(folder):
-                make_folder(folder / SEEDS)
-                write_json(_file(folder, number), saved)
-            shutil.rmtree(folder / SEEDS / str(number), ignore_errors=True)
-        found.append(saved)
+    kept = folder if seeds > 1 else None
+    with nullcontext() if kept is None else lock_folder(kept):  # nobody is forgotten while a seed is trained
+        for number in numbers:
+            saved = find_saved_lift(run, number, folder)
+            if saved is None:
+                saved = _judge(run, number, folder, stack, watch, stop)
+            if kept is not None:
+                with writing(kept):
+                    make_folder(kept / SEEDS)
+                    write_json(_file(kept, number), saved)
+                shutil.rmtree(kept / SEEDS / str(number), ignore_errors=True)
+            found.append(saved)
     return found[0] if seeds == 1 else combine_lifts(found, numbers)
 
 

@@ -23,11 +23,13 @@ import torch
 from verfedgnn.core.errors import VerFedGNNError
 from verfedgnn.core.version import installed_version
 from verfedgnn.data import PartyData, Ratings
+from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.certificates import fingerprint, format_day
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.federation.overlap_sketch import estimate_overlap
 from verfedgnn.federation.stages import list_stages
 from verfedgnn.gnn.model import Model
+from verfedgnn.runs.forget_record import gather_forgotten
 from verfedgnn.runs.ledger import Direction
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.training.local_runtime import local_federation
@@ -82,6 +84,12 @@ def examine(
     if read_ratings is not None:
         try:
             table = read_ratings()
+            gone = gather_forgotten(identity.key_file, folder).find(table.user_ids, federated=True)
+            if gone.any():
+                count = format_count(int(gone.sum()), "forgotten user")
+                text = f"`party` leaves out {count}; remove them from your own data, too"
+                findings.append(Finding("data", "warning", text))
+                table = table.select_users(~gone)
             users = table.n_users
             ratings = len(table)
             findings.append(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 
+from verfedgnn.core.files import lock_folder
 from verfedgnn.core.worker_group import WorkerGroup
 from verfedgnn.data import Ratings
 from verfedgnn.data.ids import StrArray
+from verfedgnn.data.ratings import format_count
 from verfedgnn.federation.agreement import Agreement
 from verfedgnn.federation.agreement_summary import describe_two_parties
 from verfedgnn.federation.coordinator_link import CoordinatorLink
@@ -21,6 +23,7 @@ from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
+from verfedgnn.runs.forget_record import FORGOTTEN, ForgottenUsers, gather_forgotten
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.start_from import claim_ancestor
@@ -34,15 +37,26 @@ def align_party(
     *,
     known: StrArray | None = None,
     pad_to: int = 0,
+    start_from: Path | None = None,
 ) -> int:
     """Align the users of `ratings` with the other parties, store the result and return the number of users in the federation.
 
-    Users of an earlier alignment, `known` by row, keep their rows. `pad_to` is the number of users to announce at least.
+    Users of an earlier alignment, `known` by row, keep their rows. `pad_to` is the number of users to announce at least. Users whom
+    the party has forgotten, in `start_from` or another of its runs, are left out.
     """
     identity = store.identity
+    earlier = [] if start_from is None else [start_from]
+    forgotten = gather_forgotten(identity.key_file, *earlier, store.folder)
+    gone = forgotten.find(ratings.user_ids, federated=True)
+    if gone.any():
+        count = format_count(int(gone.sum()), "forgotten user")
+        log_warning(f"left out {count}; remove them from your own data, too")
+        ratings = ratings.select_users(~gone)
     data, alignment = align(ratings, identity, link, each, known=known, pad_to=pad_to)
     (prepared,) = prepare([data], identity.agreement.training_config, torch.device("cpu"))
     store.save_alignment(prepared, alignment)
+    if forgotten.hashes:
+        ForgottenUsers(forgotten.hashes).write(store.folder / FORGOTTEN)
     link.transcript.note(ALIGNMENT, name=alignment, users=data.ratings.n_users)
     link.transcript.sign()
     return data.ratings.n_users
@@ -77,7 +91,7 @@ def run_party(
         known = PartyStore.read_rows(start_from)
     while (stage := store.next_stage) is not None:
         if not store.is_aligned:
-            align_party(store, link, read_ratings(), each, known=known, pad_to=pad_to)
+            align_party(store, link, read_ratings(), each, known=known, pad_to=pad_to, start_from=start_from)
         if stage.first:
             _log_limits(store.identity.agreement)
         service = PartyService(
@@ -102,6 +116,7 @@ def run_party(
     link.close()  # the coordinator is not needed to choose the gate
     publisher.update(lambda: publisher.status | {"state": "choosing the gate"}, now=True)
     run = complete_run(store, device)
+    _warn_of_forgotten(store, run)
     publisher.update(lambda: publisher.status | {"state": "finished"}, now=True)
     return run
 
@@ -109,7 +124,19 @@ def run_party(
 def load_finished(store: PartyStore, device: str = "cpu") -> Run:
     """Return the run of a party whose trainings are over, after choosing its gates if it was stopped before that."""
     log_event("this run has already finished", run=str(store.folder))
-    return Run.load(store.folder, added=False) if store.is_finished else complete_run(store, device)
+    if store.is_finished:
+        return Run.load(store.folder, added=False)
+    with lock_folder(store.folder):
+        return complete_run(store, device)
+
+
+def _warn_of_forgotten(store: PartyStore, run: Run) -> None:
+    """Warn of users in a finished run who were forgotten, in another run of the party, after its users were aligned."""
+    forgotten = gather_forgotten(store.identity.key_file, store.folder)
+    gone = forgotten.find(run.parties[0].ratings.user_ids, federated=True)
+    if gone.any():
+        count = format_count(int(gone.sum()), "user")
+        log_warning(f"this run has {count} forgotten since the alignment; forget them in {store.folder}, too")
 
 
 def _log_limits(agreement: Agreement) -> None:

@@ -25,7 +25,7 @@ from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import begin_folder, write_history
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import LAST_RELEASE, LISTS, RESULT
 from verfedgnn.runs.start_from import recorded_ancestor
 
 FIRST_ROUNDS = "first_rounds"
@@ -153,6 +153,9 @@ class PartyStore:
         state = CheckpointState({key: value.cpu().numpy() for key, value in result.arrays.items()})
         values = {"ledger": result.ledger.to_dict(), "figures": result.figures}
         write_checkpoint(self._result_folder(stage), result.rounds, {"result": state}, values)
+        # From now on nobody can ask for a round of this training again.
+        for last in list(stage.folder(self.folder).rglob(LAST_RELEASE)):
+            shutil.rmtree(last)
 
     def read_result(self, stage: Stage) -> StageResult | None:
         """Return the stored result of a training; None if the training has not finished."""
@@ -178,4 +181,4 @@ class PartyStore:
                 shutil.rmtree(stage.folder(self.folder), ignore_errors=True)
 
     def _result_folder(self, stage: Stage) -> Path:
-        return stage.folder(self.folder) / "checkpoint" / "result"
+        return stage.folder(self.folder) / "checkpoint" / RESULT

@@ -21,9 +21,9 @@ from verfedgnn.core.files import sync_folder, write_all, write_bytes, writing
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.protocol.party.release_ledger import ReleaseEntry, ReleaseLedger, Values
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
+from verfedgnn.runs.run_layout import LAST_RELEASE
 
 LEDGER = "releases.jsonl"
-LAST = "last-release"
 
 
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
@@ -40,7 +40,7 @@ class ReleaseFile:
         self.folder = folder
         self.path = folder / LEDGER
         # Not durable: after a power cut the values may be lost, and the party then refuses to make them again.
-        self._last = CheckpointSlots(folder / LAST, durable=False)
+        self._last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
         self._flusher = ThreadPoolExecutor(1, "flush")
         """The thread that flushes the ledger while the checkpoint is written."""
         self._flushing: Future[None] | None = None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from verfedgnn.core.errors import DataError, RunError, RunWarning
-from verfedgnn.core.files import lock_folder, write_bytes, writing
+from verfedgnn.core.files import check_links, lock_folder, write_bytes, writing
 from verfedgnn.data import TRAIN, PartyData, Ratings
 from verfedgnn.data.ids import LONGEST_ID, LONGEST_TITLE, StrArray, find_positions
 from verfedgnn.data.time_parsing import LATEST_SECONDS
@@ -100,6 +100,7 @@ def read_added(file: Path) -> dict[str, AddedItem]:
 
 def lock_added(run: Path) -> AbstractContextManager[None]:
     """Lock the added items of a run while they are read and changed; wait for others who do the same."""
+    check_links(run)  # the folder of added items may be a link itself
     return lock_folder(run / ADDED, wait=True)
 
 

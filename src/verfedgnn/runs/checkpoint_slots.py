@@ -13,10 +13,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verfedgnn.core.array_files import ArrayFile, Arrays, Buffer, as_bytes, cut, write_parts
 from verfedgnn.core.errors import RunError
@@ -91,6 +93,16 @@ class CheckpointSlots:
         if found and not some_valid:
             raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again")
         return None
+
+
+def read_or_remove(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a checkpoint's file; remove the file and return none if a kill cut it short."""
+    with suppress(ValueError):
+        arrays = ArrayFile(path)
+        if _TEXT not in arrays.about or _is_valid(arrays):
+            return dict(arrays)
+    path.unlink()
+    return {}
 
 
 def rewrite(path: Path, arrays: Arrays) -> None:

@@ -28,6 +28,7 @@ from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
+from verfedgnn.runs.run_folder import check_outside
 
 FORMATS = ("parquet", "npy")
 RATINGS, LISTS = "ratings", "lists"
@@ -151,6 +152,7 @@ def export_embeddings(embeddings: Sequence[Embeddings], folder: Path, kind: str)
     """
     if kind not in FORMATS:
         raise ConfigError(f"unknown format '{kind}'; use one of {', '.join(FORMATS)}")
+    check_outside(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists already; choose another {option('out')}")
     parties = list(dict.fromkeys(each.party for each in embeddings))

@@ -27,7 +27,7 @@ from verfedgnn import plugins
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.array_files import ArrayFile, read_arrays, write_arrays
 from verfedgnn.core.errors import PluginWarning, RunError, RunWarning
-from verfedgnn.core.files import check_links, make_folder, write_bytes, writing
+from verfedgnn.core.files import check_links, lock_folder, make_folder, write_bytes, writing
 from verfedgnn.core.option_names import resume_words, worded
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import StrArray, as_text, find_positions, id_text, to_numpy
@@ -42,7 +42,7 @@ from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_par
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.recommendations import Recommendation, Recommendations
 from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.runs.run_folder import holds_run
+from verfedgnn.runs.run_folder import empty_run, holds_run
 from verfedgnn.runs.run_layout import LIFT_FORMAT, LISTS
 
 if TYPE_CHECKING:
@@ -369,10 +369,12 @@ class Run:
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the run to a new folder; with `overwrite`, an earlier run in that folder is replaced."""
         folder = Path(path)
-        if holds_run(folder, overwrite):
-            shutil.rmtree(folder)
-        begin_folder(folder, self.config, self.parties, self.parts)
-        self.complete_folder(folder)
+        replaced = holds_run(folder, overwrite)
+        with lock_folder(folder):
+            if replaced:
+                empty_run(folder)
+            begin_folder(folder, self.config, self.parties, self.parts)
+            self.complete_folder(folder)
 
     def complete_folder(self, folder: Path) -> None:
         """Write the results of a training to its folder; metrics.json comes last and marks the run as finished."""

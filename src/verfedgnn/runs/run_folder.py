@@ -1,19 +1,20 @@
-"""Whether a folder may be replaced by a new run."""
+"""Whether a folder may be replaced by a new run, and emptying it."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import ConfigError, RunError
-from verfedgnn.core.files import check_writable
+from verfedgnn.core.files import LOCK, check_writable, writing
 from verfedgnn.core.option_names import option
 
 
 def holds_run(folder: Path, overwrite: bool) -> bool:
     """Return whether `folder` holds a run to overwrite; raise `RunError` if it holds anything else or cannot be written."""
     check_writable(folder)
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists() or (folder.is_dir() and all(each.name == LOCK for each in folder.iterdir())):
         return False
     if not overwrite:
         raise RunError(
@@ -26,3 +27,23 @@ def holds_run(folder: Path, overwrite: bool) -> bool:
             f"{folder} is not a run folder, so {option('overwrite', True)} leaves it alone; choose another folder"
         ) from None
     return True
+
+
+def check_outside(out: Path) -> None:
+    """Raise `RunError` if a file about users would be written into a run folder, where `forget` does not look for it."""
+    for place in out.resolve().parents:
+        if (place / "config.toml").is_file() and (place / "history.jsonl").is_file():
+            raise RunError(
+                f"{out} is inside the run folder {place}, and `forget` would not find the users in it; choose another "
+                f"{option('out')}"
+            )
+
+
+def empty_run(folder: Path) -> None:
+    """Remove everything in a locked run folder but its lock."""
+    with writing(folder):
+        for each in folder.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            elif each.name != LOCK:
+                each.unlink()

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import replacing
+from verfedgnn.runs.run_folder import check_outside
 from verfedgnn.serving.catalogue import FEDERATED, Catalogue
 from verfedgnn.serving.explain import describe_recommendations, merge_rankings
 from verfedgnn.serving.user_profile import ServedUser, make_queries, profile_user
@@ -35,6 +36,7 @@ def write_table(catalogue: Catalogue, path: Path, k: int) -> int:
 
     The items are those of `Run.recommend`. The file appears only when it is complete.
     """
+    check_outside(path)
     known = catalogue.run.parties[0].ratings.known_users.tolist()
     rows = 0
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,19 @@ from numpy.typing import NDArray
 
 from verfedgnn.config import Config, load_config
 from verfedgnn.core.errors import ConfigError, Interrupted, RunError
-from verfedgnn.core.files import make_folder
+from verfedgnn.core.files import lock_folder, make_folder
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData, check_parties
+from verfedgnn.data.ratings import format_count
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.replica import parameters_digest
+from verfedgnn.runs.forget_record import FORGOTTEN, ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, read_run_config, write_history
-from verfedgnn.runs.run_folder import holds_run
+from verfedgnn.runs.run_folder import empty_run, holds_run
 from verfedgnn.runs.run_layout import LISTS
 from verfedgnn.runs.start_from import (
     count_spent,
@@ -60,8 +61,8 @@ def train(
     parties that are too large to be stacked are always computed one by one.
 
     `start_from` is the folder of a finished run to continue from: users and items that are still there keep their parameters, new
-    ones start as in any training. Without a `config`, the settings are those of that run with a tenth of its rounds
-    (`Config.for_night`).
+    ones start as in any training. Users whom that run has forgotten are left out. Without a `config`, the settings are those of that
+    run with a tenth of its rounds (`Config.for_night`).
 
     `parts` replaces the configured split: one array per party with `TRAIN`, `VALID` or `TEST` for each rating. `party` is a
     subclass of the protocol's party; it cannot be combined with `out`, because a run folder does not record the class.
@@ -79,22 +80,28 @@ def train(
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
     earlier = Path(start_from) if start_from is not None else None
+    forgotten = read_forgotten_users(earlier, folder if replaced else None)
+    parties, parts = _leave_out(parties, parts, forgotten)
     ancestor = (
         None if earlier is None else read_ancestor(earlier, config) | measure_run_drift(earlier, parties)
     )
     prepared = prepare(parties, config, usable_device(device), parts, continues=earlier is not None)
     loops = _make_loops(prepared, config, folder, stack=stack, party=party, earlier=earlier)
-    if folder is not None:
+    if folder is None:
+        return _run_to_end(loops, watch, stop, ancestor)
+    with lock_folder(folder):
         if replaced:
-            shutil.rmtree(folder)
+            empty_run(folder)
         if ancestor is not None:
             write_ancestor(folder, ancestor)
+        if forgotten.hashes:
+            forgotten.write(folder / FORGOTTEN)
         begin_folder(folder, config, parties, [each.parts for each in prepared])
-    _begin_folders(loops)
-    if folder is not None and ancestor is not None:
-        for loop in loops:
-            loop.write_checkpoint()  # resuming does not need the earlier run
-    return _run_to_end(loops, watch, stop, ancestor)
+        _begin_folders(loops)
+        if ancestor is not None:
+            for loop in loops:
+                loop.write_checkpoint()  # resuming does not need the earlier run
+        return _run_to_end(loops, watch, stop, ancestor)
 
 
 def resume(
@@ -111,6 +118,13 @@ def resume(
         raise RunError(f"{folder} holds no run to resume; start one with {option('out', str(folder))}")
     if (folder / "metrics.json").is_file():
         return Run.load(folder, added=False)
+    with lock_folder(folder):
+        return _resume(folder, device=device, stack=stack, watch=watch, stop=stop)
+
+
+def _resume(
+    folder: Path, *, device: str | torch.device, stack: bool, watch: Watcher | None, stop: Stop
+) -> Run:
     config = load_config(folder / "config.toml")
     other = describe_code_change(config)
     if other is not None:
@@ -129,6 +143,20 @@ def resume(
             f"{option('overwrite', True)}"
         )
     return _run_to_end(loops, watch, stop, ancestor)
+
+
+def _leave_out(
+    parties: Sequence[PartyData], parts: Sequence[NDArray[np.int8]] | None, forgotten: ForgottenUsers
+) -> tuple[Sequence[PartyData], Sequence[NDArray[np.int8]] | None]:
+    """Return the parties and the parts of their ratings without users who were forgotten before."""
+    gone = forgotten.find(parties[0].ratings.user_ids, federated=False)
+    if not gone.any():
+        return parties, parts
+    if parts is not None:
+        parts = [part[~gone[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]
+    note = f"{format_count(int(gone.sum()), 'forgotten user')}: left out"
+    tables = [party.ratings.select_users(~gone).with_notes(note) for party in parties]
+    return [PartyData(party.name, table) for party, table in zip(parties, tables, strict=True)], parts
 
 
 def _make_loops(

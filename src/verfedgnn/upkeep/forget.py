@@ -2,7 +2,8 @@
 
 The steps of `forget_users` are, in this order:
 
-1. The journal names the rows of the users and the items that they rated. Unfinished trainings of `lift --seeds` are deleted.
+1. The journal names the rows of the users and the items that they rated. Copies that nobody needs after a training are deleted:
+   last releases, results before the gate, unfinished trainings of `lift --seeds`, reports.
 2. Items that were added after the training lose the users' ratings, and their vectors are estimated again.
 3. In every model, the users get the vector of the average user, and the items that they rated are estimated again from the other
    users' ratings (`item_prior.py`). EASE loses the users' items.
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,14 +42,14 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import CheckpointSlots, rewrite
+from verfedgnn.runs.checkpoint_slots import CheckpointSlots, read_or_remove, rewrite
+from verfedgnn.runs.forget_record import append_record, is_federated, note_forgotten
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import LISTS, SEEDS
+from verfedgnn.runs.run_layout import LAST_RELEASE, LISTS, REPORT, RESULT, SEEDS
 from verfedgnn.runs.start_from import PUBLIC_STATE
 from verfedgnn.upkeep.forget_items import ItemJournal, names_item_rows, plan_items, remove_items
-from verfedgnn.upkeep.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 
@@ -75,9 +77,8 @@ class ForgetJournal:
 
 def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
     """Remove users from the finished run in `folder` and return the record; finish an interrupted request first."""
-    read_run_config(folder)  # raises if there is no run, before a lock creates the folder
-    with lock_folder(folder):
-        finish_forgetting(folder)
+    with _open_run(folder):
+        _finish(folder)
         run = Run.load(folder, added=False)
         rows = find_positions(np.array(list(users), dtype=np.str_), run.parties[0].ratings.user_ids)
         rows[np.array(list(users), dtype=np.str_) == ""] = -1
@@ -89,7 +90,7 @@ def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
         journal = _plan(folder, run, np.unique(rows), sorted(set(users)))
         with writing(folder):
             write_json(folder / JOURNAL, asdict(journal))
-        record = finish_forgetting(folder)
+        record = _finish(folder)
     assert record is not None
     return record
 
@@ -99,32 +100,45 @@ def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -
 
     `party` is needed if several parties have items with these ids.
     """
-    read_run_config(folder)
-    with lock_folder(folder):
-        finish_forgetting(folder)
+    with _open_run(folder):
+        _finish(folder)
         journal = plan_items(folder, items, party)
         with writing(folder):
             write_json(folder / JOURNAL, asdict(journal))
-        record = finish_forgetting(folder)
+        record = _finish(folder)
     assert record is not None
     return record
 
 
 def finish_forgetting(folder: Path) -> dict[str, Any] | None:
-    """Carry out the journal in `folder` and return the record; None if there is no journal."""
+    """Carry out the journal of an interrupted request in `folder` and return the record; None if there is no journal."""
+    with _open_run(folder):
+        return _finish(folder)
+
+
+@contextmanager
+def _open_run(folder: Path) -> Iterator[None]:
+    read_run_config(folder)  # raises if there is no run, before a lock creates the folder
+    if not (folder / "metrics.json").is_file():
+        raise RunError(
+            f"{folder} is not finished and still holds every user; finish its training and forget then, or delete the folder"
+        )
+    with lock_folder(folder):
+        yield
+
+
+def _finish(folder: Path) -> dict[str, Any] | None:
+    """Carry out the journal in a locked folder."""
     if not (folder / JOURNAL).is_file():
         return None
-    for unfinished in (folder / SEEDS).glob("*/"):  # trainings of `lift --seeds`, with the ratings
-        shutil.rmtree(unfinished)
-    values = json.loads((folder / JOURNAL).read_text("utf-8"))
-    if "party" in values:
-        with writing(folder):
-            record = remove_items(folder, ItemJournal(**values))
-            (folder / JOURNAL).unlink()
-        return record
-    journal = ForgetJournal(**values)
-    rows = np.array(journal.users, np.int64)
+    journal = _read_journal(folder / JOURNAL)
     with writing(folder):
+        _remove_copies(folder)
+        if isinstance(journal, ItemJournal):
+            record = remove_items(folder, journal)
+            (folder / JOURNAL).unlink()
+            return record
+        rows = np.array(journal.users, np.int64)
         parties, parts = _without_ratings(folder, rows)
         _forget_added(folder, rows)
         for place in (folder, folder / LISTS):
@@ -141,6 +155,42 @@ def finish_forgetting(folder: Path) -> dict[str, Any] | None:
     return record
 
 
+def _read_journal(file: Path) -> ForgetJournal | ItemJournal:
+    try:
+        values = json.loads(file.read_text("utf-8"))
+        return ItemJournal(**values) if "party" in values else ForgetJournal(**values)
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file} cannot be read ({error}); remove it, then forget the users again") from None
+
+
+def _remove_copies(folder: Path) -> None:
+    """Remove what holds ratings or rows of users and is not needed once a training has finished.
+
+    These are trainings of `lift --seeds`, reports that name users, a party's last releases, its results before the gate, the
+    checkpoints of its other workers, and what a kill left of a file or a checkpoint.
+    """
+    copies = [*(folder / SEEDS).glob("*/"), folder / REPORT]
+    if not (folder / LISTS / "metrics.json").is_file():
+        copies.append(folder / LISTS)  # of a training that was skipped
+    for place in (folder, folder / LISTS):
+        checkpoint = place / "checkpoint"
+        copies += [
+            place / LAST_RELEASE,
+            checkpoint / RESULT,
+            *checkpoint.glob("worker-*"),
+            *checkpoint.glob("*~"),
+        ]
+    for each in copies:
+        if each.is_dir():
+            shutil.rmtree(each)
+    with lock_added(folder):  # nobody else writes to a run folder that is locked
+        for each in list(folder.rglob(".*.part")):
+            if each.is_dir():
+                shutil.rmtree(each)
+            else:
+                each.unlink(missing_ok=True)
+
+
 def _plan(folder: Path, run: Run, rows: Rows, users: Sequence[str]) -> ForgetJournal:
     items = {}
     ratings = {}
@@ -148,7 +198,7 @@ def _plan(folder: Path, run: Run, rows: Rows, users: Sequence[str]) -> ForgetJou
         mine = np.isin(party.ratings.user, rows)
         items[file] = np.unique(party.ratings.item[mine]).tolist()
         ratings[party.name] = int(mine.sum())
-    return ForgetJournal(rows.tolist(), items, ratings, hash_ids(folder, users))
+    return ForgetJournal(rows.tolist(), items, ratings, note_forgotten(folder, np.array(users, np.str_)))
 
 
 def _without_ratings(folder: Path, rows: Rows) -> tuple[list[PartyData], list[NDArray[np.int8]]]:
@@ -199,10 +249,9 @@ def _repair_models(
             value[rows] = 0
         write_arrays(means, found)
     public = place / "model" / "_public.safetensors"
-    if not is_federated(place):
-        (flat,) = read_arrays(public).values()
-        changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
-        write_arrays(public, {"public": changed})
+    (flat,) = read_arrays(public).values()
+    changed = _reset_public(place, flat, rows, parties[0].ratings.n_users)
+    write_arrays(public, {"public": changed})
 
 
 def _repair(
@@ -242,20 +291,19 @@ def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
 
     What was sent or received becomes 0 for everybody, since a finished training needs it no more.
     """
-    for folder in (place / "checkpoint").glob("worker-*"):
-        shutil.rmtree(folder)  # nobody reads them after the training
     config = load_config(place / "config.toml")
     model = Model(config.model, users)
     of_first = _rows_of_first_worker(place, UserBlocks(config, model), rows)
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
         own_rows, own_users = (rows, users) if path.parent.name == PUBLIC_STATE.name else of_first
-        arrays = read_arrays(path)
+        arrays = read_or_remove(path)
         for name, value in arrays.items():
             if not EXCHANGED.isdisjoint(name.split(".")):
                 arrays[name] = np.zeros_like(value)
             elif not names_item_rows(name, model):
                 arrays[name] = _clear(place, name, value, own_rows, own_users)
-        rewrite(path, arrays)
+        if arrays:
+            rewrite(path, arrays)
 
 
 def _rows_of_first_worker(place: Path, blocks: UserBlocks, rows: Rows) -> tuple[Rows, int]:
@@ -271,9 +319,7 @@ def _rows_of_first_worker(place: Path, blocks: UserBlocks, rows: Rows) -> tuple[
 def _clear(place: Path, name: str, value: NDArray[Any], rows: Rows, users: int) -> NDArray[Any]:
     if value.ndim == 1:
         averaged = name in ("parameters", "average", "best", "public")
-        return (
-            value if is_federated(place) and averaged else _reset_public(place, value, rows, users, averaged)
-        )
+        return _reset_public(place, value, rows, users, averaged)
     axis = value.ndim - 2
     if value.shape[axis] != users:
         return value
@@ -312,7 +358,7 @@ def _write_record(folder: Path, journal: ForgetJournal) -> dict[str, Any]:
     ]
     if is_federated(folder):
         remains = [
-            "the users' rows of the public parameters at every member, until the next training with --from resets them; "
+            "the users' rows of the public parameters at the other members, until the next training with --from resets them; "
             "they stay in earlier run folders of the members",
             "sums and releases that the other members received before, and the other members' own ratings",
             *remains,

@@ -25,13 +25,13 @@ from verfedgnn.data.item_table import ItemTable
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
-from verfedgnn.runs.checkpoint_slots import rewrite
+from verfedgnn.runs.checkpoint_slots import read_or_remove, rewrite
 from verfedgnn.runs.feature_table import features_file, read_features, write_features
+from verfedgnn.runs.forget_record import append_record, hash_ids, is_federated
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import write_model
 from verfedgnn.runs.run_layout import LISTS
-from verfedgnn.upkeep.forget_record import append_record, hash_ids, is_federated
 
 Kept = NDArray[np.bool_]
 
@@ -173,8 +173,9 @@ def _cut_checkpoints(place: Path, file: str, stay: Kept, users: int, *, alone: b
     for path in sorted((place / "checkpoint").rglob("*.safetensors")):
         if not alone and path.stem not in (file, f"{file}_models"):
             continue
-        arrays = read_arrays(path)
+        arrays = read_or_remove(path)
         for name, value in arrays.items():
             if names_item_rows(name, model) and len(value) == len(stay):
                 arrays[name] = value[stay]
-        rewrite(path, arrays)
+        if arrays:
+            rewrite(path, arrays)

@@ -24,6 +24,7 @@ from verfedgnn.runs.added_items import (
     rewrite_added,
 )
 from verfedgnn.runs.feature_table import features_file, read_features, write_features
+from verfedgnn.runs.forget_record import FORGOTTEN, ForgottenUsers, is_federated
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
@@ -68,6 +69,7 @@ class NewItems:
         self.party = party
         self._number = names.index(party)
         self._folder = folder
+        self._federated = is_federated(folder)
         self._run = run
         file = safe_names(run.parties)[self._number]
         self._file = added_file(folder, file)
@@ -104,7 +106,8 @@ class NewItems:
         self._check(items)
         with lock_added(self._folder):
             before = read_added(self._file)
-            merged = [self._merge(item, before.get(name)) for name, item in items.items()]
+            gone = ForgottenUsers.read(self._folder / FORGOTTEN)  # also since the run was loaded
+            merged = [self._merge(item, before.get(name), gone) for name, item in items.items()]
             for item in merged:
                 check_item(item)
             now = self._newest([*before.values(), *merged])
@@ -119,11 +122,15 @@ class NewItems:
         now = self._newest(items)
         return [self.with_vectors(item, now) for item in items]
 
-    def _merge(self, item: AddedItem, before: AddedItem | None) -> AddedItem:
-        """Return an item with what was known of it before, and without ratings of unknown users."""
+    def _merge(self, item: AddedItem, before: AddedItem | None, gone: ForgottenUsers) -> AddedItem:
+        """Return an item with what was known of it before, and without ratings of unknown and forgotten users."""
         known = AddedItem(item.item) if before is None else before
         ids = np.array(list(item.ratings), dtype=np.str_)
-        here = ids[(find_positions(ids, self.table.user_ids) >= 0) & (ids != "")]
+        here = ids[
+            (find_positions(ids, self.table.user_ids) >= 0)
+            & (ids != "")
+            & ~gone.find(ids, federated=self._federated)
+        ]
         return AddedItem(
             item.item,
             item.title or known.title,

@@ -1,0 +1,140 @@
+"""What a run has forgotten: a record of what was done, and a list that keeps forgotten users out of later trainings.
+
+    RUN/forget.json     what was done and what remains, with a keyed hash instead of each id
+    RUN/forgotten.json  the hashes of all forgotten users, by the key of the hashes; also those of the runs before
+
+A party of a federation has such a list beside its private key, too, with the paths of its run folders. So a user who was forgotten in
+one of them stays out of all its later trainings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verfedgnn.core.errors import RunError
+from verfedgnn.data.ids import StrArray
+from verfedgnn.data.number_parsing import Mask
+from verfedgnn.privacy.identifiers import normalise_ids
+from verfedgnn.runs.run import write_json
+from verfedgnn.runs.run_layout import FORGET_RECORD
+
+FORGOTTEN = "forgotten.json"
+"""File in a run folder with its list of forgotten users."""
+_FEDERATED = "federation.txt"
+"""File in the run folder of one party of a federation."""
+
+
+@dataclass(frozen=True)
+class ForgottenUsers:
+    """A list of forgotten users, without ids."""
+
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+    """Hashes of ids, by their key in hex. The first key is that of new entries."""
+    runs: list[str] = field(default_factory=list)
+    """Run folders of the party that has the list; none in the list of a run."""
+
+    @classmethod
+    def read(cls, file: Path) -> ForgottenUsers:
+        """Read a list; it is empty if there is no file."""
+        if not file.is_file():
+            return cls()
+        try:
+            found = cls(**json.loads(file.read_text("utf-8")))
+            for key, users in found.hashes.items():
+                bytes.fromhex(key), set(users)
+            list(map(Path, found.runs))
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{file} cannot be read ({error}), so nobody knows who was forgotten; restore it from a backup"
+            ) from None
+        return found
+
+    def write(self, file: Path) -> None:
+        """Write the list to a file that only its owner can read."""
+        write_json(file, asdict(self))
+
+    def add(self, others: Iterable[ForgottenUsers]) -> ForgottenUsers:
+        """Return the list with the users of other lists."""
+        hashes = dict(self.hashes)
+        for other in others:
+            for key, users in other.hashes.items():
+                hashes[key] = sorted({*hashes.get(key, []), *users})
+        return ForgottenUsers(hashes, self.runs)
+
+    def find(self, users: StrArray, *, federated: bool) -> Mask:
+        """Return which of `users` are in the list; `federated` compares ids as the alignment spells them."""
+        found = np.zeros(len(users), bool)
+        if any(self.hashes.values()):
+            ids = (normalise_ids(users) if federated else users).tolist()
+            for key, hashes in self.hashes.items():
+                gone = set(hashes)
+                found |= np.fromiter((each in gone for each in _hash(key, ids)), bool, len(ids))
+        return np.asarray(found & (users != ""))
+
+
+def hash_ids(folder: Path, ids: Iterable[str]) -> list[str]:
+    """Return a hash of each id under the key of a run folder, which is created if it is missing."""
+    known = ForgottenUsers.read(folder / FORGOTTEN)
+    if not known.hashes:
+        known = ForgottenUsers({secrets.token_hex(32): []})
+        known.write(folder / FORGOTTEN)
+    return list(_hash(next(iter(known.hashes)), ids))
+
+
+def note_forgotten(folder: Path, users: StrArray) -> list[str]:
+    """Add users to the list of a run folder and return their hashes."""
+    new = hash_ids(folder, (normalise_ids(users) if is_federated(folder) else users).tolist())
+    known = ForgottenUsers.read(folder / FORGOTTEN)
+    known.add([ForgottenUsers({next(iter(known.hashes)): new})]).write(folder / FORGOTTEN)
+    return new
+
+
+def read_forgotten_users(*runs: Path | None) -> ForgottenUsers:
+    """Return whom some run folders have forgotten."""
+    return ForgottenUsers().add(ForgottenUsers.read(run / FORGOTTEN) for run in runs if run is not None)
+
+
+def gather_forgotten(key_file: Path, *runs: Path) -> ForgottenUsers:
+    """Return whom a party has forgotten in `runs` or in any earlier run, and remember it beside its private key."""
+    file = key_file.with_suffix(f".{FORGOTTEN}")
+    known = ForgottenUsers.read(file)
+    places = dict.fromkeys([*known.runs, *(str(run.resolve()) for run in runs)])
+    lists = (ForgottenUsers.read(Path(place, FORGOTTEN)) for place in places)
+    found = ForgottenUsers(known.add(lists).hashes, list(places))
+    with suppress(OSError):  # a key may be in a folder that cannot be written
+        if found != known:
+            found.write(file)
+    return found
+
+
+def append_record(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """Append an entry to the record, unless it is there already, and return it with the time."""
+    file = folder / FORGET_RECORD
+    earlier = json.loads(file.read_text("utf-8")) if file.is_file() else []
+    for each in earlier:
+        if each | entry == each:  # the process was killed after it wrote the record
+            return dict(each)
+    record = {"when": int(time.time()), **entry}
+    write_json(file, [*earlier, record])
+    return record
+
+
+def is_federated(place: Path) -> bool:
+    """Return whether a run folder, or the folder of its lists, belongs to one party of a federation."""
+    return (place / _FEDERATED).is_file() or (place.parent / _FEDERATED).is_file()
+
+
+def _hash(key: str, ids: Iterable[str]) -> Iterator[str]:
+    secret = bytes.fromhex(key)
+    return (hmac.new(secret, each.encode(), hashlib.sha256).hexdigest() for each in ids)

@@ -1,0 +1,221 @@
+"""Forgetting at a party of a federation: no file keeps a row of the user, and tomorrow's data do not bring them back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+
+import verfedgnn as vf
+from hub import SERVER, Killed, Trial
+from verfedgnn.config import load_config
+from verfedgnn.core.errors import RunError
+from verfedgnn.data.synthetic import synthetic_ratings
+from verfedgnn.federation import party_session
+from verfedgnn.federation.doctor import examine
+from verfedgnn.federation.party_run import complete_run
+from verfedgnn.federation.party_store import PartyStore
+from verfedgnn.gnn.model import Model
+from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.protocol.wire.messages import Finished, RoundReply
+from verfedgnn.runs.forget_record import gather_forgotten, note_forgotten
+from verfedgnn.runs.run_layout import LAST_RELEASE
+from verfedgnn.upkeep.forget import forget_users
+
+USERS = 60
+PARTY = "party-1"
+SHORT: dict[str, Any] = {"evaluate_every": 2, "dim": 4, "raters": 4, "reads": 2}
+SINGLE = vf.Config.preset("best", **SHORT, epochs=1, gate=False, lists=False)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A federation after its training, and the folder of a party as a kill in the training of lists left it."""
+
+    trial: Trial
+    folder: Path
+    unfinished: Path
+    user: str
+    row: int
+
+
+@pytest.fixture(scope="module")
+def parties() -> list[vf.PartyData]:
+    """Three parties, none of which has as many items as users."""
+    return vf.split_items(synthetic_ratings(users=USERS, items=40, ratings=900, seed=3), parties=3, seed=3)
+
+
+@pytest.fixture(scope="module")
+def trained(parties: list[vf.PartyData], tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    place = tmp_path_factory.mktemp("forget")
+    config = vf.Config.preset("best", **SHORT, epochs=4, list_epochs=2)
+    trial = Trial(place, parties, config, alignment="keyed", min_parties=3)
+    kinds: list[object] = []
+
+    def die_in_lists(data: bytes) -> bytes:
+        kinds.append(kind_of(data))
+        if Finished in kinds and kinds[kinds.index(Finished) :].count(RoundReply) == 3:
+            raise Killed
+        return data
+
+    folder = place / f"run-{PARTY}"
+    killed = trial.start(PARTY, die_in_lists, restart=False)
+    for name in (SERVER, "party-0", "party-2"):
+        trial.start(name)
+    killed.join(180)
+    unfinished = shutil.copytree(folder, place / "unfinished")
+    trial.start(PARTY)
+    trial.join()
+    assert not trial.errors
+    table = trial.runs[PARTY].parties[0].ratings
+    row = int(np.bincount(table.user).argmax())  # who rated most has something in every release
+    return Trained(trial, folder, Path(unfinished), str(table.user_ids[row]), row)
+
+
+def rows_of(run: Path, row: int) -> dict[str, NDArray[Any]]:
+    """Return the user's row of every array with an axis of users, in every file of a run folder."""
+    found = {}
+    for path in sorted(run.rglob("*.safetensors")):
+        stage = run / "lists" if "lists" in path.relative_to(run).parts else run
+        model = Model(load_config(stage / "config.toml").model, USERS)
+        for name, value in safetensors.numpy.load(path.read_bytes()).items():
+            label = f"{path.relative_to(run)} {name}"
+            if (
+                value.ndim == 1 and value.size >= model.size - 4
+            ):  # a released gradient may lack the shared weights
+                whole = np.zeros(model.size, value.dtype)
+                whole[: min(value.size, model.size)] = value[: model.size]
+                views = model.views(torch.from_numpy(whole))
+                found |= {f"{label} {each}": views[each][row].numpy() for each in model.per_user}
+            elif name == "history_pointers":
+                found[label] = np.diff(value)[row]
+            elif USERS in value.shape:
+                found[label] = np.take(value, row, axis=value.shape.index(USERS))
+    return found
+
+
+def texts_of(run: Path) -> str:
+    """Return all texts in a run folder, those in tables included."""
+    found = []
+    for path in (each for each in run.rglob("*") if each.is_file()):
+        found.append(path.read_bytes().decode("latin-1"))
+        if path.suffix == ".parquet":
+            found.append(json.dumps(pq.read_table(path).to_pydict(), default=str))
+    return "\n".join(found)
+
+
+def test_no_file_of_a_party_keeps_a_row_of_a_forgotten_user(trained: Trained, tmp_path: Path) -> None:
+    """Attack: find the number of ratings and the items of a forgotten user in what the party sent last."""
+    run = Path(shutil.copytree(trained.folder, tmp_path / "run"))
+    last = Path("lists", LAST_RELEASE)
+    shutil.copytree(trained.unfinished / last, run / last)  # what a kill at the end may leave
+    before = rows_of(run, trained.row)
+    for place in ("checkpoint/models", "checkpoint/party", "lists/checkpoint", "lists/model", "model", last):
+        assert any(name.startswith(f"{place}/") for name in before), "the attack finds rows before"
+    assert trained.user in texts_of(run)
+    forget_users(run, [trained.user])
+    after = rows_of(run, trained.row)
+    kept = [name for name in after if before[name].any() and np.array_equal(before[name], after[name])]
+    assert kept == []
+    assert after["model/_public.safetensors public users"].any(), "the average user"
+    assert trained.user not in texts_of(run)
+    tables = [pq.read_table(path) for path in (run / "parties").glob("*.parquet")]
+    numbers = [table["user"].to_pylist() for table in tables if {"user", "rating"} <= set(table.column_names)]
+    assert numbers
+    assert trained.row not in numbers[0]
+    assert not list(run.rglob(LAST_RELEASE))
+
+
+def test_last_releases_are_deleted_when_a_training_finishes(trained: Trained) -> None:
+    kept = [str(path.relative_to(trained.unfinished)) for path in trained.unfinished.rglob(LAST_RELEASE)]
+    assert kept == [f"lists/{LAST_RELEASE}"], (
+        "only a training that is not finished may have to repeat a release"
+    )
+    assert not list(trained.trial.folder.glob(f"run-*/**/{LAST_RELEASE}"))
+
+
+def test_an_unfinished_training_of_a_party_is_finished_first(trained: Trained) -> None:
+    with pytest.raises(RunError, match="not finished and still holds every user"):
+        forget_users(trained.unfinished, [trained.user])
+
+
+def test_tomorrows_data_do_not_bring_a_forgotten_user_back(
+    trained: Trained,
+    parties: list[vf.PartyData],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next training starts from nothing, in another folder. The user is still in the data, spelled in another way."""
+    run = trained.folder
+    kept = shutil.copytree(run, tmp_path / "kept")
+    try:
+        forget_users(run, [trained.user])
+        caplog.set_level("INFO", logger="verfedgnn.federation")
+        for night in ("tomorrow", "later"):  # the second one has the list without the first run folder
+            table = next(party.ratings for party in parties if party.name == PARTY)
+            spelled = replace(table, user_ids=np.strings.add(" ", np.strings.upper(table.user_ids)))
+            again = [vf.PartyData(PARTY, spelled) if each.name == PARTY else each for each in parties]
+            trial = Trial(tmp_path / night, again, SINGLE, alignment="keyed", min_parties=3)
+            for name, identity in trial.identities.items():
+                identity.key_file = trained.trial.identities[name].key_file
+            caplog.clear()
+            trial.run()
+            assert not trial.errors
+            ids = trial.runs[PARTY].parties[0].ratings.user_ids
+            assert f" {trained.user.upper()}" not in ids
+            assert len(trial.runs[PARTY].parties[0].ratings.known_users) == USERS - 1
+            assert trained.user in trial.runs["party-0"].parties[0].ratings.user_ids, "it forgot nobody"
+            said = "left out 1 forgotten user; remove them from your own data, too"
+            assert caplog.text.count(said) == 1
+            assert trained.user not in caplog.text
+            shutil.rmtree(run, ignore_errors=True)
+        identity = trained.trial.identities[PARTY]
+        findings = examine(identity, tmp_path / "none", lambda: spelled)
+        texts = [finding.text for finding in findings if finding.outcome == "warning"]
+        assert "`party` leaves out 1 forgotten user; remove them from your own data, too" in texts
+        listed = next(finding.text for finding in findings if "ratings by" in finding.text)
+        assert f"{USERS - 1} users" in listed
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.move(kept, run)
+
+
+def test_a_user_who_is_forgotten_during_a_training_is_named_at_its_end(
+    parties: list[vf.PartyData],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trial = Trial(tmp_path, parties, SINGLE, alignment="none", min_parties=3)
+    key_file = trial.identities[PARTY].key_file
+    other = tmp_path / "yesterday"
+
+    def forget_meanwhile(store: PartyStore, device: str) -> vf.Run:
+        if store.identity.name == PARTY:
+            other.mkdir()
+            note_forgotten(other, parties[0].ratings.user_ids[:1])
+            gather_forgotten(key_file, other)
+        return complete_run(store, device)
+
+    monkeypatch.setattr(party_session, "complete_run", forget_meanwhile)
+    trial.run()
+    assert not trial.errors
+    said = "this run has 1 user forgotten since the alignment; forget them in"
+    assert caplog.text.count(said) == 1
+
+
+def test_a_list_that_cannot_be_read_is_named(trained: Trained, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained.folder, tmp_path / "run"))
+    for text in ("{", "[]", '{"hashes": {"zz": []}}', '{"hashes": 1}', '{"other": 1}'):
+        (run / "forgotten.json").write_text(text)
+        with pytest.raises(RunError, match="nobody knows who was forgotten"):
+            forget_users(run, [trained.user])
