@@ -90,7 +90,7 @@ def test_ratings_and_lists_equal_the_local_runtime(tmp_path: Path, small_parties
     lists = tmp_path / "run-party-0" / "lists"
     assert {path.name for path in lists.iterdir()} == {
         "checkpoint", "config.toml", "history.jsonl", "ledger.json", "metrics.json", "model",
-        "releases.jsonl", "last-release", "survivors.jsonl",
+        "releases.jsonl", "survivors.jsonl",
     }  # fmt: skip
     assert (tmp_path / "run-server" / "lists" / "model" / "_public.safetensors").is_file()
 

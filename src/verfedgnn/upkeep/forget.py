@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -308,7 +308,9 @@ def _clear_checkpoints(place: Path, rows: Rows, users: int) -> None:
 
 def _rows_of_first_worker(place: Path, blocks: UserBlocks, rows: Rows) -> tuple[Rows, int]:
     """Return the users' rows and the number of all users in the checkpoints of a party, which may have had several workers."""
-    found = CheckpointSlots(place / "checkpoint" / "party").read()
+    found = None
+    with suppress(RunError):  # neither file is complete, and both are removed
+        found = CheckpointSlots(place / "checkpoint" / "party").read()
     workers = 1 if found is None else found.values.get("workers", 1)
     if workers == 1:
         return rows, blocks.model.users
