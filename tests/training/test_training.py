@@ -39,7 +39,7 @@ def test_same_bits_for_large_rounds_too(gnn: Gnn) -> None:
 
 def test_same_bits_for_lists_too(small_parties: list[vf.PartyData]) -> None:
     """With one thread and with two: EASE, the search of the gate and the softmax."""
-    chosen = vf.Config.preset("best", epochs=6, list_epochs=1, dim=4)
+    chosen = vf.Config.preset("best", epochs=2, list_epochs=1, dim=4)
     first = vf.train(small_parties, chosen)
     torch.set_num_threads(2)
     try:
