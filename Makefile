@@ -31,7 +31,7 @@ demo: .venv/installed
 	@$(BIN)/verfedgnn train --data synthetic --preset best --by category --lift --out runs/demo --overwrite
 
 test: .venv/installed-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 coverage: .venv/installed-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov --cov-report term
