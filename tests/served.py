@@ -16,9 +16,11 @@ from verfedgnn.serving.http.bounded_protocol import make_server
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The address of the running application."""
+def serving(app: FastAPI, send_buffer: int = 0) -> Iterator[str]:
+    """The address of the running application; `send_buffer` bounds what the system holds for a client, in bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = make_server(app)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -26,7 +26,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 def where(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """A server at which one address may have eight waiting connections."""
     monkeypatch.setattr(bounded_protocol, "MOST_WAITING", 16)
-    with serving(make_app(catalogue)) as address:
+    with serving(make_app(catalogue), send_buffer=4096) as address:
         yield "127.0.0.1", int(address.rsplit(":", 1)[1])
 
 
@@ -110,6 +110,66 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(
         line.sendall(sent)
         with suppress(ConnectionResetError):
             assert line.recv(65536) == b""
+
+
+def ask_and_take_nothing(where: tuple[str, int]) -> socket.socket:
+    """Ask for more than the system holds for a client, and read none of it."""
+    line = socket.socket()
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    line.connect(where)
+    line.setblocking(False)
+    with suppress(BlockingIOError):
+        line.send(b"GET /page.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
+    return line
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Tells that the server has ended a connection; the client sees it only when it has read what was sent."""
+    event = threading.Event()
+    lose = bounded_protocol.BoundedProtocol.connection_lost
+
+    def note(self: bounded_protocol.BoundedProtocol, error: Exception | None) -> None:
+        lose(self, error)
+        event.set()
+
+    monkeypatch.setattr(bounded_protocol.BoundedProtocol, "connection_lost", note)
+    return event
+
+
+def test_a_client_that_takes_no_response_is_given_up(
+    where: tuple[str, int],
+    ended: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bounded_protocol, "RESPONSE_SECONDS", 0.2)
+    with ask_and_take_nothing(where):
+        assert ended.wait(60)
+    with connect(where) as other:
+        assert ask(other).startswith(b"HTTP/1.1 200")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_clients_that_take_no_response_stop_nobody(where: tuple[str, int], ended: threading.Event) -> None:
+    with ExitStack() as held:
+        for _ in range(9):
+            held.enter_context(ask_and_take_nothing(where))
+        assert ended.wait(60), "the oldest makes room"
+        with connect(where) as line:
+            assert ask(line).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(("behind", "all_answered"), [(16, True), (2000, False)])
+def test_requests_behind_the_first_are_bounded(
+    where: tuple[str, int], behind: int, all_answered: bool
+) -> None:
+    last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    answers = b""
+    with connect(where, HEALTH * behind + last) as line, suppress(ConnectionResetError):
+        while part := line.recv(65536):
+            answers += part
+    assert (answers.count(b"HTTP/1.1 200") == behind + 1) == all_answered
 
 
 def flood(line: socket.socket, data: bytes) -> None:

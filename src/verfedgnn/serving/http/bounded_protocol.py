@@ -1,9 +1,9 @@
 """HTTP connections with bounds: how many wait for a request, how long, and how large a request may be.
 
-uvicorn bounds none of this: a client may connect and send nothing for ever, or send headers without end. Here a connection
-counts as waiting until a whole request has arrived, and again after the response. Waiting connections are in a table, in which a
-new one takes the place of the oldest of the address that has most (`core/connection_table.py`). Requests that are being answered
-are never cut off.
+uvicorn bounds none of this: a client may connect and send nothing for ever, send headers without end, or take no response. Here
+a connection counts as waiting until a whole request has arrived, while its client is slow to take responses, and after the
+response. Waiting connections are in a table, in which a new one takes the place of the oldest of the address that has most
+(`core/connection_table.py`). A request whose response is being computed is never cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from verfedgnn.core.connection_table import ConnectionTable
 from verfedgnn.serving.http.request_guard import LARGEST_BODY
@@ -26,6 +26,10 @@ BACKLOG = 256
 """Connections that the operating system holds until they are accepted; all of them are accepted at once."""
 REQUEST_SECONDS = 30.0
 """Seconds within which a request must arrive, from the connection or from its first byte on."""
+RESPONSE_SECONDS = 75.0
+"""Seconds within which a client must take what was sent, once more waits for it than the system holds."""
+MOST_PIPELINED = 16
+"""Requests of a connection that may have arrived behind the one that is being answered; each takes kilobytes of memory."""
 LARGEST_HEADERS = 65_536
 LARGEST_REQUEST = 2 * LARGEST_BODY
 """Maximum size of a request in bytes, with the headers and what chunks add; the request guard bounds the body."""
@@ -38,8 +42,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(**given)
         self._waiting = waiting
         self._deadline: asyncio.TimerHandle | None = None
+        """When a request must have arrived; None between requests."""
+        self._reading: asyncio.TimerHandle | None = None
+        """When the client must have taken what was sent; None if it has."""
         self._received = 0
         """Bytes of the present request."""
+        self._answered: RequestResponseCycle | None = None
+        """The request that is being answered; further ones may have arrived behind it."""
         self._in_headers = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,7 +61,25 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop waiting."""
         self._waiting.remove(self)
         self._clear_deadline()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._answered is not None:
+            self._answered.disconnected = True  # uvicorn tells only the last request
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not take what was sent."""
+        super().pause_writing()
+        self._wait()
+        self._reading = self.loop.call_later(RESPONSE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on after the client has taken what was sent."""
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._is_answering():
+            self._waiting.remove(self)
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a request; refuse one that is too large."""
@@ -64,6 +91,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._received > most and not self.transport.is_closing():
             self.send_400_response("The request is too large.")
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_begin(self) -> None:
+        """Begin with a request; end the connection if too many wait for their responses."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("too many requests at once")
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """Begin with the body."""
         self._in_headers = False
@@ -74,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = True
         self._received = 0
         self._clear_deadline()
-        if not self._is_idle():  # a refused request may have its response already
+        if self._is_answering():  # a refused request may have its response already
             self._waiting.remove(self)
         super().on_message_complete()
 
@@ -86,6 +123,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    def _is_answering(self) -> bool:
+        return not self._is_idle() and not self.flow.write_paused
 
     def _wait(self) -> None:
         self._waiting.add(self, self.client[0] if self.client else "::")
