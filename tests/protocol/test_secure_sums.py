@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -365,8 +366,9 @@ def test_drops_at_any_point_end_in_the_exact_sum_or_in_none(
         logging.disable(logging.NOTSET)
 
 
-def test_a_liar_among_kills_and_delays(tmp_path: Path) -> None:
+def test_a_liar_among_kills_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small version of benchmarks/masked_rounds.py."""
+    monkeypatch.setattr("verfedgnn.federation.mask_faults.random.SystemRandom", lambda: Random(1))
     logging.disable(logging.CRITICAL)
     try:
         simulation = Simulation(tmp_path, parties=7, quorum=4, rounds=25, seed=1, faults=0.02, liar=2)
