@@ -42,7 +42,7 @@ def more_workers(
         if processes[-1].poll() is None:
             tell_all(group, Order.END)
         for process in processes:
-            process.wait(30)
+            process.wait(180)
     finally:
         for process in processes:
             process.kill()

@@ -167,11 +167,11 @@ def test_a_lost_worker_ends_the_coordinator_and_another_number_is_refused(
     with more_workers(federated, SERVER, monkeypatch) as process:
         for name in (SERVER, *federated.parties):
             federated.start(name, stop_at(30, process.kill) if name == SERVER else None)
-        federated.threads[0].join(60)
+        federated.threads[0].join(180)
         (error,) = federated.errors[SERVER]
         assert isinstance(error, LostWorkerError)
         assert "run the same command again" in str(error)
-    federated.start(SERVER).join(60)
+    federated.start(SERVER).join(180)
     federated.stopping = True
     federated.join()
     assert "resume it with --workers 2" in str(federated.errors[SERVER][1])

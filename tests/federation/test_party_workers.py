@@ -202,7 +202,7 @@ def test_a_lost_worker_ends_the_party(
     with more_workers(federated, name, monkeypatch) as process:
         for each in (SERVER, *federated.parties):
             federated.start(each, stop_at(4, process.kill) if each == name else None)
-        federated.threads[1].join(60)
+        federated.threads[1].join(180)
         federated.stopping = True
     federated.join()
     (error,) = federated.errors[name]

@@ -109,7 +109,7 @@ def simulate(command: list[str], log: Path) -> bool:
     """Run a script of the simulator and return whether it succeeded; none of its processes survives."""
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while process.poll() is None and "Communication error with client" not in log.read_text():
                 assert time.monotonic() < deadline, log.read_text()[-3000:]
                 time.sleep(0.1)
