@@ -37,7 +37,7 @@ def few(party: Party) -> bool:
     return party.subset(block, True).rows is not None
 
 
-def rounds(runtime: LocalRuntime, count: int = 8) -> LocalRuntime:
+def rounds(runtime: LocalRuntime, count: int = 5) -> LocalRuntime:
     for _ in range(count):
         runtime.round()
     return runtime
@@ -52,10 +52,10 @@ UNMASKED: dict[str, Any] = {**PLAIN, "masking": False, "exchange.mode": "project
     [
         *(config(model=gnn, **PLAIN) for gnn in ("gcn", "gat", "ggnn")),
         config(block=20, reconstruction="scaled", **PLAIN),
-        config(block=20, user_blocks=5, residual=True, **PLAIN),
+        config(block=20, residual=True, **PLAIN),
         config(estimators=False, **PLAIN, **{"exchange.mode": "exact", "unprotected": ["degrees"]}),
         *(messages(gnn=gnn, **UNMASKED) for gnn in ("gcn", "gat", "ggnn")),
-        messages(user_blocks=3, residual=True, **UNMASKED),
+        messages(residual=True, **UNMASKED),
         messages(**UNMASKED, **{"training.objective": "ranking"}),
     ],
     ids=lambda chosen: f"{chosen.model.form}-{chosen.model.gnn}-{chosen.training.user_blocks}",

@@ -157,12 +157,17 @@ def test_given_parts_stay_with_the_run(small_parties: list[vf.PartyData], tmp_pa
         vf.train(small_parties, config(), parts=parts[:2])
 
 
-@pytest.mark.parametrize("rounds", [3, 6, 7, 12, 13])
-def test_a_stop_in_either_training_resumes_to_the_same_bits(
-    small_parties: list[vf.PartyData], tmp_path: Path, rounds: int
-) -> None:
+@pytest.fixture(scope="module")
+def two_trainings(small_parties: list[vf.PartyData]) -> vf.Run:
     """Six rounds of ratings, six of lists, then the gates; a checkpoint every two rounds."""
     chosen = vf.Config.preset("best", epochs=6, list_epochs=1, dim=4, evaluate_every=2, checkpoint_every=2)
+    return vf.train(small_parties, chosen)
+
+
+@pytest.mark.parametrize("rounds", [3, 6, 7, 12, 13])
+def test_a_stop_in_either_training_resumes_to_the_same_bits(
+    small_parties: list[vf.PartyData], two_trainings: vf.Run, tmp_path: Path, rounds: int
+) -> None:
     calls = 0
 
     def stop() -> bool:
@@ -171,9 +176,9 @@ def test_a_stop_in_either_training_resumes_to_the_same_bits(
         return calls >= rounds
 
     with pytest.raises(Interrupted):
-        vf.train(small_parties, chosen, out=tmp_path / "run", stop=stop)
+        vf.train(small_parties, two_trainings.config, out=tmp_path / "run", stop=stop)
     run = vf.resume(tmp_path / "run")
-    same(run, vf.train(small_parties, chosen))
+    same(run, two_trainings)
     assert (tmp_path / "run" / "lists" / "metrics.json").is_file()
     same(run, vf.Run.load(tmp_path / "run"))
 
