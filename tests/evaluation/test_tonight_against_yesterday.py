@@ -17,7 +17,7 @@ import verfedgnn as vf
 from verfedgnn.core.files import switch_link
 from verfedgnn.data import TEST, TRAIN
 from verfedgnn.evaluation.matched_runs import compare_runs, in_both_tests, match_parties
-from verfedgnn.evaluation.promotion import judge_challenger
+from verfedgnn.evaluation.promotion import judge_challenger, read_best
 from verfedgnn.evaluation.run_difference import compare_recommendations, difference
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_list import list_runs
@@ -267,6 +267,40 @@ def test_a_worse_run_is_refused_with_the_reason(nights: Path, tmp_path: Path, co
     assert "RMSE on the test ratings of both runs is worse" in err
     assert os.readlink(link) == "monday"
     assert command("promote", tmp_path / "tuesday", "--over", link, "--tolerance", "100")[0] == 0
+
+
+def test_tolerated_losses_of_several_nights_do_not_add_up(
+    nights: Path, tmp_path: Path, command: Command
+) -> None:
+    """Each night loses a little on the night before; the best promoted run stays the reference until a run is as good."""
+    link = tmp_path / "current"
+    link.symlink_to("0")
+    for night, share in enumerate((1.0, 1.04, 1.055, 0.995)):
+        shutil.copytree(nights / "tuesday", tmp_path / str(night))
+        spoil(tmp_path / str(night), share)
+
+    def promote(night: int) -> tuple[int, str]:
+        code, _, err = command(
+            "promote", tmp_path / str(night), "--over", link, "--link", link, "--tolerance", "1"
+        )
+        return code, " ".join(err.split())
+
+    def best() -> str:
+        return read_best(link.resolve())["rmse"].name
+
+    assert promote(1)[0] == 0
+    assert (os.readlink(link), best()) == ("1", "0")
+    code, err = promote(2)
+    assert code == 5
+    assert "RMSE on the test ratings of both runs" not in err, "compared with the night before, it would pass"
+    assert "RMSE compared with the best promoted run is worse" in err
+    assert promote(3)[0] == 0
+    assert (os.readlink(link), best()) == ("3", "3"), "the best run so far"
+    assert promote(1)[0] == 0
+    shutil.rmtree(tmp_path / "3")
+    code, err = promote(2)
+    assert code == 2
+    assert "is the best run that was promoted, and it is gone" in err
 
 
 def test_a_run_without_many_of_the_ratings_is_refused(runs: tuple[vf.Run, vf.Run]) -> None:

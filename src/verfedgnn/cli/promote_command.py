@@ -31,7 +31,11 @@ def promote(
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="Loss, in per cent of RMSE and NDCG@20, that is accepted.", min=0)
+        float,
+        typer.Option(
+            help="Loss, in per cent of RMSE and NDCG@20, that is accepted, also against the best run so far.",
+            min=0,
+        ),
     ] = 0.0,
     max_lost: Annotated[
         float,
@@ -50,10 +54,11 @@ def promote(
 ) -> None:
     """Promote a run over the one that is served, unless it is worse beyond its interval on ratings that neither was trained on.
 
+    It must not be worse than the best run that was promoted before, either, so that tolerated losses do not add up.
     The exit code is 0 if the challenger is promoted and 5 if the champion is kept.
     """
     from verfedgnn.core.files import switch_link
-    from verfedgnn.evaluation.promotion import judge_challenger
+    from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
     from verfedgnn.reports.difference_view import figure_tables
     from verfedgnn.reports.night_metrics import write_textfile
     from verfedgnn.runs.run import Run
@@ -69,12 +74,22 @@ def promote(
         )
     champion = Run.load(over, added=False)
     run = Run.load(challenger, added=False)
+    best = read_best(over.resolve())
+    others = {path: Run.load(path, added=False) for path in set(best.values()) - {over.resolve()}}
     with output.busy("comparing"):
-        found = judge_challenger(champion, run, tolerance=tolerance, max_lost=max_lost)
+        found = judge_challenger(
+            champion,
+            run,
+            best={metric: others.get(path, champion) for metric, path in best.items()},
+            tolerance=tolerance,
+            max_lost=max_lost,
+        )
     if textfile is not None:
         write_textfile(textfile, found)
-    if found["promoted"] and link is not None:
-        switch_link(link, challenger)
+    if found["promoted"]:
+        write_best(challenger, best | dict.fromkeys(found["best_in"], challenger))
+        if link is not None:
+            switch_link(link, challenger)
     found = {"challenger": str(challenger), "champion": str(over), **found}
     tables = [
         *figure_tables(found["figures"]["new"], "Test ratings that came since"),
