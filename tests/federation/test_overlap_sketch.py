@@ -103,6 +103,16 @@ def test_who_lacks_the_key_finds_nobody_by_guessing(
             estimate_overlap(identities[thief], sketch, FILM)
 
 
+def test_a_changed_agreement_samples_the_same_users(identities: Identities, sketch: Path) -> None:
+    """Attack: a receiver that gets a sketch under every changed agreement would in time see most users."""
+    film = identities["film"]
+    for users in (50, 51):
+        changed = MemberIdentity(film.agreement.with_values(min_users=users), film.key_file)
+        again = json.loads(make_sketch(changed, "book", FILM))
+        assert again["agreement"] != film.agreement.digest()
+        assert again["pseudonyms"] == json.loads(sketch.read_bytes())["pseudonyms"]
+
+
 def test_two_receivers_cannot_tell_that_they_got_the_same_users(identities: Identities, sketch: Path) -> None:
     other = json.loads(make_sketch(identities["film"], "music", FILM))
     assert set(other["pseudonyms"]).isdisjoint(json.loads(sketch.read_bytes())["pseudonyms"])

@@ -2,7 +2,7 @@
 
 The sketch is a random sample: the smallest values of HMAC-SHA256(key, id), of at most one in ten users and at most 1,024. The
 key is HKDF-SHA256 of the ECDH secret of the two parties' keys in the roster, so no third party and not the coordinator can
-compute it. The receiver counts how many of the sample it has, too:
+compute it, and every sketch of the pair samples the same users. The receiver counts how many of the sample it has, too:
 
     share = found / sampled, with an exact binomial interval (Clopper and Pearson) of 95 %
 """
@@ -144,9 +144,12 @@ def _read_sketch(identity: MemberIdentity, path: Path) -> OverlapSketch:
 
 
 def _derive_keys(identity: MemberIdentity, peer: str) -> tuple[bytes, bytes]:
-    """Return two keys that only this party and `peer` can compute: for pseudonyms and for the code."""
+    """Return two keys that only this party and `peer` can compute: for pseudonyms and for the code.
+
+    They do not depend on the agreement: another sample for every changed agreement would in time cover everybody.
+    """
     secret = identity.shared_secret(peer)
-    info = b"verfedgnn overlap sketch 1 " + identity.agreement.digest().encode()
+    info = b"verfedgnn overlap sketch"
     derived = HKDF(SHA256(), length=2 * _KEY_BYTES, salt=None, info=info).derive(secret)
     return derived[:_KEY_BYTES], derived[_KEY_BYTES:]
 
