@@ -307,6 +307,23 @@ def test_parties_refuse_a_coordinator_that_breaks_the_agreement(
     assert any(re.search(reason, str(federated.errors[name][0])) for name in federated.parties)
 
 
+def test_more_rounds_than_the_agreement_allows_are_refused(
+    tmp_path: Path, small_parties: list[vf.PartyData]
+) -> None:
+    """Attack: with batches, the number of rounds follows from the number of all ratings, which the coordinator tells."""
+    federated = trial(tmp_path, small_parties, vf.Config.preset("paper", epochs=2))
+    many = tampering(Welcome, lambda message: message.model_copy(update={"ratings": 10**9}))
+    for name in (SERVER, *federated.parties):
+        federated.start(name, many if name == SERVER else None)
+    for thread in federated.threads[1:]:
+        thread.join(180)
+    federated.stopping = True
+    federated.join(180)
+    for name in federated.parties:
+        (error,) = federated.errors[name]
+        assert "rounds, and the agreement allows 10,000: " in str(error)
+
+
 def test_parties_told_different_things_do_not_add_up(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:

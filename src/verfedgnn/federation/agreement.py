@@ -108,6 +108,8 @@ class Agreement(Section):
     """Number of parties a round needs; 0 means more than half, at least two, and all with exchange.mode = masked."""
     max_users: int = Field(20_000_000, ge=1)
     """Number of users a party may align. It bounds what a party can learn by inventing ids, and the memory it can occupy."""
+    max_rounds: int = Field(10_000, ge=1)
+    """Number of rounds a training may have. Where a round uses a batch, it follows from what the coordinator says of all ratings."""
     min_users: int = Field(100, ge=1)
     """Number of users the federation must have. A sum over few users shows what single users contribute."""
     min_overlap: float = Field(0.02, ge=0, le=1)
@@ -219,6 +221,7 @@ class Agreement(Section):
             self.name,
             self.alignment,
             self.max_users,
+            self.max_rounds,
             self.min_users,
             self.min_overlap,
             self.quorum,

@@ -18,5 +18,6 @@ def make_policy(identity: MemberIdentity, config: Config, alignment: str) -> Pol
         identity,
         smallest=min(agreement.smallest_sum, active) if config.masking else 1,
         place=(identity.index, len(agreement.parties)),
+        most_rounds=agreement.max_rounds,
         fresh_noise="noise" not in config.unprotected,
     )

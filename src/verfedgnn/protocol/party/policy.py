@@ -9,6 +9,7 @@ from verfedgnn.config import Config
 from verfedgnn.core.errors import ProtocolError
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.message_checks import check_full_copy
+from verfedgnn.protocol.round.replica import rounds_per_epoch
 from verfedgnn.protocol.wire.messages import Welcome, copied_state
 
 
@@ -36,6 +37,8 @@ class Policy:
     """Fewest parties in a sum that this party adds to."""
     place: tuple[int, int] | None = None
     """The party's place in the roster, and the length of the roster; None if there is no roster."""
+    most_rounds: int = 1 << 32
+    """Number of rounds of a training, at most."""
     masks: bool = True
     """Whether to add masks if the configuration has them. On one machine they would hide nothing; messages only keep their form."""
     fresh_noise: bool = False
@@ -79,6 +82,12 @@ def check_welcome(
         raise ProtocolError("the coordinator's roster is not the one agreed on")
     if message.ratings < ratings:
         raise ProtocolError("the coordinator counts fewer training ratings than this party has")
+    rounds = config.training.epochs * rounds_per_epoch(config.training, message.ratings)
+    if rounds > policy.most_rounds:
+        raise ProtocolError(
+            f"the coordinator counts {message.ratings:,} training ratings, which makes {rounds:,} rounds, and the agreement allows "
+            f"{policy.most_rounds:,}: if all parties have so many ratings, raise max_rounds in federation.toml at all members"
+        )
     if message.round or copied_state(message):
         check_full_copy(message, config, model)
     if training not in (None, message.training):
