@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from verfedgnn.privacy.rating_dp import (
 from verfedgnn.privacy.release_events import Release, ReleaseEvent, compose_epsilon
 from verfedgnn.protocol.party.party_setup import PartySetup
 from verfedgnn.protocol.party.policy import LOCAL
+from verfedgnn.protocol.party.release_ledger import GRADIENT, ReleaseLedger
 from verfedgnn.protocol.round.forward_backward import PassInputs, compute
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.wire.messages import Hello, RoundReply
@@ -262,6 +265,31 @@ def test_a_private_run_repeats_resumes_and_reports(small_parties: list[vf.PartyD
     )
     assert "every single rating" in privacy["gradients"]["guarantee"]
     assert privacy["validation"]["mechanism"] == "skellam"
+
+
+def test_noise_that_all_parties_can_remove_promises_nothing(
+    small_parties: list[vf.PartyData], tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """With `unprotected = ["noise"]` there is no epsilon in metrics.json, in the terminal or in the report."""
+    folder = tmp_path / "run"
+    vf.train(small_parties, private(epochs=2, evaluate_every=2, unprotected=["noise"]), out=folder)
+    privacy = json.loads((folder / "metrics.json").read_text())["privacy"]
+    assert privacy["gradients"]["guarantee"].startswith("none: all parties agreed")
+    assert privacy["validation"]["guarantee"].startswith("none: all parties agreed")
+    for words in (
+        json.dumps(privacy),
+        *command("evaluate", folder)[1:],
+        *command("runs", tmp_path, "--json")[2:],
+    ):
+        assert "epsilon" not in words
+    assert json.loads(command("runs", tmp_path, "--json")[1])[0]["epsilon"] is None
+    assert command("report", folder)[0] == 0
+    report = (folder / "report" / "report.md").read_text()
+    assert "none: all parties agreed" in report
+    assert "epsilon" not in report
+    ledger = ReleaseLedger(private(unprotected=["noise"]))
+    ledger.release(1, 0, [0, 1], {GRADIENT: np.zeros(3, np.int32)})
+    assert ledger.epsilon is None
 
 
 def test_noised_validation_is_bounded_by_the_scale() -> None:

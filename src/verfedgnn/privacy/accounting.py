@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verfedgnn.config import Config
@@ -28,6 +28,10 @@ SIMULATED = (
     "simulated: on one machine the noise derives from the run's seed; anyone who knows the seed can remove it"
 )
 SECRET = "private: noise and batches derive from a secret that never leaves the party"
+PUBLIC_NOISE = (
+    "none: all parties agreed to draw the noise from the shared seed, so each of them can remove it"
+)
+"""The guarantee of noise with `unprotected = ["noise"]`."""
 WORTHLESS = 0.5
 """Smallest delta that is reported as no guarantee."""
 TOO_LARGE = 20.0
@@ -72,10 +76,24 @@ def privacy_report(
         "randomness": randomness,
         "events": [release.to_dict() for part in sent for release in part],
     }
+    if "noise" in config.unprotected:
+        return report | _without_noise(report, sent)
     if config.gradients.mechanism == "skellam":
         report["persons"] = _persons(config, parties, releases, validations)
         report["sent"] = list_disclosures(config)
     return report
+
+
+def _without_noise(report: Mapping[str, Any], sent: Iterable[list[Release]]) -> dict[str, Any]:
+    """Return the parts of a report that promise something because of noise, without the promise."""
+    noisy = ("ternary", "laplace", "skellam", "noised")
+    parts = {
+        name: {key: report[name][key] for key in ("mechanism", "releases")} | {"guarantee": PUBLIC_NOISE}
+        for name in ("gradients", "neighbourhoods", "validation")
+        if report[name]["mechanism"] in noisy
+    }
+    events = [Release(release.what, release.count).to_dict() for part in sent for release in part]
+    return parts | {"events": events}
 
 
 def _persons(

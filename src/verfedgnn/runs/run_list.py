@@ -134,7 +134,7 @@ def _add_metrics(summary: RunSummary, metrics: dict[str, Any]) -> RunSummary:
     test = metrics.get("test", {})
     lists = metrics.get("lists", {})
     gradients = metrics.get("privacy", {}).get("gradients", {})
-    spends = gradients.get("mechanism") in _NOISED
+    spends = gradients.get("mechanism") in _NOISED and "composed" in gradients
     costs = [part["bytes"] for part in (metrics, lists) if "bytes" in part]
     rows = metrics["parties"]
     return replace(

@@ -331,8 +331,9 @@ def _changes(document: Document, audit: Audit) -> None:
             f"{r.figure} {r.found:.2f} ({r.guess:.2f})" if (r := reached.get(a)) else "no attack applies"
             for a in ATTACKERS
         ]
-        composed = found["model"]["privacy"]["gradients"]
-        epsilon = f"{composed['composed']['epsilon']:.3g}" if composed["mechanism"] == "skellam" else "none"
+        gradients = found["model"]["privacy"]["gradients"]
+        spends = gradients["mechanism"] == "skellam" and "composed" in gradients
+        epsilon = f"{gradients['composed']['epsilon']:.3g}" if spends else "none"
         rmse = found["model"]["rmse"]
         change = None if rmse is None or base is None else rmse - base
         rows.append(
