@@ -286,7 +286,7 @@ class ServiceParty:
         self.link.transcript._handle = os.open(os.devnull, os.O_WRONLY)
         self.link.transcript._flush = lambda: None  # type: ignore[method-assign]
         self.service._write_checkpoint = lambda: None  # type: ignore[method-assign]
-        self.service.ledger.store = lambda entry, values: None
+        self.service.ledger.store = lambda entry, values, before: None
         self.handle(data)
 
     def state(self) -> str:

@@ -13,13 +13,14 @@ import torch
 from test_federation import Fault, killed_at
 
 import verfedgnn as vf
-from hub import SERVER, Trial
+from hub import SERVER, Killed, Trial
 from verfedgnn.core.worker_group import LostWorkerError
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.user_blocks import UserBlocks
 from verfedgnn.protocol.round.user_shards import check_party, check_users
 from verfedgnn.protocol.wire.framing import kind_of
+from verfedgnn.protocol.wire.messages import RoundReply, decode
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.run_layout import LAST_RELEASE
 from verfedgnn.upkeep.forget import forget_users
@@ -129,6 +130,25 @@ def test_masked_workers_survive_a_kill(
         assert torch.equal(killed.public(name), undisturbed.public(name))
         for key, values in undisturbed.runs[name].models[0].arrays().items():
             assert torch.equal(killed.runs[name].models[0].arrays()[key], values), key
+
+
+def test_a_round_that_one_worker_cannot_repeat_is_abandoned(
+    tmp_path: Path, parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut takes what the second worker has released; the first speaks for it."""
+    last = tmp_path / f"run-{parties[0].name}" / "checkpoint" / "worker-1" / "last-release"
+    left = [True]
+
+    def cut_power(data: bytes) -> bytes:
+        if left and isinstance(message := decode(data), RoundReply) and message.round == 4:
+            left.clear()
+            for file in last.iterdir():
+                file.write_bytes(b"")
+            raise Killed
+        return data
+
+    federated = train(tmp_path, parties, settings(), monkeypatch, cut_power)
+    assert federated.services[SERVER].record.abandoned == 1
 
 
 def test_users_of_all_workers_are_forgotten(

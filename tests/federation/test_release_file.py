@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import verfedgnn as vf
-from hub import Killed, Trial
+from hub import SERVER, Killed, Trial
 from verfedgnn.core.errors import RunError
 from verfedgnn.federation.release_file import LEDGER, open_ledger
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
@@ -69,13 +69,48 @@ def test_a_torn_line_is_a_release_that_never_left(tmp_path: Path) -> None:
     assert len(opened(tmp_path).entries) == 2
 
 
-def test_without_the_values_a_release_is_not_made_again(tmp_path: Path) -> None:
+def damage(folder: Path, how: str) -> None:
+    """Leave the values of the last releases as a power cut may leave them."""
+    files = sorted((folder / LAST_RELEASE).iterdir())
+    for file in files:
+        if how == "torn":
+            data = file.read_bytes()
+            file.write_bytes(data[:-4] + bytes(byte ^ 255 for byte in data[-4:]))
+        elif how == "empty":
+            file.write_bytes(b"")
+        else:
+            file.unlink()
+
+
+@pytest.mark.parametrize("how", ["empty", "torn", "gone"])
+def test_without_the_values_a_release_is_not_made_again(tmp_path: Path, how: str) -> None:
     opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
-    shutil.rmtree(tmp_path / LAST_RELEASE)
-    with pytest.raises(vf.ProtocolError, match="no longer has the values; start a new training"):
-        opened(tmp_path).release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
-    (tmp_path / LEDGER).write_text("[]\n")
-    with pytest.raises(RunError, match="does not know what it has released; restore"):
+    assert opened(tmp_path).lost == 0
+    damage(tmp_path, how)
+    again = opened(tmp_path)
+    assert again.lost == 1
+    with pytest.raises(vf.ProtocolError, match="no longer has the values; the coordinator must abandon"):
+        again.release(1, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    again.release(2, 0, [0, 1], {GRADIENT: np.ones(5, np.int32)})
+    assert opened(tmp_path).lost == 0
+
+
+def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
+    """Rounds that it does not know of would be released again, with other noise and without being counted."""
+    ledger = opened(tmp_path)
+    for round in range(1, 5):
+        ledger.release(round, 0, [0, 1], {GRADIENT: np.full(5, round, np.int32)})
+    file = tmp_path / LEDGER
+    lines = file.read_bytes().splitlines(keepends=True)
+    for kept in (0, 2):
+        file.write_bytes(b"".join(lines[:kept]))
+        with pytest.raises(RunError, match=f"tells of 3 releases, .* has {kept}: it is an older copy"):
+            opened(tmp_path)
+    file.write_bytes(b"".join(lines[:3]))  # as if the power failed before the last line was on disk
+    released = opened(tmp_path).release(4, 0, [0, 1], {GRADIENT: np.zeros(5, np.int32)})
+    assert released[GRADIENT].tolist() == [4] * 5, "the stored values may have left, so no others do"
+    file.write_text("[]\n")
+    with pytest.raises(RunError, match="does not know what it has released; start a new training"):
         opened(tmp_path)
 
 
@@ -134,3 +169,70 @@ def test_a_killed_party_of_a_federation_releases_every_round_once(
     assert privacy["spent"] == {"gradient": 6, "neighbourhoods": 0, "validation": 2, "epsilon": spent[-1]}
     assert privacy["gradients"]["composed"]["epsilon"] == spent[-1]
     assert federated.services[name].status()["epsilon_spent"] == spent[-1]
+
+
+BEST = vf.Config.preset("best", epochs=6, evaluate_every=3, dim=4, lists=False, gate=False)
+
+
+@pytest.mark.parametrize(("how", "config"), [("empty", PRIVATE), ("torn", BEST)], ids=["private", "best"])
+def test_a_round_that_a_party_cannot_repeat_is_abandoned(
+    tmp_path: Path, small_parties: list[vf.PartyData], how: str, config: vf.Config
+) -> None:
+    """A power cut takes the values of a release, and all parties are required: that round has no update, and all others do."""
+    federated = Trial(tmp_path, small_parties, config, alignment="none", min_parties=3)
+    name = small_parties[0].name
+    folder = tmp_path / f"run-{name}"
+    left = {name: 1, SERVER: int(how == "torn")}  # how often each is still killed
+
+    def cut_power(data: bytes) -> bytes:
+        message = decode(data)
+        if isinstance(message, RoundReply) and message.round == 4 and left[name]:
+            left[name] = 0
+            damage(folder, how)
+            raise Killed
+        return data
+
+    def restart(data: bytes) -> bytes:
+        if left[SERVER] and not left[name]:
+            left[SERVER] = 0
+            raise Killed
+        return data
+
+    federated.run({name: cut_power, SERVER: restart})
+    assert not federated.errors
+    assert federated.services[SERVER].record.abandoned == 1
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6], "no round is released twice"
+    assert len({run.metrics["public"] for run in federated.runs.values()}) == 1
+
+
+@pytest.mark.parametrize("newer", ["transcript", "checkpoint"])
+def test_a_party_does_not_continue_with_an_older_ledger(
+    tmp_path: Path, small_parties: list[vf.PartyData], newer: str
+) -> None:
+    federated = Trial(tmp_path, small_parties, PRIVATE, alignment="none", min_parties=3)
+    name = small_parties[0].name
+    folder = tmp_path / f"run-{name}"
+
+    def roll_back(data: bytes) -> bytes:
+        message = decode(data)
+        if isinstance(message, RoundReply) and message.round == 4:
+            lines = (folder / LEDGER).read_bytes().splitlines(keepends=True)
+            (folder / LEDGER).write_bytes(b"".join(lines[:2]))
+            shutil.rmtree(folder / LAST_RELEASE)
+            if newer == "transcript":
+                shutil.rmtree(folder / "checkpoint")
+            else:
+                (folder / "transcript.jsonl").unlink()
+            federated.stopping = True
+            raise Killed
+        return data
+
+    federated.run({name: roll_back})
+    federated.stopping = False
+    federated.threads.clear()
+    federated.start(name)
+    federated.join()
+    (error,) = federated.errors[name]
+    assert newer in str(error)
+    assert "it is an older copy" in str(error)

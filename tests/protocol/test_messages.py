@@ -46,7 +46,7 @@ from verfedgnn.protocol.wire.messages import (
 FIELDS = {
     Hello: {
         "party", "users", "items", "ratings", "scale", "config", "stay", "agreement", "alignment", "training", "round", "digest",
-        "released", "mask_key", "mask_signature", "forgotten", "start",
+        "released", "lost", "mask_key", "mask_signature", "forgotten", "start",
     },
     Welcome: {
         "index", "items", "stay", "training", "config", "ratings", "typical", "round", "parameters", "accumulator", "average",

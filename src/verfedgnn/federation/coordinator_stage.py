@@ -326,7 +326,10 @@ class CoordinatorStage:
             self.coordinator.lose(name, slow=True)
 
     def _open_trip(self, among: list[int] | None = None) -> None:
-        """Open the next trip, or restart the open one, `among` the given parties or those that are present."""
+        """Open the next trip, or restart the open one, `among` the given parties or those that are present.
+
+        Abandon its round if a party cannot repeat what it has released.
+        """
         coordinator = self.coordinator
         if self.waiting_for is not None:
             log_event("enough parties are here", round=coordinator.round)
@@ -345,6 +348,10 @@ class CoordinatorStage:
             )
         elif not self._round_began:
             self._round_began = time.monotonic()
+        lost = [name for name in starts if coordinator.members.hellos[name].lost == coordinator.round]
+        if lost:
+            self._abandon(f"{', '.join(lost)} released it before a power cut and no longer has the values")
+            return
         self._send(list((coordinator.share_requests() if coordinator.masked else starts).items()))
 
     def _send(self, messages: Sequence[tuple[str, Message]]) -> None:

@@ -25,6 +25,7 @@ from verfedgnn.federation.release_file import open_ledger
 from verfedgnn.federation.stages import Stage
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.survivor_log import SurvivorLog
+from verfedgnn.federation.transcript import SPENT
 from verfedgnn.privacy.accounting import SECRET, SIMULATED, privacy_report
 from verfedgnn.protocol.coordinator.best_validation import mean_error
 from verfedgnn.protocol.coordinator.coordinator import ClosedRound
@@ -102,6 +103,7 @@ class PartyService:
         policy = make_policy(self.identity, self.config, alignment)
         self.workers = workers if self.takes_part else None
         self.ledger = open_ledger(self.folder, config)
+        self.ledger.check_age(link.transcript.released[stage.name], str(link.transcript.file))
         self.ledger.before = count_spent(recorded_ancestor(store.folder))
         """What this party has released in this training."""
         start = (
@@ -141,7 +143,10 @@ class PartyService:
         self._rounds: int | None = None
         self._outlook = CostOutlook(self.config, stage.name)
         count = 1 if self.workers is None else self.workers.size
-        self._checkpoints = PartyCheckpoints(self.folder / "checkpoint", self.progress, count)
+        others = (open_ledger(store.worker_folder(stage, rank), config) for rank in range(1, count))
+        self._lost = max((ledger.lost for ledger in others), default=0)
+        """Round that another worker has released and cannot repeat; 0 if there is none."""
+        self._checkpoints = PartyCheckpoints(self.folder / "checkpoint", self.progress, self.ledger, count)
         self._restore()
         if self.workers is not None:
             use_packing_threads(self.workers.size)
@@ -180,7 +185,7 @@ class PartyService:
         self.state = PARTY_STATES.after(self.state, PartyEvent.SAY_HELLO)
         hello = self.candidate.hello()
         if self.takes_part:
-            return hello
+            return hello.model_copy(update={"lost": max(hello.lost, self._lost)})
         return hello.model_copy(update={"config": self.config.digest(), "ratings": 0})
 
     def _handle(self, message: Message) -> None:
@@ -240,7 +245,7 @@ class PartyService:
         assert isinstance(reply, RoundReply)
         self.round = message.round
         spent = {} if self.ledger.epsilon is None else {"epsilon": self.ledger.epsilon}
-        self.link.transcript.note("spent", self.stage.name, releases=len(self.ledger.entries), **spent)
+        self.link.transcript.note(SPENT, self.stage.name, releases=len(self.ledger.entries), **spent)
         is_kept = message.round % self.checkpoint_every == 0
         if is_kept:
             self._write_checkpoint()  # before sending, so that this party remembers all it has sent

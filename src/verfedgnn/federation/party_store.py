@@ -146,6 +146,10 @@ class PartyStore:
                 write_history(folder, [])
         return folder
 
+    def worker_folder(self, stage: Stage, rank: int) -> Path:
+        """Return the folder of a worker other than the first in a training."""
+        return stage.folder(self.folder) / "checkpoint" / f"worker-{rank}"
+
     # -- results of single trainings, until the run is complete ------------------------------------------
 
     def write_result(self, stage: Stage, result: StageResult) -> None:

@@ -52,7 +52,7 @@ class PartyWorker:
         self.workers = workers
         chosen = torch.device(device)
         prepared, alignment = store.load(chosen)
-        folder = stage.folder(store.folder) / "checkpoint" / f"worker-{workers.rank}"
+        folder = store.worker_folder(stage, workers.rank)
         start = None
         if start_from is not None:
             start = read_party_start(start_from, prepared.party, lists=not stage.first)
@@ -67,7 +67,7 @@ class PartyWorker:
             ledger=self.ledger,
             workers=workers,
         )
-        self.checkpoints = PartyCheckpoints(folder, self.candidate.progress, workers.size)
+        self.checkpoints = PartyCheckpoints(folder, self.candidate.progress, self.ledger, workers.size)
         self.party: Party | None = None
         users = self.candidate.setup.data.users
         log_event("worker ready", stage=stage.name, worker=workers.rank, users=users)

@@ -11,9 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from verfedgnn.config import Config
 from verfedgnn.core.errors import RunError
@@ -24,13 +21,16 @@ from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.run_layout import LAST_RELEASE
 
 LEDGER = "releases.jsonl"
+RELEASES = "releases"
+"""Name of the number of releases that were on disk when a file was written."""
 
 
 def open_ledger(folder: Path, config: Config) -> ReleaseLedger:
     """Return the ledger that `folder` holds, or a new one."""
     file = ReleaseFile(folder)
-    entries = file.read()
-    return ReleaseLedger(config, entries, file.read_last(entries), file.append, file.flush)
+    ledger = ReleaseLedger(config, file.read(), store=file.append, flush=file.flush)
+    file.read_last(ledger)
+    return ledger
 
 
 class ReleaseFile:
@@ -39,7 +39,7 @@ class ReleaseFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / LEDGER
-        # Not durable: after a power cut the values may be lost, and the party then refuses to make them again.
+        # Not durable: after a power cut the values may be lost, and the coordinator then abandons the round.
         self._last = CheckpointSlots(folder / LAST_RELEASE, durable=False)
         self._flusher = ThreadPoolExecutor(1, "flush")
         """The thread that flushes the ledger while the checkpoint is written."""
@@ -60,24 +60,25 @@ class ReleaseFile:
         except (ValueError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{self.path} cannot be read ({error}), so this party does not know what it has released; "
-                "restore the file from a backup, or choose another --out"
+                "start a new training with another --out (an older copy of the file would not know all releases)"
             ) from None
 
-    def read_last(self, entries: list[ReleaseEntry]) -> dict[str, NDArray[Any]]:
-        """Return the values of the last round; none if they are of a release that never left the party."""
+    def read_last(self, ledger: ReleaseLedger) -> None:
+        """Load the values of the last round into `ledger`, unless they are lost; raise `RunError` if the ledger is older than they are."""
         try:
             found = self._last.read()
         except RunError:
-            return {}
-        if not entries or found is None or found.round != entries[-1].round:
-            return {}
-        return dict(found.state.arrays)
+            return
+        if found is not None:
+            ledger.check_age(found.values[RELEASES], str(self._last.folder))
+            ledger.last = dict(found.state.arrays)
+            ledger.last_round = found.round
 
-    def append(self, entry: ReleaseEntry, values: Values) -> None:
-        """Write a release, and begin to flush it to disk; it may leave the party once `flush` returns."""
-        self._last.write(entry.round, CheckpointState(dict(values)), {})
-        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
+    def append(self, entry: ReleaseEntry, values: Values, before: int) -> None:
+        """Write a release after `before` others, and begin to flush it to disk; it may leave the party once `flush` returns."""
         self.flush()
+        self._last.write(entry.round, CheckpointState(dict(values)), {RELEASES: before})
+        line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(entry)}
         with writing(self.folder):
             is_new = not self.path.exists()
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from verfedgnn.core.files import make_folder, write_all, writing
 from verfedgnn.federation.event_log import log_warning
 from verfedgnn.federation.identity import MemberIdentity
 from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
-from verfedgnn.protocol.wire.messages import Message
+from verfedgnn.protocol.wire.messages import Message, RoundReply
 
 TRANSCRIPT = "transcript.jsonl"
 """Name of the file in a run folder."""
@@ -37,6 +38,7 @@ MOST_BYTES = 1 << 20
 STARTED = "started"
 FINISHED = "finished"
 SIGNATURE = "signature"
+SPENT = "spent"
 ALIGNMENT = "alignment"
 
 _FLUSH_SECONDS = 1.0
@@ -97,6 +99,8 @@ class Transcript:
         self.identity = identity
         self._head = NOTHING
         self._number = 0
+        self.released: Counter[str | None] = Counter()
+        """Number of releases that had left a party, by training, when it stopped the last time."""
         self._is_signed = True
         self._flushed = 0.0
         self._held: list[bytes] | None = None
@@ -196,12 +200,17 @@ class Transcript:
         """Find the last entry of an existing file; cut off and count the bytes after it that are no entry."""
         good = 0
         place = 0
+        spent = 0
         for line, entry in read_lines(self.file):
             place += len(line) + 1
             if entry is not None:
                 good = place
                 self._number = entry.number
                 self._head = hashlib.sha256(line).hexdigest()
+                if entry.kind == SPENT and entry.values is not None:
+                    spent = int(entry.values["releases"])
+                elif (entry.way, entry.kind) == ("out", RoundReply.__name__):
+                    self.released[entry.stage] = spent
         size = os.fstat(self._handle).st_size
         os.truncate(self._handle, good)
         return size - good

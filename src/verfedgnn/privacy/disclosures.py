@@ -33,6 +33,7 @@ SENT_BY_PARTIES: dict[str, dict[str, str]] = {
         "round": PUBLIC,
         "digest": PUBLIC,
         "released": PUBLIC,
+        "lost": PUBLIC,
         "mask_key": RANDOM,
         "mask_signature": RANDOM,
         "forgotten": USERS,

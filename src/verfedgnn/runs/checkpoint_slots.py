@@ -54,7 +54,7 @@ class CheckpointSlots:
     def write(self, round: int, state: CheckpointState, values: Mapping[str, Any]) -> None:
         """Write a checkpoint over the one before the last, and flush it to disk if it must be durable."""
         if self._next is None:
-            newest = self.read()
+            newest = next(self._valid(), None)
             self._next = (0, 0) if newest is None else (newest.sequence + 1, 1 - newest.slot)
         sequence, slot = self._next
         plain = {"sequence": sequence, "round": round, "state": state.values, "values": dict(values)}
@@ -81,18 +81,21 @@ class CheckpointSlots:
 
         Its arrays are read from the file when they are asked for, so take them before the next `write`.
         """
+        some_valid = False
+        for each in self._valid():
+            some_valid = True
+            if round in (None, each.round):
+                return each
+        if not some_valid and any((self.folder / name).is_file() for name in _SLOTS):
+            raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again")
+        return None
+
+    def _valid(self) -> Iterator[SlotCheckpoint]:
+        """Yield the valid checkpoints, newest first."""
         paths = [(slot, self.folder / name) for slot, name in enumerate(_SLOTS)]
         found = [_open(path, slot) for slot, path in paths if path.is_file()]
         newest_first = sorted((each for each in found if each is not None), key=lambda each: -each.sequence)
-        some_valid = False
-        for each in newest_first:
-            if _is_valid(each.state.arrays):
-                some_valid = True
-                if round in (None, each.round):
-                    return each
-        if found and not some_valid:
-            raise RunError(f"the checkpoint in {self.folder} cannot be read; train the run again")
-        return None
+        return (each for each in newest_first if _is_valid(each.state.arrays))
 
 
 def read_or_remove(path: Path) -> dict[str, NDArray[Any]]:

@@ -137,6 +137,7 @@ class Candidate:
             round=verified[0] if verified else 0,
             digest=verified[1] if verified else None,
             released=self._last_released,
+            lost=0 if self.ledger is None else self.ledger.lost,
             mask_key=None if masks is None else masks.key,
             mask_signature=None if masks is None else masks.signature,
             forgotten=[] if self.start is None else list(self.start.forgotten),

@@ -2,7 +2,8 @@
 
 A place is a round and a trip. At each place a party releases each kind of value once: a repeated trip gets the stored release again,
 even if the coordinator sends other parameters, and an earlier round is refused. `check_start` refuses places that were not agreed on.
-So the number of releases never exceeds the agreement, and neither does epsilon.
+So the number of releases never exceeds the agreement, and neither does epsilon. Values that are lost are not made again: the party's
+Hello names their round (`lost`), and the coordinator abandons it.
 
 Values of a sum are stored before masks. Noise that is shared out among the active parties has another variance for other active
 parties. Such values are then made anew, which tells nothing more: a party helps to unmask one list of parties a trip.
@@ -17,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from verfedgnn.config import Config
-from verfedgnn.core.errors import ProtocolError
+from verfedgnn.core.errors import ProtocolError, RunError
 from verfedgnn.privacy.rating_dp import rating_epsilon
 
 GRADIENT = "gradient"
@@ -57,9 +58,11 @@ class ReleaseLedger:
     config: Config
     entries: list[ReleaseEntry] = field(default_factory=list)
     last: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Values of the last round, before masks, by `_name`."""
-    store: Callable[[ReleaseEntry, Values], None] = lambda entry, values: None
-    """Callback that writes an entry and the values of the round."""
+    """Values of `last_round`, before masks, by `_name`."""
+    last_round: int = 0
+    """The last round that was released, or whose release was about to be entered."""
+    store: Callable[[ReleaseEntry, Values, int], None] = lambda entry, values, before: None
+    """Callback that writes an entry and the values of the round, after the number of entries `before`."""
     flush: Callable[[], None] = lambda: None
     """Callback that waits until everything written is on disk; call it before a release leaves the party."""
     training: str = ""
@@ -95,23 +98,44 @@ class ReleaseLedger:
         """Return the values that leave the party at a place: those that left it before, else those `made` now."""
         self.check_round(round)
         here = [entry for entry in self.entries if entry.round == round]
-        if not here:
+        if self.last_round != round:
             self.last = {}
+            self.last_round = round
         names = {kind: self._name(trip, kind, active) for kind in made}
-        before = {self._name(entry.trip, kind, entry.active) for entry in here for kind in entry.kinds}
+        before = self._names(here)
         if not before & set(names.values()) <= set(self.last):
             raise ProtocolError(
-                f"this party has released round {round} and no longer has the values; start a new training"
+                f"this party has released round {round} and no longer has the values; the coordinator must abandon that round"
             )
         new = [kind for kind, name in names.items() if name not in before]
         if new:
-            self.last |= {names[kind]: made[kind] for kind in new}
+            self.last = {names[kind]: made[kind] for kind in new} | self.last  # stored values may have left
             kinds = {kind: self.mechanism(kind) for kind in new}
             entry = ReleaseEntry(self.training, self.rounds, round, trip, list(active), kinds)
             entry = replace(entry, epsilon=self._spent([*self.entries, entry]))
-            self.store(entry, self.last)
+            self.store(entry, self.last, len(self.entries))
             self.entries.append(entry)
         return {kind: self.last[name] for kind, name in names.items()}
+
+    @property
+    def lost(self) -> int:
+        """The last round, if it was released and cannot be repeated because its values are lost; else 0."""
+        round = self.entries[-1].round if self.entries else 0
+        kept = set(self.last) if self.last_round == round else set()
+        return 0 if self._names([entry for entry in self.entries if entry.round == round]) <= kept else round
+
+    def check_age(self, known: int, where: str) -> None:
+        """Raise `RunError` if there are fewer releases than the `known` ones that another file tells of."""
+        if len(self.entries) < known:
+            raise RunError(
+                f"{where} tells of {known:,} releases, and the ledger releases.jsonl beside it has {len(self.entries):,}: it is an "
+                "older copy, and this party would release rounds again with other noise; put the newest ledger back, or start a "
+                "new training with another --out"
+            )
+
+    def _names(self, entries: Iterable[ReleaseEntry]) -> set[str]:
+        """Return the names of all values that were released."""
+        return {self._name(entry.trip, kind, entry.active) for entry in entries for kind in entry.kinds}
 
     def _name(self, trip: int, kind: str, active: Sequence[int]) -> str:
         """Return the name of stored values; noise that is shared out belongs to its active parties."""
@@ -138,7 +162,7 @@ class ReleaseLedger:
         return self.entries[-1].epsilon if self.entries else self._spent([])
 
     def _spent(self, entries: list[ReleaseEntry]) -> float | None:
-        if self.config.gradients.mechanism != "skellam":
+        if self.config.gradients.mechanism != "skellam" or "noise" in self.config.unprotected:
             return None
         rounds, validations = (
             count_places(entries, kind) + earlier

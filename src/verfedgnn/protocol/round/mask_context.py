@@ -37,7 +37,8 @@ def mask_context(
     found = hashlib.sha256(repr(facts).encode())
     if replica.config.exchange.backward and last_update is not None:
         round, total = last_update
-        found.update(_hash_update(total, replica.blocks.in_round(round).model, replica.workers))
+        if len(total):  # an abandoned round has none
+            found.update(_hash_update(total, replica.blocks.in_round(round).model, replica.workers))
     return found.digest()
 
 

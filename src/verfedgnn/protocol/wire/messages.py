@@ -68,6 +68,8 @@ class Hello(Message):
     """Hash of its public parameters in that round."""
     released: int | None = Field(None, ge=0, lt=1 << 32)
     """Last round of which it has released something, according to its run folder; None without one."""
+    lost: int = Field(0, ge=0, lt=1 << 32)
+    """Round that it has released and cannot repeat, because a power cut took the values; 0 if there is none."""
     mask_key: str | None = Field(None, pattern=_KEY)
     """Public key for sealed messages between parties, if masking is on; new for every stay."""
     mask_signature: str | None = Field(None, pattern=_SIGNATURE)
