@@ -68,12 +68,18 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
+OF_FILES: dict[tuple[str, str], dict[str, bytes]] = {}
+"""What a preparation of a file writes, by file and options."""
+
+
 def assert_alike(frame: Any, parquet: Path, place: Path, options: dict[str, Any]) -> None:
-    """Compare the folders of a frame and of the file, byte by byte."""
-    expected, found = place / "of-file", place / "of-frame"
-    vf.prepare(parquet, expected, **options)
+    """Compare the folders of a frame and of the file, byte by byte. A file is prepared once with the same options."""
+    made, found = (str(parquet), str(options)), place / "of-frame"
+    if made not in OF_FILES:
+        vf.prepare(parquet, place / "of-file", **options)
+        OF_FILES[made] = files_of(place / "of-file")
     ratings = vf.prepare(frame, found, **options)
-    assert files_of(found) == files_of(expected)
+    assert files_of(found) == OF_FILES[made]
     assert len(vf.read_ratings(found)) == len(ratings)
     assert not (found / WORK).exists()
 
