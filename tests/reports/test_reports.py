@@ -93,7 +93,7 @@ def test_a_document_shows_text_and_runs_nothing(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_from_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No script, no address but those of SVG's own names; every attacker and every variant is in it."""
-    audit(run, 11, 30, True, False, 1, True)
+    audit(run, 5, 5, True, False, 1, True)
     page = (run / "audit" / "audit.html").read_text()
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "<script" not in page
