@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def test_requests_behind_the_first_are_bounded(
         while part := line.recv(65536):
             answers += part
     assert (answers.count(b"HTTP/1.1 200") == behind + 1) == all_answered
+    assert logging.getLogger("uvicorn.error").level == logging.ERROR, "strangers do not fill the log"
 
 
 def flood(line: socket.socket, data: bytes) -> None:

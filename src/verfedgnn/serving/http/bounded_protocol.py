@@ -151,7 +151,7 @@ def make_server(app: Callable[..., Any], **options: Any) -> uvicorn.Server:
         ws="none",
         backlog=BACKLOG,
         access_log=False,  # it would contain user ids
-        log_level="warning",
+        log_level="error",  # a stranger's mistake would be a warning, so that strangers could fill the log
         server_header=False,
         **options,
     )
