@@ -24,7 +24,7 @@ setup: .venv/installed
 
 .venv/installed-dev: .venv/installed
 	@echo "installing the test tools into .venv (once)"
-	$(PIP_INSTALL) -e '.[dev,federation,psi,tensorboard]'
+	$(PIP_INSTALL) -e '.[dev,federation,flare,psi,tensorboard]'
 	@touch $@
 
 demo: .venv/installed

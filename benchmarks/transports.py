@@ -1,5 +1,5 @@
-"""Compare carriers of bytes between a coordinator and its parties: our transport (FLARE's communicator with our TLS
-driver) and plain gRPC streams, both with mutual TLS 1.3 between the same certificates.
+"""Compare carriers of bytes between a coordinator and its parties: our transport (websockets)
+and plain gRPC streams, both with mutual TLS 1.3 between the same certificates.
 
     python benchmarks/transports.py [--parties 10] [--bytes 50000] [--trips 500]
 

@@ -31,7 +31,7 @@ from typing import Any
 
 LOADED = (
     "fastapi",
-    "nvflare.fuel.f3.communicator",
+    "verfedgnn.federation.transport.websocket_transport",
     "uvicorn",
     "verfedgnn.cli.main",
     "verfedgnn.evaluation.lift",

@@ -12,7 +12,7 @@ import pytest
 from shells import NAMES, Shells, free_port
 from verfedgnn.federation.party_store import PartyStore
 
-pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 
 def prepare(shells: Shells, port: int, *, max_users: int = 1000) -> None:

@@ -18,7 +18,7 @@ from shells import NAMES, Shells, free_port, wait_for_round, wait_until, write_t
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.agreement import load_agreement, save_agreement
 
-pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 
 ROUNDS = 140

@@ -19,7 +19,7 @@ import verfedgnn as vf
 from shells import NAMES, Shells, free_port, wait_for_round, wait_until, write_table
 from verfedgnn.data import synthetic_ratings
 
-pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 
 def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:

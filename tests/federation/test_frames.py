@@ -6,6 +6,7 @@ import random
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -178,18 +179,14 @@ def test_one_message_cannot_become_another_on_its_way() -> None:
 
 
 @pytest.mark.usefixtures("small_frames")
-def test_a_new_connection_ends_the_message_of_the_old_one() -> None:
+@pytest.mark.parametrize("kind", ["joined", "left"])
+def test_a_new_connection_ends_the_message_of_the_old_one(kind: Literal["joined", "left"]) -> None:
     joiner = FrameJoiner(1000)
     old, new = as_frames(b"o" * 150), as_frames(b"n" * 150)
-    joiner.take("film", old[0], "first")
-    assert joiner.take("film", new[0], "second") is None
-    assert joiner.take("film", old[1], "first") is None
-    assert joiner.take("film", as_frames(b"late")[0], "first") == b"late"
-    assert joiner.take("film", new[1], "second") is None
-    assert joiner.take("film", new[2], "second") == b"n" * 150
-    joiner.take("film", new[0], "second")
-    assert [event.kind for event in join_frames(joiner, TransportEvent("left", "film"))] == ["left"]
+    joiner.take("film", old[0])
+    assert [event.kind for event in join_frames(joiner, TransportEvent(kind, "film"))] == [kind]
     assert not joiner._incomplete
+    assert [joiner.take("film", frame) for frame in new] == [None, None, b"n" * 150]
 
 
 def test_who_announces_much_and_sends_little_occupies_little() -> None:

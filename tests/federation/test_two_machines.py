@@ -16,7 +16,7 @@ import verfedgnn as vf
 from shells import NAMES, Shells, free_port, write_table
 from verfedgnn.data import synthetic_ratings
 
-pytest.importorskip("nvflare", reason="the extra 'federation' is not installed")
+pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 FIRST, SECOND = "vfgn-one", "vfgn-two"
 BETWEEN, OUTSIDE = "10.220.0", "10.220.1"

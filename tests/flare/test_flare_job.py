@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: it is in the extra federation")
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: it is in the extra flare")
 
 import psutil
 from nvflare.apis.fl_exception import UnsafeComponentError

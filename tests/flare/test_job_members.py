@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: it is in the extra federation")
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: it is in the extra flare")
 
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import ReturnCode

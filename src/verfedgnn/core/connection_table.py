@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +48,9 @@ class ConnectionTable:
         self._changed = threading.Condition()
         self._networks: dict[Any, str] = {}
         self._counts: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._networks))
 
     def add(self, connection: Any, address: str) -> None:
         """Add a connection as the newest. If the table is full, end another one."""

@@ -23,10 +23,9 @@ def connect(
     `refused` is called with the reason whenever a connection fails or a peer is not admitted.
     """
     try:
-        from verfedgnn.federation.transport.flare_transport import FlareTransport
-        from verfedgnn.federation.transport.tls_driver import PinnedTls, tls_context
+        from verfedgnn.federation.transport.websocket_transport import WebsocketTransport, tls_context
     except ModuleNotFoundError:
-        raise ConfigError("a federation needs NVIDIA FLARE: pip install 'verfedgnn[federation]'") from None
+        raise ConfigError("a federation needs websockets: pip install 'verfedgnn[federation]'") from None
     agreement = identity.agreement
     peers = agreement.parties if identity.is_coordinator else (agreement.coordinator,)
     context = tls_context(
@@ -35,22 +34,21 @@ def connect(
         certificate=identity.member.certificate,
         key=identity.key_pem(),
     )
-    driver = PinnedTls(
-        context,
-        {peer.fingerprint: peer.name for peer in peers},
-        link_seconds=agreement.timeouts.link,
-        refused=refused,
-    )
     address = listen or (agreement.host, agreement.port)
-    if identity.is_coordinator:
-        try:
-            driver.bind(address)
-        except OSError as error:
-            where = f"{address[0]}:{address[1]}"
-            raise ConfigError(
-                f"cannot listen on {where}: {error.strerror or error}; free the port or use another --listen"
-            ) from None
-    return FlareTransport(identity.name, driver, address, listen=identity.is_coordinator)
+    try:
+        return WebsocketTransport(
+            context,
+            {peer.fingerprint: peer.name for peer in peers},
+            address,
+            listen=identity.is_coordinator,
+            link_seconds=agreement.timeouts.link,
+            refused=refused,
+        )
+    except OSError as error:
+        where = f"{address[0]}:{address[1]}"
+        raise ConfigError(
+            f"cannot listen on {where}: {error.strerror or error}; free the port or use another --listen"
+        ) from None
 
 
 @contextmanager

@@ -1,20 +1,23 @@
 """Checks of one party before the day of a training: agreement, certificates, connection, clock, software, disk and data.
 
-Nothing leaves the party but a handshake with the coordinator, which then logs that the party connected. The overlap with another
+Nothing leaves the party but a request to the coordinator. The overlap with another
 party is estimated from a sketch that the other party made and handed over.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +42,8 @@ EXPIRY_DAYS = 30
 MOST_SKEW = 60.0
 """Difference of two clocks, in seconds, that is worth a warning."""
 _PATIENCE = 10.0
+_MOST_TEXT = 4096
+"""Number of bytes to read of the coordinator's answer."""
 _BASE_BYTES = 470_000_000
 """Memory of a party without data (results/scale.md)."""
 _VALUE_BYTES = 128
@@ -133,10 +138,9 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
     """Connect to the coordinator, compare its certificate, and compare the clocks."""
     agreement = identity.agreement
     try:
-        from verfedgnn.federation.transport.handshake import exchange_handshakes
-        from verfedgnn.federation.transport.tls_driver import tls_context
+        from verfedgnn.federation.transport.websocket_transport import ABOUT, tls_context
     except ModuleNotFoundError:
-        yield Finding("connection", "failed", "NVIDIA FLARE is missing: pip install 'verfedgnn[federation]'")
+        yield Finding("connection", "failed", "websockets is missing: pip install 'verfedgnn[federation]'")
         return
     context = tls_context(
         server=False,
@@ -144,43 +148,57 @@ def _check_connection(identity: MemberIdentity) -> Iterator[Finding]:
         certificate=identity.member.certificate,
         key=identity.key_pem(),
     )
+    connection = HTTPSConnection(agreement.host, agreement.port, timeout=_PATIENCE, context=context)
     began = time.monotonic()
-    try:
-        with (
-            socket.create_connection((agreement.host, agreement.port), timeout=_PATIENCE) as raw,
-            context.wrap_socket(raw) as connection,
-        ):
-            seconds = time.monotonic() - began
-            pem = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"")
-            if fingerprint(pem) != agreement.coordinator.fingerprint:
-                yield Finding(
-                    "connection",
-                    "failed",
-                    "another certificate than the agreed one; get the current federation.toml",
-                )
-                return
-            answer = exchange_handshakes(connection, identity.name)
-    except OSError as error:
-        reason = f"{agreement.address} ({getattr(error, 'strerror', None) or error})"
-        yield Finding(
-            "connection", "failed", f"cannot reach {reason}; ask whether the coordinator is running"
-        )
-        return
+    with closing(connection):
+        try:
+            connection.connect()
+        except OSError as error:
+            reason = f"{agreement.address} ({error.strerror or error})"
+            yield Finding(
+                "connection", "failed", f"cannot reach {reason}; ask whether the coordinator is running"
+            )
+            return
+        seconds = time.monotonic() - began
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        pem = ssl.DER_cert_to_PEM_cert(connection.sock.getpeercert(binary_form=True) or b"")
+        if fingerprint(pem) != agreement.coordinator.fingerprint:
+            yield Finding(
+                "connection",
+                "failed",
+                "another certificate than the agreed one; get the current federation.toml",
+            )
+            return
+        sent = time.time()
+        try:
+            connection.request("GET", ABOUT)
+            response = connection.getresponse()
+            received = time.time()
+            text = response.read(_MOST_TEXT).decode("utf-8", "replace")
+        except (OSError, HTTPException):
+            yield Finding(
+                "connection",
+                "failed",
+                "the coordinator closed the connection: it does not know this party's certificate",
+            )
+            return
     yield Finding("connection", "ok", f"{agreement.address} answers after {1000 * seconds:,.0f} ms")
-    if isinstance(answer, str):
-        yield Finding("connection", "failed", answer)
+    if response.status != HTTPStatus.OK:
+        yield Finding("connection", "failed", text)
         return
-    skew = answer.skew
+    about = json.loads(text)
+    skew = float(about["time"]) - (sent + received) / 2
     outcome: Outcome = "warning" if abs(skew) > MOST_SKEW else "ok"
     yield Finding(
         "clock", outcome, f"{abs(skew):,.1f} s {'behind' if skew > 0 else 'ahead of'} the coordinator's"
     )
-    outcome = "ok" if answer.version == installed_version() else "warning"
-    yield Finding("versions", outcome, f"verfedgnn {installed_version()} here, {answer.version} there")
+    there = about["version"]
+    outcome = "ok" if there == installed_version() else "warning"
+    yield Finding("versions", outcome, f"verfedgnn {installed_version()} here, {there} there")
 
 
 def _check_software(identity: MemberIdentity) -> Finding:
-    versions = {name: importlib.metadata.version(name) for name in ("verfedgnn", "torch", "nvflare")}
+    versions = {name: importlib.metadata.version(name) for name in ("verfedgnn", "torch", "websockets")}
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     if identity.agreement.alignment == "ecdh":
         try:

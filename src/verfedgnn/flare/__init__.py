@@ -32,5 +32,5 @@ def recipe(federation: Path | str, *, name: str | None = None) -> FederationReci
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "nvflare":
             raise
-        raise ConfigError("a job needs NVIDIA FLARE: pip install 'verfedgnn[federation]'") from None
+        raise ConfigError("a job needs NVIDIA FLARE: pip install 'verfedgnn[flare]'") from None
     return FederationRecipe(Path(federation), name)

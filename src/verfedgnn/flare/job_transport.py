@@ -21,9 +21,14 @@ from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessagePropKey
 from nvflare.fuel.f3.message import Message
 
-from verfedgnn.federation.transport.frames import LARGEST_FRAME, FrameJoiner, join_frames
+from verfedgnn.federation.transport.frames import (
+    LARGEST_FRAME,
+    FrameJoiner,
+    cut_messages,
+    join_frames,
+    size_of,
+)
 from verfedgnn.federation.transport.interface import TransportEvent
-from verfedgnn.federation.transport.outbox import Outbox
 from verfedgnn.protocol.wire.framing import EncodedMessage
 
 CHANNEL = "verfedgnn"
@@ -33,6 +38,10 @@ LARGE_FRAME = 1 << 20
 """Number of bytes from which a frame is sent through FLARE's streams."""
 PULSE_SECONDS = 2.0
 """Longest time between two pulses."""
+OUTBOX_MESSAGES = 64
+"""How often messages may be sent to one slow peer, and wait, before it is disconnected."""
+OUTBOX_BYTES = 1 << 31
+"""Number of bytes that may wait for one slow peer before it is disconnected; twice its largest message if that is more."""
 
 _MESSAGE = "message"
 _PULSE = "pulse"
@@ -44,6 +53,54 @@ _BYE = "verfedgnn.bye"
 
 Identify = Callable[[Message], str | None]
 """Return the name of a message's sender according to FLARE's authentication; None if it is no peer."""
+
+
+class _Outbox:
+    """Messages for one peer, written in order by one thread as frames, so that a slow peer delays nobody else.
+
+    `write` sends one frame; `lose` is called when that fails or too much is waiting."""
+
+    def __init__(self, peer: str, write: Callable[[bytes], None], lose: Callable[[], None]) -> None:
+        self._write = write
+        self._lose = lose
+        self._waiting: queue.Queue[tuple[EncodedMessage, ...]] = queue.Queue(OUTBOX_MESSAGES)
+        self._size = 0
+        self._limit = OUTBOX_BYTES
+        threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
+
+    def put(self, *messages: EncodedMessage) -> None:
+        """Queue messages that are sent together, and return at once."""
+        size = sum(map(size_of, messages))
+        self._limit = max(self._limit, 2 * size)
+        try:
+            if self._size > self._limit:
+                raise queue.Full
+            self._waiting.put_nowait(messages)
+            self._size += size
+        except queue.Full:
+            self._lose()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all messages are written, at most for some seconds."""
+        deadline = time.monotonic() + seconds
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        while True:
+            messages = self._waiting.get()
+            size = sum(map(size_of, messages))
+            try:
+                for frame in cut_messages(messages):
+                    self._write(frame)
+            except Exception:
+                # The peer is gone, or FLARE has lost track of its connection. On joining again it gets what it missed.
+                with contextlib.suppress(Exception):
+                    self._lose()
+            finally:
+                del messages  # they may hold a copy of all public parameters
+                self._size -= size
+                self._waiting.task_done()
 
 
 class _PeerLink:
@@ -101,7 +158,7 @@ class JobTransport:
         self._closed = threading.Event()
         self._links = {name: _PeerLink(fqcn) for name, fqcn in peers.items()}
         self._outboxes = {
-            name: Outbox(name, partial(self._write, link), partial(self._lose, name, link))
+            name: _Outbox(name, partial(self._write, link), partial(self._lose, name, link))
             for name, link in self._links.items()
         }
         cell.register_request_cb(channel=CHANNEL, topic=_MESSAGE, cb=self._take_message)

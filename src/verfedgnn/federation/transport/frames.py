@@ -84,7 +84,6 @@ def split_frames(data: Buffer) -> Iterator[Buffer]:
 class _Incomplete(NamedTuple):
     """The received part of a message."""
 
-    source: str
     data: memoryview
     filled: int
 
@@ -100,21 +99,18 @@ class FrameJoiner:
         self.largest = largest
         self._incomplete: dict[str, _Incomplete] = {}
 
-    def take(self, peer: str, frame: Buffer, source: str = "") -> memoryview | None:
+    def take(self, peer: str, frame: Buffer) -> memoryview | None:
         """Add a frame of `peer` and return the message that it completes, or None.
 
-        `source` names the connection. The rest of a message that was refused, or that began on another connection, is ignored. Raise
-        `ProtocolError` if a message is too large, or if a frame repeats or leaves out bytes.
+        The rest of a message that was refused is ignored. Raise `ProtocolError` if a message is too large, or if a frame repeats or
+        leaves out bytes.
         """
         if len(frame) < FRAME_HEAD.size:
             raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than its head")
         size, start = FRAME_HEAD.unpack_from(frame)
         body = memoryview(frame)[FRAME_HEAD.size :]
-        known = self._incomplete.get(peer)
-        if known is not None and known.source != source and start == 0 and size > FRAME_BYTES:
-            known = None  # a new connection has replaced the old one
-        if known is not None and known.source == source:
-            del self._incomplete[peer]
+        known = self._incomplete.pop(peer, None)
+        if known is not None:
             if (size, start) != (len(known.data), known.filled):
                 raise ProtocolError(f"a frame begins at byte {start:,} where byte {known.filled:,} is due")
         elif start:
@@ -132,7 +128,7 @@ class FrameJoiner:
         filled = start + len(body)
         if filled == size:
             return data
-        self._incomplete[peer] = _Incomplete(source, data, filled)
+        self._incomplete[peer] = _Incomplete(data, filled)
         return None
 
     def drop(self, peer: str) -> None:
@@ -140,7 +136,7 @@ class FrameJoiner:
         self._incomplete.pop(peer, None)
 
 
-def join_frames(joiner: FrameJoiner, event: TransportEvent, source: str = "") -> Iterator[TransportEvent]:
+def join_frames(joiner: FrameJoiner, event: TransportEvent) -> Iterator[TransportEvent]:
     """Yield what a transport reports for an event whose data are frames: messages, parts of one, or why the rest is refused."""
     if event.kind in ("joined", "left"):
         joiner.drop(event.peer)
@@ -149,7 +145,7 @@ def join_frames(joiner: FrameJoiner, event: TransportEvent, source: str = "") ->
         return
     for frame in split_frames(event.data):
         try:
-            data = joiner.take(event.peer, frame, source)
+            data = joiner.take(event.peer, frame)
         except ProtocolError as error:
             yield TransportEvent("broken", event.peer, reason=str(error))
             return

@@ -12,7 +12,7 @@ from verfedgnn.protocol.wire.framing import Buffer, EncodedMessage
 class TransportEvent:
     """Something that happened to a peer.
 
-    joined, left: It has connected, or is gone.
+    joined, left: It has connected and can send, or is gone.
     message: It sent `data`.
     part: A part of a large message arrived.
     broken: It sent what is no part of an acceptable message, for the `reason` given.
