@@ -7,17 +7,16 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from verfedgnn.core.option_names import on_command_line
 from verfedgnn.evaluation.lift_points import list_points
 from verfedgnn.evaluation.verdict import deciding_figures, headline, party_verdicts, warn_of_one_split
+from verfedgnn.runs.run import write_history
 
 Command = Callable[..., tuple[int, str, str]]
 QUICK = ("--set", "epochs=2", "--set", "list_epochs=1")
@@ -397,18 +396,19 @@ def test_not_a_run(command: Command, tmp_path: Path) -> None:
         assert len(err.splitlines()) == 1
 
 
-@pytest.mark.usefixtures("warm")
-def test_ctrl_c_leaves_a_resumable_run(command: Command, ratings: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_resumable_run(
+    command: Command, ratings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
-    start = [sys.executable, "-m", "verfedgnn", "train", "--data", str(ratings), "--parties", "3"]
-    start += ["--preset", "paper", "--out", str(run), "--set", "epochs=1000000"]
-    process = subprocess.Popen(start, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 180
-    while not (run / "history.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == 4, err
+
+    def stop(*values: Any) -> None:
+        write_history(*values)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("verfedgnn.training.loop.write_history", stop)
+    start = ["train", "--data", ratings, "--parties", 3, "--preset", "paper", "--out", run]
+    code, _, err = command(*start, "--set", "epochs=1000000")
+    assert code == 4, err
     assert "--resume" in err
     assert list((run / "checkpoint").glob("round-*"))
     code, _, err = command("train", "--resume", run, "--model", "gat")
