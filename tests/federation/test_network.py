@@ -30,7 +30,7 @@ from verfedgnn.federation.connect import connect
 from verfedgnn.federation.doctor import examine, summarise_findings
 from verfedgnn.federation.transport import websocket_transport
 from verfedgnn.federation.transport.frames import FRAME_BYTES, LARGEST_FRAME
-from verfedgnn.federation.transport.websocket_transport import tls_context
+from verfedgnn.federation.transport.websocket_transport import FRAMES_IN_FLIGHT, tls_context
 
 
 @pytest.fixture
@@ -348,10 +348,20 @@ READY = b"\x82\x80\0\0\0\0"
         READY + b"\x82\x05plain",
         READY + b"\xc2\x80\0\0\0\0",
         READY + b"\x89\xfe\0\x7e\0\0\0\0" + bytes(126),
+        READY + b"\x02\x80\0\0\0\0" + 5000 * b"\x00\x80\0\0\0\0",
         b"\x82\x85\0\0\0\0first",
         b"\xff" * 64,
     ],
-    ids=["oversize", "huge", "unmasked", "compressed", "large ping", "not ready", "garbled"],
+    ids=[
+        "oversize",
+        "huge",
+        "unmasked",
+        "compressed",
+        "large ping",
+        "endless fragments",
+        "not ready",
+        "garbled",
+    ],
 )
 def test_oversize_and_garbled_frames_end_their_own_connection_only(net: Net, sent: bytes) -> None:
     book = net.join("book")
@@ -447,6 +457,33 @@ def test_a_flood_stalls_its_sender_only(net: Net) -> None:
     assert queued <= 8
     book.send(SERVER, (b"through",))
     assert until(net.server, "message", "book").data == b"through"
+
+
+def test_a_new_connection_brings_no_room_for_more_messages(net: Net) -> None:
+    """While nobody reads, film connects again and again, each time with as many messages as may wait."""
+    for number in range(6):
+        connection = upgraded(net, "film")
+        message = struct.pack("<QQ", 1, 0) + bytes([number])
+        connection.sendall(READY + (b"\x82\x91\0\0\0\0" + message) * FRAMES_IN_FLIGHT)
+        time.sleep(0.1)
+    taken = [until(net.server, "message", "film").data]
+    while taken.count(bytes([number])) < FRAMES_IN_FLIGHT:
+        taken.append(until(net.server, "message", "film").data)
+    assert len(taken) <= 2 * FRAMES_IN_FLIGHT, "the first that waited, and those of the present connection"
+
+
+def test_who_sends_pings_and_takes_no_answer_is_disconnected(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket_transport, "LARGEST_FRAME", 1 << 16)
+    connection = upgraded(net, "film")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sendall(READY)
+    pings = 500 * (b"\x89\xfd\0\0\0\0" + bytes(125))
+    with pytest.raises(OSError):  # noqa: PT011, PT012
+        for _ in range(300):
+            connection.sendall(pings)
+    until_reachable(net)
 
 
 def test_a_port_in_use_is_said_at_once(federation: tuple[Agreement, dict[str, MemberIdentity]]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import logging
@@ -31,7 +32,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -98,15 +99,10 @@ def _as_file(data: bytes) -> Iterator[str]:
         os.close(reader)
 
 
-class _Link:
-    """One connection to a peer. The event loop owns it; the service only counts handled frames."""
+class _Inbox:
+    """The frames of one peer that were read and not yet handled; a new connection of the peer brings no further room."""
 
-    def __init__(self, peer: str, process: str, websocket: Connection) -> None:
-        self.peer = peer
-        self.process = process
-        """Random name of the peer's process."""
-        self.websocket = websocket
-        self.joined = False
+    def __init__(self) -> None:
         self.read = 0
         """Number of frames that were read."""
         self.handled = 0
@@ -114,6 +110,37 @@ class _Link:
         self.room = asyncio.Event()
         """Set unless reading waits until the service has handled a frame."""
         self.room.set()
+
+    def is_full(self) -> bool:
+        """Return whether reading must wait."""
+        return self.read - self.handled >= FRAMES_IN_FLIGHT
+
+
+class _Bounded(Connection):
+    """A websocket that ends when its peer takes no answers: every ping is answered, and answers wait without a bound."""
+
+    def data_received(self, data: bytes) -> None:
+        """Read and answer; frames to write wait for each other, so more than two are the answers to pings."""
+        super().data_received(data)
+        if self.transport.get_write_buffer_size() > 2 * LARGEST_FRAME:
+            self.transport.abort()
+
+
+class _BoundedServer(_Bounded, ServerConnection): ...
+
+
+class _BoundedClient(_Bounded, ClientConnection): ...
+
+
+class _Link:
+    """One connection to a peer, which the event loop owns."""
+
+    def __init__(self, peer: str, process: str, websocket: Connection) -> None:
+        self.peer = peer
+        self.process = process
+        """Random name of the peer's process."""
+        self.websocket = websocket
+        self.joined = False
         self.outbox: asyncio.Queue[tuple[EncodedMessage, ...] | None] = asyncio.Queue()
         """Messages to write; None is the end."""
         self.waiting = 0
@@ -130,17 +157,6 @@ class _Link:
             return
         self.waiting += size
         self.outbox.put_nowait(messages)
-
-    async def wait_for_room(self) -> None:
-        """Wait until few frames are read and not yet handled."""
-        while self._is_full():
-            self.room.clear()
-            if self._is_full():  # the service looks at `room` after it has counted
-                await self.room.wait()
-        self.room.set()
-
-    def _is_full(self) -> bool:
-        return self.read - self.handled >= FRAMES_IN_FLIGHT
 
     async def write(self, *, ready: bool) -> None:
         """Write messages until the end of the outbox or of the connection; say first that this side is `ready`."""
@@ -190,11 +206,14 @@ class WebsocketTransport:
         self._listener = _Listener(address) if listen else None
         self._process = secrets.token_hex(16)
         self._links: dict[str, _Link] = {}
+        self._inboxes = {peer: _Inbox() for peer in roster.values()}
+        self._lost = 0
+        """Number of connections that have ended."""
         self._closed = False
-        self._events: queue.Queue[tuple[TransportEvent, _Link | None]] = queue.Queue()
-        """Events, and the connection of a frame."""
-        self._handled: _Link | None = None
-        """Connection of the frame that was taken last."""
+        self._events: queue.Queue[tuple[TransportEvent, _Inbox | None]] = queue.Queue()
+        """Events, and where a frame is counted."""
+        self._handled: _Inbox | None = None
+        """Where the frame that was taken last is counted."""
         self._joiner = FrameJoiner()
         self._joined: Iterator[TransportEvent] = iter(())
         """What is left of the frame that was taken last."""
@@ -261,7 +280,7 @@ class WebsocketTransport:
             return
         server = await serve(
             self._serve, sock=self._listener, ssl=self._context, backlog=_BACKLOG,
-            process_request=self._answer, server_header=None, **_limits(),
+            process_request=self._answer, server_header=None, create_connection=_BoundedServer, **_limits(),
         )  # fmt: skip
         await self._closing.wait()
         server.close(close_connections=False)
@@ -287,17 +306,21 @@ class WebsocketTransport:
 
     async def _hold(self, link: _Link) -> None:
         """Carry frames both ways until the connection ends."""
+        inbox = self._inboxes[link.peer]
         link.joined = True
         self._report("joined", link.peer)
         link.writer = asyncio.create_task(link.write(ready=self._listener is None))
         try:
             while True:
                 frame = await link.websocket.recv(decode=False)
-                await link.wait_for_room()
+                while inbox.is_full() and self._links.get(link.peer) is link:
+                    inbox.room.clear()
+                    if inbox.is_full():  # the service looks at `room` after it has counted
+                        await inbox.room.wait()
                 if self._links.get(link.peer) is not link:
                     break
-                link.read += 1
-                self._events.put((TransportEvent("message", link.peer, frame), link))
+                inbox.read += 1
+                self._events.put((TransportEvent("message", link.peer, frame), inbox))
         except ConnectionClosed:
             pass
         finally:
@@ -308,6 +331,10 @@ class WebsocketTransport:
         """Forget a connection; report the peer as gone unless another connection has taken its place."""
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
+            self._inboxes[link.peer].room.set()  # it may be waiting with a frame
+            self._lost += 1
+            if self._lost % 16 == 0:
+                gc.collect()  # a websocket refers to itself, and holds what was read and not taken
             if link.joined and not self._closed:
                 self._report("left", link.peer)
 
@@ -377,7 +404,8 @@ class WebsocketTransport:
             # With a host of its own, a redirection elsewhere is not followed.
             websocket = await connect(
                 "wss://coordinator/", host=host, port=port, ssl=self._context, server_hostname="", proxy=None,
-                additional_headers={_PROCESS: self._process}, user_agent_header=None, **_limits(),
+                additional_headers={_PROCESS: self._process}, user_agent_header=None,
+                create_connection=_BoundedClient, **_limits(),
             )  # fmt: skip
             _notice_cuts(websocket.transport.get_extra_info("socket"), self._link_seconds)
             return _Link(self._peer(websocket), self._process, websocket)
