@@ -21,6 +21,8 @@ from verfedgnn.serving.http import bounded_protocol  # noqa: E402
 from verfedgnn.serving.http.app import make_app  # noqa: E402
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+"""A request without the end of its body."""
 
 
 @pytest.fixture
@@ -45,7 +47,9 @@ def ask(line: socket.socket) -> bytes:
 def is_open(line: socket.socket) -> bool:
     line.settimeout(0.05)
     try:
-        return line.recv(1) != b""
+        while line.recv(65536):
+            pass
+        return False
     except TimeoutError:
         return True
     except OSError:
@@ -57,10 +61,11 @@ def is_open(line: socket.socket) -> bool:
     [
         b"",
         HEALTH[:-2],
-        b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+        POST,
         b"\r\n",
+        HEALTH + POST,
     ],
-    ids=["silent", "headers", "body", "newlines"],
+    ids=["silent", "headers", "body", "newlines", "body behind a request"],
 )
 def test_waiting_connections_stop_nobody(where: tuple[str, int], sent: bytes) -> None:
     held = []
@@ -99,7 +104,14 @@ def test_a_request_that_is_being_answered_is_not_cut_off(
 
 @pytest.mark.parametrize(
     ("sent", "again"),
-    [(b"", False), (HEALTH[:-2], False), (HEALTH[:-2], True), (b"\r\n", False), (b"\r\n", True)],
+    [
+        (b"", False),
+        (HEALTH[:-2], False),
+        (HEALTH[:-2], True),
+        (b"\r\n", False),
+        (b"\r\n", True),
+        (HEALTH + POST, False),
+    ],
 )
 def test_a_request_that_does_not_arrive_in_time_is_given_up(
     where: tuple[str, int], sent: bytes, again: bool, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +121,7 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(
     with connect(where) as line:
         assert not again or ask(line).startswith(b"HTTP/1.1 200")
         line.sendall(sent)
+        assert not sent.startswith(HEALTH) or line.recv(65536).startswith(b"HTTP/1.1 200")
         with suppress(ConnectionResetError):
             assert line.recv(65536) == b""
 
