@@ -13,8 +13,10 @@ import pytest
 from fastapi import FastAPI
 
 import verfedgnn as vf
+from verfedgnn.core.errors import RunError
 from verfedgnn.core.files import switch_link
 from verfedgnn.runs.run import write_json
+from verfedgnn.runs.run_layout import FORGET_JOURNAL
 from verfedgnn.serving.catalogue import Catalogue
 from verfedgnn.serving.http import live_run
 from verfedgnn.serving.http.api_keys import ApiKey, digest_key
@@ -187,6 +189,80 @@ def test_a_run_that_cannot_be_read_after_a_forget_is_served_no_more(
             assert (await client.get("/v1/history", params={"user": "u0003"})).json()["known"] is False
 
     asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_run_is_not_served_before_a_killed_forget_is_finished(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    folder, link = tmp_path / "run", tmp_path / "current"
+    shutil.copytree(nights / "tuesday", folder)
+    (folder / FORGET_JOURNAL).write_text("{}", "utf-8")
+    with pytest.raises(RunError, match="verfedgnn forget"):
+        LiveRun(folder, build)
+    switch_link(link, nights / "monday")
+    app = ServedRuns(LiveRun(link, build))
+
+    async def play() -> None:
+        said = ""
+        async with Lifespan(app) as client:
+            switch_link(link, folder)
+            while "still serving" not in said:
+                await asyncio.sleep(0.01)
+                said += capsys.readouterr().err
+            (folder / FORGET_JOURNAL).unlink()
+            while (await client.get("/v1/run")).json()["name"] != "run":
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_links_in_a_circle_do_not_end_the_watch_for_forgotten_users(
+    nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
+    folder, link = tmp_path / "run", tmp_path / "current"
+    shutil.copytree(nights / "monday", folder)
+    (folder / "circle").symlink_to("circle")
+    switch_link(link, folder)
+    app = ServedRuns(LiveRun(link, build))
+
+    async def play() -> None:
+        async with Lifespan(app) as client:
+            link.unlink()
+            link.symlink_to(link.name)
+            await asyncio.sleep(0.2)
+            forget_users(folder, ["u0003"])
+            while (await client.get("/v1/history", params={"user": "u0003"})).json()["known"]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_newer_tables_do_not_bring_a_forgotten_user_back(nights: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(nights / "monday", folder)
+    forget_users(folder, ["u0003"])
+    party = vf.Run.load(folder).parties[0]
+    item = party.ratings.item_ids[0]
+    ratings, customers = tmp_path / "new.csv", tmp_path / "customers.csv"
+    ratings.write_text(f"user,item,rating\nu0003,{item},4\nu0004,{item},4\nstranger,{item},4\n", "utf-8")
+    customers.write_text("user,age\nu0003,30\nu0004,40\nu0005,50\nlater,60\n", "utf-8")
+    options = ServeOptions(
+        folder, None, (), False, 1,
+        ratings=(f"{party.name}={ratings}",), user_features=(f"{party.name}={customers}",),
+    )  # fmt: skip
+
+    async def play() -> dict[str, bool]:
+        async with Lifespan(make_served(options)) as client:
+            ids = (await client.get("/v1/users", params={"starts": "u0003"})).json()["users"]
+            assert ids == []
+            return {
+                user: (await client.get("/v1/history", params={"user": user})).json()["known"]
+                for user in ("u0003", "stranger", "later")
+            }
+
+    assert asyncio.run(asyncio.wait_for(play(), 60)) == {"u0003": False, "stranger": True, "later": True}
 
 
 def test_a_shadow_takes_no_tokens_and_sees_no_refused_request(nights: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.run import write_json
+from verfedgnn.runs.run_layout import FORGET_JOURNAL
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.forget import EXCHANGED
 from verfedgnn.upkeep.new_items import NewItems
@@ -154,11 +155,11 @@ def test_a_kill_at_any_step_is_finished_later(
         patch.setattr(forgetting, step, die)
         with pytest.raises(KeyboardInterrupt):
             forgetting.forget_users(folder, [USER])
-    assert USER not in (folder / forgetting.JOURNAL).read_text()
+    assert USER not in (folder / FORGET_JOURNAL).read_text()
     code, _, err = command("forget", folder, "--quiet")
     assert code == 0, err
     assert traces(folder) == []
-    assert not (folder / forgetting.JOURNAL).exists()
+    assert not (folder / FORGET_JOURNAL).exists()
     vf.Run.load(folder)
 
 
@@ -207,7 +208,7 @@ def test_a_night_says_that_it_leaves_forgotten_users_out(tmp_path: Path, command
 
 def journal_of(folder: Path) -> None:
     """Leave a request unfinished, as a kill would."""
-    write_json(folder / forgetting.JOURNAL, {"users": [1], "items": {}, "ratings": {}, "who": ["x"]})
+    write_json(folder / FORGET_JOURNAL, {"users": [1], "items": {}, "ratings": {}, "who": ["x"]})
 
 
 @pytest.mark.parametrize("name", ["seeds", ".lock", "added", "lists/last-release"])
@@ -229,7 +230,7 @@ def test_nothing_is_touched_in_a_run_with_a_link_to_another_place(
     assert (code, "a link to a place outside the run" in err) == (2, True), err
     assert thesis.read_text() == "precious"
     assert not outside.exists()
-    assert (folder / forgetting.JOURNAL).exists(), "nothing was begun"
+    assert (folder / FORGET_JOURNAL).exists(), "nothing was begun"
     with pytest.raises(RunError, match="a link to a place outside the run"):
         vf.Run.load(tmp_path / "run")
 
@@ -274,7 +275,7 @@ def test_a_folder_in_use_is_left_alone(
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"users": [1]}', '{"party": "x"}', '{"other": 1}'])
 def test_a_journal_that_cannot_be_read_is_named(folder: Path, command: Command, text: str) -> None:
-    (folder / forgetting.JOURNAL).write_text(text)
+    (folder / FORGET_JOURNAL).write_text(text)
     code, _, err = command("forget", folder)
     assert (code, "cannot be read" in err) == (2, True), err
 

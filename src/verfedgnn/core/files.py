@@ -103,10 +103,10 @@ def check_file_name(name: object) -> str:
 
 def check_links(folder: Path) -> None:
     """Raise `RunError` if a link in `folder` leads out of it, as in a run that somebody else has prepared."""
-    inside = folder.resolve()
+    inside = os.path.realpath(folder)  # raises nothing, also where links lead in a circle
     for place, folders, names in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *names)):
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
                 raise RunError(
                     f"{path} is a link to a place outside the run; replace it by the file if you trust the run"
                 )

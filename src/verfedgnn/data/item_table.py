@@ -29,6 +29,10 @@ class ItemTable:
         """Return the row of each id, -1 if it has none."""
         return find_positions(ids, self.ids)
 
+    def select(self, rows: NDArray[np.bool_]) -> "ItemTable":
+        """Return the rows that are marked."""
+        return ItemTable(self.ids[rows], self.columns.filter(rows))
+
     def texts(self) -> dict[str, StrArray]:
         """Return the columns of text, in which an empty entry is unknown; a column of titles is called `title`."""
         names = match_columns(self.columns.column_names, {}, required=(), source="the table of items")

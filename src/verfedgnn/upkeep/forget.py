@@ -47,14 +47,12 @@ from verfedgnn.runs.forget_record import append_record, is_federated, note_forgo
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import read_party_tables, safe_names, write_party_tables
 from verfedgnn.runs.run import Run, read_run_config, write_json, write_model
-from verfedgnn.runs.run_layout import LAST_RELEASE, LISTS, REPORT, RESULT, SEEDS
+from verfedgnn.runs.run_layout import FORGET_JOURNAL, LAST_RELEASE, LISTS, REPORT, RESULT, SEEDS
 from verfedgnn.runs.start_from import PUBLIC_STATE
 from verfedgnn.upkeep.forget_items import ItemJournal, names_item_rows, plan_items, remove_items
 from verfedgnn.upkeep.item_prior import absorb_item_scores, fit_item_prior
 from verfedgnn.upkeep.new_items import NewItems
 
-JOURNAL = "forget.journal.json"
-"""File in a run folder while users or items are being forgotten."""
 EXCHANGED = {"sent", "received", "released", "pulls", "update", "neighbourhoods"}
 """Words in the names of a checkpoint's arrays that hold what members sent or received last."""
 
@@ -89,7 +87,7 @@ def forget_users(folder: Path, users: Sequence[str]) -> dict[str, Any]:
             )
         journal = _plan(folder, run, np.unique(rows), sorted(set(users)))
         with writing(folder):
-            write_json(folder / JOURNAL, asdict(journal))
+            write_json(folder / FORGET_JOURNAL, asdict(journal))
         record = _finish(folder)
     assert record is not None
     return record
@@ -104,7 +102,7 @@ def forget_items(folder: Path, items: Sequence[str], party: str | None = None) -
         _finish(folder)
         journal = plan_items(folder, items, party)
         with writing(folder):
-            write_json(folder / JOURNAL, asdict(journal))
+            write_json(folder / FORGET_JOURNAL, asdict(journal))
         record = _finish(folder)
     assert record is not None
     return record
@@ -129,14 +127,14 @@ def _open_run(folder: Path) -> Iterator[None]:
 
 def _finish(folder: Path) -> dict[str, Any] | None:
     """Carry out the journal in a locked folder."""
-    if not (folder / JOURNAL).is_file():
+    if not (folder / FORGET_JOURNAL).is_file():
         return None
-    journal = _read_journal(folder / JOURNAL)
+    journal = _read_journal(folder / FORGET_JOURNAL)
     with writing(folder):
         _remove_copies(folder)
         if isinstance(journal, ItemJournal):
             record = remove_items(folder, journal)
-            (folder / JOURNAL).unlink()
+            (folder / FORGET_JOURNAL).unlink()
             return record
         rows = np.array(journal.users, np.int64)
         parties, parts = _without_ratings(folder, rows)
@@ -151,7 +149,7 @@ def _finish(folder: Path) -> dict[str, Any] | None:
         blank = [PartyData(party.name, replace(party.ratings, user_ids=ids)) for party in parties]
         write_party_tables(folder / "parties", blank, parts)
         record = _write_record(folder, journal)
-        (folder / JOURNAL).unlink()
+        (folder / FORGET_JOURNAL).unlink()
     return record
 
 

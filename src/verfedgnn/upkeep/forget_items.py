@@ -21,7 +21,6 @@ from verfedgnn.core.errors import RunError
 from verfedgnn.core.item_item import ItemScores
 from verfedgnn.data import PartyData
 from verfedgnn.data.ids import find_positions
-from verfedgnn.data.item_table import ItemTable
 from verfedgnn.data.ratings import format_count
 from verfedgnn.gnn.model import Model
 from verfedgnn.runs.added_items import added_file, lock_added, read_added, rewrite_added
@@ -129,8 +128,7 @@ def _remove_features(folder: Path, file: str, items: Sequence[str]) -> None:
     path = features_file(folder, file)
     table = read_features(path)
     if table is not None:
-        stay = ~np.isin(table.ids, items)
-        write_features(path, ItemTable(table.ids[stay], table.columns.filter(stay)))
+        write_features(path, table.select(~np.isin(table.ids, items)))
 
 
 def _cut_models(place: Path, file: str, stay: Kept) -> None:

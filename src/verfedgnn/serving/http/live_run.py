@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -14,9 +15,10 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
+from verfedgnn.core.errors import RunError
 from verfedgnn.core.printable import make_printable
 from verfedgnn.runs.added_items import ADDED
-from verfedgnn.runs.run_layout import FORGET_RECORD
+from verfedgnn.runs.run_layout import FORGET_JOURNAL, FORGET_RECORD
 from verfedgnn.serving.http.http_problems import HttpProblem, send_problem
 
 POLL_SECONDS = 1.0
@@ -36,12 +38,15 @@ class _RunState:
     """The record of forgotten users and items."""
     changes: Versions
     """Other files."""
+    forgetting: bool
+    """Whether users or items are being forgotten, or a `forget` was killed."""
 
 
 def _read_state(link: Path) -> _RunState:
-    folder = link.resolve()
+    folder = Path(os.path.realpath(link))  # raises nothing, also where links lead in a circle
     changing = [*sorted((folder / ADDED).glob("*.jsonl")), *folder.glob("metrics.json")]
-    return _RunState(folder, _read_versions(folder.glob(FORGET_RECORD)), _read_versions(changing))
+    forgotten = _read_versions(folder.glob(FORGET_RECORD))
+    return _RunState(folder, forgotten, _read_versions(changing), (folder / FORGET_JOURNAL).exists())
 
 
 def _read_versions(files: Iterable[Path]) -> Versions:
@@ -78,11 +83,18 @@ class LiveRun:
         self._folder = folder
         self._build = build
         state = _read_state(folder)
-        self._current = _LoadedRun(state, build(state.folder))
+        self._current = self._load(state)
         self._withdrawn = False
         """Whether the current run holds what was forgotten since, so that it must not answer."""
         self._failed: set[_RunState] = set()
         self._follower: asyncio.Task[None] | None = None
+
+    def _load(self, state: _RunState) -> _LoadedRun:
+        if state.forgetting:
+            raise RunError(
+                f"{state.folder} still holds what is being forgotten; finish with `verfedgnn forget {state.folder}`"
+            )
+        return _LoadedRun(state, self._build(state.folder))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with the run that is current when it arrives."""
@@ -124,6 +136,8 @@ class LiveRun:
         """Load a run if it has changed."""
         with suppress(OSError):  # a file that is replaced at this moment is seen the next time
             state = _read_state(folder)
+            if state.forgetting and state.folder == self._current.state.folder:
+                return  # until that has ended
             if state != self._current.state and state not in self._failed:
                 await self._switch(state)
 
@@ -135,7 +149,7 @@ class LiveRun:
         target = state.folder
         gc.unfreeze()
         try:
-            new = _LoadedRun(state, await run_in_threadpool(self._build, target))
+            new = await run_in_threadpool(self._load, state)
             await new.enter()
         except Exception as error:
             self._failed.add(state)

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 def make_served(options: ServeOptions) -> ServedRuns:
     """Return the application that serves a run as the options say."""
+    from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
     from verfedgnn.runs.run import Run
     from verfedgnn.serving.catalogue import Catalogue
     from verfedgnn.serving.http.app import make_app
@@ -93,8 +95,17 @@ def make_served(options: ServeOptions) -> ServedRuns:
     ) -> FastAPI:
         run = Run.load(folder)
         served = {party.name: party.ratings for party in run.parties if options.party in (None, party.name)}
-        newer = read_newer_ratings(options.ratings, served)
-        features = read_user_features(options.user_features, list(served))
+        gone = partial(read_forgotten_users(folder).find, federated=is_federated(folder))
+        newer = {
+            party: table.select_users(~gone(table.user_ids))
+            for party, table in read_newer_ratings(options.ratings, served).items()
+            if not gone(table.user_ids).all()
+        }
+        features = {
+            party: table.select(~gone(table.ids))
+            for party, table in read_user_features(options.user_features, list(served)).items()
+            if not gone(table.ids).all()
+        }
         catalogue = Catalogue(
             run, folder.name, options.party, approximate=options.approximate, newer=newer, features=features
         )
