@@ -25,10 +25,9 @@ from verfedgnn.data.splits import draw_users
 from verfedgnn.evaluation.judged_party import count_elsewhere
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.training.alone import train_alone
 from verfedgnn.training.list_stack import judge_users, search_weights
 from verfedgnn.training.loop import TrainingLoop
-from verfedgnn.training.party_gate import gate_party, unseen_parts
+from verfedgnn.training.party_gate import gate_party, train_own, unseen_parts
 from verfedgnn.training.rating_stack import mix_models
 from verfedgnn.training.simple_models import liked, popularity_model, training_counts
 
@@ -74,10 +73,9 @@ def measure(case: str, seed: int, device: torch.device) -> list[dict[str, Any]]:
     prepared = prepare(parties, withholding, device, [split(party, seed) for party in parties])
     early = train_early(prepared, config)
     trained = TrainingLoop(prepared, config.with_values({"newcomer_rounds": 0})).run()
-    total = sum(len(party.train) for party in prepared)
     rows = []
     for index, (party, others) in enumerate(zip(prepared, count_elsewhere(prepared), strict=True)):
-        alone = train_alone(party.party, party.parts, config, len(party.train) / total, device)
+        alone = train_own(party, config)["alone"]
         models = dict(zip(MODELS, (popularity_model(party.input), alone, trained.models[index]), strict=True))
         snapshots = {rounds: found[index] for rounds, found in early.items()}
         known = torch.from_numpy(others.parties).to(device) > 0

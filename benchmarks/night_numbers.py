@@ -36,8 +36,7 @@ from verfedgnn.research.experiments.training_cell import commit
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run
-from verfedgnn.training.alone import train_alone
-from verfedgnn.training.party_gate import gate_party
+from verfedgnn.training.party_gate import gate_party, train_own
 from verfedgnn.training.train import train
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -104,7 +103,7 @@ def measure(chosen: argparse.Namespace) -> None:
     found["ratings"] = [sum(len(party.ratings) for party in parties) for parties in days]
     device = torch.device(chosen.device)
     prepared = prepare(days[-1], config, device)
-    alone = train_all_alone(prepared, config, device)
+    alone = train_all_alone(prepared, config)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "first"
         if not set(chosen.ways) <= set(FULL):
@@ -199,13 +198,14 @@ def take_earlier(party: PartyData, earlier: NDArray[np.bool_]) -> PartyData:
     return PartyData(party.name, table.select_items(np.unique(table.item)))
 
 
-def train_all_alone(prepared: Sequence[Prepared], config: Config, device: torch.device) -> list[PartyModel]:
-    """Return each party's model alone, with all epochs. It costs no message."""
-    total = sum(len(each.train) for each in prepared)
-    return [train_alone(each.party, each.parts, config, len(each.train) / total, device) for each in prepared]
+def train_all_alone(prepared: Sequence[Prepared], config: Config) -> list[dict[str, PartyModel]]:
+    """Return each party's own models by name. They cost no message."""
+    return [train_own(each, config) for each in prepared]
 
 
-def measure_served(run: Run, alone: Sequence[PartyModel], prepared: Sequence[Prepared]) -> dict[str, float]:
+def measure_served(
+    run: Run, alone: Sequence[dict[str, PartyModel]], prepared: Sequence[Prepared]
+) -> dict[str, float]:
     """Return the RMSE of the mixtures that parties serve."""
     gated = [
         gate_party(party, federated, own, means, run.config).served.model

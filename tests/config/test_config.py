@@ -212,20 +212,20 @@ def test_who_trains_lists_and_who_shares_means() -> None:
     assert not best.with_values({"exchange.mode": "off"}).shares_user_means
 
 
-def test_a_night_has_a_tenth_of_the_epochs_and_own_models_all_of_them() -> None:
+def test_a_night_has_a_tenth_of_the_epochs() -> None:
     config = Config.preset("best", seed=3, dim=8)
     night = config.for_night()
-    assert (night.training.epochs, night.training.alone_epochs, night.training.reads) == (30, 300, 4)
-    unchanged = {"epochs": 300, "alone_epochs": None, "reads": 1}
+    assert (night.training.epochs, night.training.first_epochs, night.training.reads) == (30, 300, 4)
+    unchanged = {"epochs": 300, "first_epochs": None, "reads": 1}
     assert night.with_values(unchanged) == config
     assert night.for_night() == night, "the second night has as many epochs as the first"
     assert (config.is_for_nights, night.is_for_nights) == (False, True)
     assert night.for_full_training() == config
     assert config.for_full_training() == config
     lists = night.for_lists()
-    assert (lists.training.epochs, lists.training.alone_epochs) == (80, 800)
+    assert (lists.training.epochs, lists.training.first_epochs) == (80, 800)
     private = Config.preset("private").for_night().training
-    assert (private.epochs, private.alone_epochs, private.reads) == (4, 40, 1)
+    assert (private.epochs, private.first_epochs, private.reads) == (4, 40, 1)
     assert Config.preset("paper", epochs=5).for_night().training.epochs == 1
     assert Config.preset("best", reads=6).for_night().training.reads == 6
 

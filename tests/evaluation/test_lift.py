@@ -172,7 +172,6 @@ def test_nobody_is_worse_off(small_parties: list[vf.PartyData], tmp_path: Path) 
                 "means",
                 "federated means",
                 "alone",
-                "alone raters",
                 "federated",
                 "federated raters",
             ]

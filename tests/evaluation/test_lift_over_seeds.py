@@ -17,6 +17,7 @@ from verfedgnn.evaluation.verdict import deciding_figures, headline
 from verfedgnn.reports.lift_plan import describe_plan, plan_lift
 from verfedgnn.reports.lift_report import lift_document
 from verfedgnn.reports.lift_view import seed_table
+from verfedgnn.training import cost_forecast
 from verfedgnn.training.progress import Progress
 from verfedgnn.upkeep.forget import forget_users
 
@@ -103,14 +104,18 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(small_run: Path) -> None:
+def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"party-0 alone": 10.0, "party-1 alone": 10.0}
+    monkeypatch.setattr(cost_forecast, "own_seconds", lambda prepared, trainings: own)
     run = vf.Run.load(small_run)
     labels: list[str] = []
     planned = plan_lift(run, 2, small_run).steps
     run.metrics["seconds"] = 90.0
     said = describe_plan(run, plan_lift(run, 2, small_run))
     assert said == (
-        "expected: about 9 min 00 s to judge this run and to train and judge 1 more seed (the federated training of this run took 1 min 30 s)"
+        "expected: about 5 min 30 s to judge this run and to train and judge 1 more seed (the federated training of this run took 1 min 30 s)"
     )
 
     def watch(event: Progress) -> None:
@@ -123,7 +128,7 @@ def test_an_interrupted_lift_resumes_and_leaves_no_ratings_behind(small_run: Pat
     rest = plan_lift(run, 2, small_run)
     assert all(step.startswith("seed 1, ") for step in rest.steps), "a finished seed is not trained again"
     rest.report("seed 1, federation", 0, now=0)
-    assert rest.seconds_left(1, 2, now=0.1) == 4 * 90, "known before the first training has begun"
+    assert rest.seconds_left(1, 2, now=0.1) == 2 * 90 + 4 * 10, "known before the first training has begun"
     compute_lift(run, small_run, 2, watch=watch)
     assert describe_plan(run, plan_lift(run, 2, small_run)) is None
     assert list(dict.fromkeys(labels)) == planned

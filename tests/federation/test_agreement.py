@@ -528,7 +528,7 @@ def test_an_agreement_for_nights_has_a_tenth_of_the_rounds(tmp_path: Path, comma
     assert load_agreement(hub) == after
     command("night", "hub", "--set", "epochs=20")
     training = load_agreement(hub).config.training
-    assert (training.epochs, training.alone_epochs) == (20, 300)
+    assert (training.epochs, training.first_epochs) == (20, 300)
     lines = " ".join(command("night", "hub", "--undo"))
     assert load_agreement(hub) == before
     assert "the federation trains for 300 epochs" in lines

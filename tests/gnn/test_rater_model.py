@@ -207,7 +207,7 @@ def test_a_round_serves_the_average_of_both_models_and_reads_other_ratings_each_
         assert party.progress.evaluated is not None
         served = party.progress.evaluated[1]
         whole = PartyModel(served["users"], served["items"], served["embeddings"])
-        halves = split_models("federated", whole, config)
+        halves = split_models(whole, config)
         assert set(halves) == {"federated", "federated raters"}
         scores = [each.score(torch.arange(USERS)) for each in halves.values()]
         torch.testing.assert_close(sum(scores) / 2, whole.score(torch.arange(USERS)))

@@ -19,9 +19,9 @@ from verfedgnn.protocol.wire.messages import RoundReply
 from verfedgnn.research.baselines import METHODS, Where, in_all, method
 from verfedgnn.research.baselines.central_gnn import cut, pooled
 from verfedgnn.research.baselines.fedpergnn import PseudoParty, like
+from verfedgnn.research.baselines.solo_training import solo_config
 from verfedgnn.runs.prepared_data import prepare, split_ratings
 from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.training.alone import solo_config
 from verfedgnn.training.local_runtime import local_federation
 
 CPU = torch.device("cpu")

@@ -386,7 +386,7 @@ def test_vectors_of_ratings_and_of_lists_are_exported(run: vf.Run, tmp_path: Pat
             gate = run.metrics["parties"][p]["gate" if vectors["purpose"] == "ratings" else "list_gate"]
             mixed = {name for name, weight in gate["known"].items() if weight}
             assert ("factors" in vectors["parts"]) == ("federated" in mixed)
-            assert ("alone factors" in vectors["parts"]) == ("alone" in mixed)
+            assert ("alone" in vectors["parts"]) == ("alone" in mixed)
             assert ("popularity" in vectors["parts"]) == ("popularity" in mixed)
             assert "components" not in vectors["parts"]
 

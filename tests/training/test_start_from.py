@@ -22,7 +22,6 @@ from verfedgnn.gnn.model import Model
 from verfedgnn.protocol.round.start_state import shrinkage
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.start_from import read_start
-from verfedgnn.training.alone import home_config, solo_config
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 
 SHORT = vf.Config.preset("best", epochs=10, evaluate_every=5, gate=False, lists=False)
@@ -211,20 +210,6 @@ def test_a_training_without_a_configuration_continues_with_a_tenth_of_the_rounds
     assert night.metrics["rounds"] == 1
 
 
-def test_own_models_have_all_epochs_in_a_night() -> None:
-    """They start from nothing every night, so a tenth of the epochs would not be enough for them."""
-    best, private = (vf.Config.preset(name) for name in ("best", "private"))
-    trainings = [
-        (best, best.for_night(), 300),
-        (best.for_lists(), best.for_night().for_lists(), 800),
-        (private, private.for_night(), 300),
-    ]
-    for config, night, epochs in trainings:
-        own = solo_config(home_config(night), 0.3)
-        assert (own.training.epochs, own.training.reads, own.training.alone_epochs) == (epochs, 1, None)
-        assert own == solo_config(home_config(config), 0.3)
-
-
 def test_the_command_continues_with_the_settings_of_the_run(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -252,7 +237,7 @@ def test_the_command_continues_with_the_settings_of_the_run(
     assert f"promote {third} --over {second}" in said
     assert "warning" not in said
     training = vf.Run.load(third).config.training
-    assert (training.epochs, training.alone_epochs, training.reads) == (4, 6, 4)
+    assert (training.epochs, training.first_epochs, training.reads) == (4, 6, 4)
     code, _, err = command("train", *data, "--from", first, "--preset", "paper")
     assert code == 2
     assert "other settings of the model" in err

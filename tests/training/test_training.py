@@ -19,6 +19,7 @@ from verfedgnn.data import TEST, split_newcomers
 from verfedgnn.evaluation import lift as lift_module
 from verfedgnn.protocol.coordinator.coordinator import Coordinator
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart, encode
+from verfedgnn.runs.prepared_data import Prepared
 
 
 @pytest.mark.parametrize("gnn", ["gcn", "gat"])
@@ -251,13 +252,13 @@ def test_lift_judges_all_on_the_same_ratings(
 ) -> None:
     """Also when parts go by time. The second training, for newcomers, has parts of its own."""
     trained: list[tuple[str, int]] = []
-    real = lift_module.train_alone
+    real = lift_module.train_own
 
-    def watched(data: vf.PartyData, parts: np.ndarray, *rest: object, **options: object) -> object:
-        trained.append((data.name, int((parts == 2).sum())))
-        return real(data, parts, *rest, **options)  # type: ignore[arg-type]
+    def watched(party: Prepared, *rest: object, **options: object) -> object:
+        trained.append((party.party.name, len(party.test)))
+        return real(party, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lift_module, "train_alone", watched)
+    monkeypatch.setattr(lift_module, "train_own", watched)
     run = vf.train(small_parties, config(**{"split.kind": "time", "epochs": 1}))
     found = vf.lift(run)
     tests = [len(p.test) for p in run.prepared()]

@@ -265,7 +265,7 @@ def test_ratings_predict_the_new_item_better_than_its_mean(folder: Path, parties
         guess = model.users.numpy()[table.user[hidden]] @ vector
         errors["folded"] += np.square(guess - table.rating[hidden]).tolist()
         errors["mean"] += np.square(table.rating[shown].mean() - table.rating[hidden]).tolist()
-    assert np.mean(errors["folded"]) < 0.8 * np.mean(errors["mean"])
+    assert np.mean(errors["folded"]) < 0.9 * np.mean(errors["mean"])
     assert own.n_items == run.parties[0].ratings.n_items + 1
 
 

@@ -203,7 +203,7 @@ def night(
     """Prepare nights, at the coordinator: change the agreement so that the next trainings have a tenth of the rounds.
 
     Do it once, after the first training. The next trainings continue the last one with `coordinator --from` and `party --from`.
-    Each party's own model keeps all its epochs. `--set` changes other settings, too, such as `epochs`.
+    `--set` changes other settings, too, such as `epochs`.
     """
     from verfedgnn.config import parse_settings
     from verfedgnn.federation import roster
@@ -211,8 +211,6 @@ def night(
     changed = roster.prepare_nights(folder, parse_settings(set_ or []), undo=undo)
     training = changed.config.training
     line = f"the federation trains for {count_epochs(training.epochs)}"
-    if training.alone_epochs is not None:
-        line += f", and each party's own model for {count_epochs(training.alone_epochs)}"
     start = ["--out", "NEXT"] if undo else ["--from", "LAST", "--out", "NEXT"]
     _show_change(folder, changed, Output(quiet=quiet, as_json=as_json), line, start=start)
 

@@ -359,11 +359,8 @@ def _describe_two_parties(chosen: Config) -> str:
 
 
 def _describe_night(folder: Path, chosen: Config) -> str:
-    """Say how many epochs a training has that continues another one, and how many each party's own model has."""
-    training = chosen.training
-    own = training.alone_epochs or training.epochs
-    apart = f"; each party's own model has {own}" if training.gate and own != training.epochs else ""
-    return f"continues {folder} with {count_epochs(training.epochs)}{apart}"
+    """Say how many epochs a training has that continues another one."""
+    return f"continues {folder} with {count_epochs(chosen.training.epochs)}"
 
 
 def count_epochs(count: int) -> str:

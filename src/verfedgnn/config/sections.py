@@ -81,8 +81,8 @@ class TrainingConfig(Section):
     """Passes over the training ratings. The number of rounds is epochs x ratings / batch."""
     list_epochs: float = Field(1.0, gt=0, le=100)
     """Passes of the model that orders lists, for each pass of the model that predicts ratings."""
-    alone_epochs: int | None = Field(None, ge=1)
-    """Passes of each party's own model. unset: as many as `epochs`; a training with --from keeps those of the first training."""
+    first_epochs: int | None = Field(None, ge=1)
+    """Passes of the first training, in settings for trainings that continue it. unset: these are settings for a first training."""
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the parties that take part in a round (Sec. 4.6)."""
     gate: bool = False

@@ -151,7 +151,7 @@ class Config(Section):
             "model.code": self.model.code,
             "model.dim": self.model.dim,
             "training.epochs": self._list_epochs(training.epochs),
-            "training.alone_epochs": self._list_epochs(training.alone_epochs),
+            "training.first_epochs": self._list_epochs(training.first_epochs),
             "training.evaluate_every": training.evaluate_every,
             "training.patience": training.patience,
             "training.user_blocks": training.user_blocks,
@@ -173,15 +173,15 @@ class Config(Section):
     def for_night(self) -> Config:
         """Return the configuration of a training that continues a run of this configuration.
 
-        The federation has a tenth of the epochs, and each party's own model, which starts from nothing, has all of them. The second
-        model reads several times a round instead, at home. A configuration with `training.alone_epochs` is one for nights already.
+        It has a tenth of the epochs. The second model reads several times a round instead, at home. A configuration with
+        `training.first_epochs` is one for nights already.
         """
         training = self.training
-        if training.alone_epochs is not None:
+        if training.first_epochs is not None:
             return self
         night = {
             "training.epochs": math.ceil(training.epochs / NIGHT_PART),
-            "training.alone_epochs": training.epochs,
+            "training.first_epochs": training.epochs,
         }
         if self.model.raters:
             night["training.reads"] = max(NIGHT_READS, training.reads)
@@ -189,16 +189,16 @@ class Config(Section):
 
     def for_full_training(self) -> Config:
         """Return the configuration of a training from nothing, from that of its nights."""
-        if self.training.alone_epochs is None:
+        if self.training.first_epochs is None:
             return self
-        first = {"training.epochs": self.training.alone_epochs, "training.alone_epochs": None}
+        first = {"training.epochs": self.training.first_epochs, "training.first_epochs": None}
         return self.with_values(first | {"training.reads": 1})
 
     @property
     def is_for_nights(self) -> bool:
-        """Return whether the federation has fewer epochs than a party's own model, as in a training that continues another."""
-        alone = self.training.alone_epochs
-        return alone is not None and self.training.epochs < alone
+        """Return whether a training has fewer epochs than the first one, which it continues."""
+        first = self.training.first_epochs
+        return first is not None and self.training.epochs < first
 
     def for_parties(self, count: int) -> Config:
         """Return the configuration that `count` parties can use.

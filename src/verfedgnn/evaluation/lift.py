@@ -23,8 +23,7 @@ from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
 from verfedgnn.runs.run import Run
 from verfedgnn.runs.run_layout import LIFT_FORMAT
-from verfedgnn.training.alone import train_alone
-from verfedgnn.training.party_gate import gate_alone
+from verfedgnn.training.party_gate import gate_alone, train_own
 from verfedgnn.training.progress import Stop, Watcher, never
 from verfedgnn.training.simple_models import fit_party_means, means_model, popularity_model
 from verfedgnn.training.train import train
@@ -39,15 +38,14 @@ def lift(run: Run, *, stack: bool = True, watch: Watcher | None = None, stop: St
     ratings of a tenth of the users at each party, unless the run's own split already does. Otherwise it is like the training of
     the run.
     """
-    options: dict[str, Any] = {"stack": stack, "watch": watch, "stop": stop}
     known = None
     second = run
     if run.config.split.kind != "newcomers":
-        known = judge_models(run, **options)
+        known = judge_models(run, watch=watch, stop=stop)
         held_out = run.config.with_values({"split.kind": "newcomers"})
         device = str(run.device)
         second = train(run.parties, held_out, device=device, stack=stack, watch=_named(watch), stop=stop)
-    new = judge_models(second, label="newcomers, ", **options)
+    new = judge_models(second, watch=_named(watch), stop=stop)
     tables: dict[str, Any] = {}
     for judged, model in zip(known or new, _models(run), strict=True):
         tables["lists" if tables else "lift"] = _add_weights(lift_tables(judged), model)
@@ -111,9 +109,9 @@ def _note_short_training(run: Run) -> dict[str, Any]:
     return {"short": {"epochs": epochs, "preset": preset, "usual": usual}}
 
 
-def judge_models(run: Run, *, label: str = "", **options: Any) -> list[list[JudgedParty]]:
+def judge_models(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[list[JudgedParty]]:
     """Evaluate the run's models of ratings and, if there are any, those of lists."""
-    return [_judge(each, label=label, **options) for each in _models(run)]
+    return [_judge(each, watch=watch, stop=stop) for each in _models(run)]
 
 
 def _models(run: Run) -> list[Run]:
@@ -129,11 +127,11 @@ def _add_weights(table: dict[str, Any], run: Run) -> dict[str, Any]:
     return table
 
 
-def _judge(run: Run, *, label: str = "", **options: Any) -> list[JudgedParty]:
+def _judge(run: Run, *, watch: Watcher | None = None, stop: Stop = never) -> list[JudgedParty]:
     """Evaluate the simple, alone and federated model of each party."""
     ranks = run.config.training.ranks
     prepared = run.prepared()
-    alone = run.alone or _alone_models(run, prepared, label, **options)
+    alone = run.alone or _alone_models(run, prepared, watch, stop)
     elsewhere = count_elsewhere(prepared)
     judged = []
     for p, party in enumerate(prepared):
@@ -146,17 +144,14 @@ def _judge(run: Run, *, label: str = "", **options: Any) -> list[JudgedParty]:
     return judged
 
 
-def _alone_models(run: Run, prepared: Sequence[Prepared], label: str, **options: Any) -> list[PartyModel]:
-    """Train each party alone, for a run without a gate, and return the mixtures that they would serve without the federation."""
-    of_lists = ", lists" if run.config.training.ranks else ""
-    total = sum(len(party.train) for party in prepared)
-    models = []
-    for party in prepared:
-        share = len(party.train) / max(1, total)
-        what = f"{label}{party.party.name} alone{of_lists}"
-        model = train_alone(party.party, party.parts, run.config, share, run.device, label=what, **options)
-        models.append(gate_alone(party, model, run.config).model)
-    return models
+def _alone_models(
+    run: Run, prepared: Sequence[Prepared], watch: Watcher | None, stop: Stop
+) -> list[PartyModel]:
+    """Train each party's own models, for a run without a gate, and return the mixtures that they would serve alone."""
+    return [
+        gate_alone(party, train_own(party, run.config, watch=watch, stop=stop), run.config).model
+        for party in prepared
+    ]
 
 
 def simple_model(party: Prepared, *, ranks: bool) -> PartyModel:

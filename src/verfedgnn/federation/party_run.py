@@ -63,9 +63,7 @@ def _make_run(
     federated = None
     if stage.config.training.gate:
         log_event("training alone to choose the gate", stage=stage.name)
-        (gated,) = gate_parties(
-            [prepared], [model], [share], stage.config, figures["ratings"], first_rounds=[first_rounds]
-        )
+        (gated,) = gate_parties([prepared], [model], [share], stage.config, first_rounds=[first_rounds])
         log_event("gate chosen", stage=stage.name, weights=str(gated.served.known))
         federated = [model]
         model = gated.served.model

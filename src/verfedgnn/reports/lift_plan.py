@@ -20,8 +20,8 @@ def plan_lift(run: Run, seeds: int, folder: Path | None = None) -> StepClock:
     for seed in range(run.config.seed, run.config.seed + seeds):
         if find_saved_lift(run, seed, folder) is not None:
             trained += [step for step in steps if _seed_of(step, run.config.seed) == seed]
-    cost = measured_cost(run.metrics, names, ranks=run.config.training.ranks)
-    return StepClock([step for step in steps if step not in trained], len(names), cost)
+    left = [step for step in steps if step not in trained]
+    return StepClock(left, len(names), measured_cost(run) if left else None)
 
 
 def describe_plan(run: Run, clock: StepClock) -> str | None:

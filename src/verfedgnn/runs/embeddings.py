@@ -26,6 +26,7 @@ from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import make_folder, replacing, write_bytes, writing
 from verfedgnn.core.option_names import option
 from verfedgnn.data import PartyData
+from verfedgnn.gnn.rater_solver import HIDDEN
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run_folder import check_outside
@@ -52,8 +53,8 @@ class Embeddings:
     parts: Mapping[str, slice]
     """Components by name: factors, user bias, item bias, mean.
 
-    With a gate, the same again with the prefix "alone", and the simple models of the mixture under their names:
-    means, federated means, popularity.
+    With a gate, the party's own models (alone, alone raters) and the simple models of the mixture (means, federated means,
+    popularity) come before them.
     """
     scale: tuple[float, float]
     """Lowest and highest rating at the party. Products may lie slightly outside."""
@@ -113,6 +114,8 @@ def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] |
         for name in gate["known"]:
             if gate["known"][name] != 0.0 or gate["newcomers"][name] != 0.0:
                 sizes |= _mixed_part(name, trained, raters)
+        if "alone" in sizes:  # its length follows from the party's data
+            sizes["alone"] = max(0, width - sum(sizes.values()))
     if sum(sizes.values()) != width:
         sizes = {"components": width}
     ends = np.cumsum(list(sizes.values())).tolist()
@@ -121,12 +124,10 @@ def _parts(config: Config, width: int, gate: Mapping[str, Mapping[str, float]] |
 
 def _mixed_part(name: str, trained: Mapping[str, int], raters: Mapping[str, int]) -> dict[str, int]:
     """Return the components that one model of a mixture adds to the vectors."""
-    simple = {"means": 2, "federated means": 2, "popularity": 1}
-    if name in simple:
-        return {name: simple[name]}
+    own = {"means": 2, "federated means": 2, "popularity": 1, "alone": 0, "alone raters": HIDDEN + 3}
+    if name in own:
+        return {name: own[name]}
     of_model = raters if name.endswith("raters") else trained
-    if name.startswith("alone"):
-        return {f"alone {part}": size for part, size in of_model.items()}
     return dict(of_model) if name.startswith("federated") else {}
 
 

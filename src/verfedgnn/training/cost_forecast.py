@@ -8,9 +8,8 @@ changes nothing of the training that follows.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +19,10 @@ from verfedgnn.core.item_item import MOST_ITEMS, invert
 from verfedgnn.data import PartyData
 from verfedgnn.protocol.round.exchange_plan import exchange_cycle
 from verfedgnn.runs.prepared_data import Prepared, prepare
-from verfedgnn.training.alone import home_config, solo_config
+from verfedgnn.runs.run import Run
 from verfedgnn.training.local_runtime import LocalRuntime, local_federation
 from verfedgnn.training.loop import device_of, usable_device
+from verfedgnn.training.own_models import try_own
 from verfedgnn.training.simple_models import EASE_DAMPINGS, liked
 
 FEWEST_ROUNDS = 100
@@ -63,24 +63,16 @@ class CostForecast:
         return self.alone.get(name, 0.0)
 
 
-def measured_cost(metrics: Mapping[str, Any], parties: Sequence[str], *, ranks: bool) -> CostForecast:
-    """Return the cost of the trainings of a finished run, from its metrics.
-
-    The metrics do not hold the time of the parties' own trainings. Together they take about as long as the federated one.
-    """
-    measured = {"lists" if ranks else "federation": metrics}
-    if "lists" in metrics:
-        measured["lists"] = metrics["lists"]
+def measured_cost(run: Run) -> CostForecast:
+    """Return the cost of the trainings of a finished run from its metrics, and that of the parties' own models from a trial."""
+    measured = {"lists" if run.config.training.ranks else "federation": run.metrics}
+    if "lists" in run.metrics:
+        measured["lists"] = run.metrics["lists"]
     federated = {
         name: TrainingCost(each["rounds"], each["seconds"], each["bytes"]["up"] + each["bytes"]["down"])
         for name, each in measured.items()
     }
-    alone = {
-        f"{party} alone{', lists' if name == 'lists' else ''}": cost.seconds / len(parties)
-        for name, cost in federated.items()
-        for party in parties
-    }
-    return CostForecast(federated, alone)
+    return CostForecast(federated, own_seconds(run.prepared(), federated))
 
 
 def forecast(
@@ -95,21 +87,21 @@ def forecast(
     if config.trains_lists and all(len(liked(each.train, each.party.ratings.scale)) for each in prepared):
         configs["lists"] = config.for_lists()
     federated = {name: try_rounds(prepared, each, stack=stack) for name, each in configs.items()}
-    alone: dict[str, float] = {}
-    if config.training.gate:
-        largest = max(prepared, key=lambda each: len(each.train))
-        ratings = sum(len(each.train) for each in prepared)
-        for name, each in configs.items():
-            solo = solo_config(home_config(each), len(largest.train) / ratings)
-            seconds = try_rounds([largest], solo, stack=stack).seconds
-            suffix = ", lists" if name == "lists" else ""
-            for party in prepared:
-                share = len(party.train) / len(largest.train)
-                alone[f"{party.party.name} alone{suffix}"] = share * seconds
-        if "lists" in configs:
-            for party, seconds in zip(prepared, ease_seconds(prepared), strict=True):
-                alone[f"{party.party.name} alone, lists"] += seconds
-    return CostForecast(federated, alone)
+    return CostForecast(federated, own_seconds(prepared, configs) if config.training.gate else {})
+
+
+def own_seconds(prepared: Sequence[Prepared], trainings: Iterable[str]) -> dict[str, float]:
+    """Return the expected seconds of each party's own models and EASE by name, for the trainings `federation` and `lists`."""
+    found: dict[str, float] = {}
+    largest = max(prepared, key=lambda each: len(each.train))
+    for name in trainings:
+        lists = name == "lists"
+        seconds = try_own(largest.input, ranks=lists)
+        ease = ease_seconds(prepared) if lists else [0.0] * len(prepared)
+        for party, more in zip(prepared, ease, strict=True):
+            share = len(party.train) / max(1, len(largest.train))
+            found[f"{party.party.name} alone{', lists' if lists else ''}"] = share * seconds + more
+    return found
 
 
 def ease_seconds(prepared: Sequence[Prepared]) -> list[float]:

@@ -18,9 +18,9 @@ from verfedgnn.core.pairs import PartyInput
 from verfedgnn.core.rating_scale import scale_unit
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import Prepared
-from verfedgnn.training.alone import train_alone
 from verfedgnn.training.item_refit import refit_items
 from verfedgnn.training.list_stack import stack_lists
+from verfedgnn.training.own_models import own_list_model, own_rating_models
 from verfedgnn.training.progress import Stop, Watcher, never
 from verfedgnn.training.rating_stack import FEDERATED, Stacked, stack_ratings
 from verfedgnn.training.simple_models import (
@@ -52,13 +52,12 @@ def gate_parties(
     models: Sequence[PartyModel],
     others_means: Sequence[Tensor | None],
     config: Config,
-    ratings: int,
     *,
     first_rounds: Sequence[PartyModel | None] | None = None,
     watch: Watcher | None = None,
     stop: Stop = never,
 ) -> list[Gated]:
-    """Train each party alone and choose its mixture; `ratings` is the number of all parties' training ratings.
+    """Train each party's own models and choose its mixture.
 
     `others_means` are the sums of the other parties' user means (`core.rating_means`), None if they were not exchanged.
     `first_rounds` are the models of rounds without withheld users, on which the weights of newcomers are chosen.
@@ -66,19 +65,26 @@ def gate_parties(
     gated = []
     first_rounds = first_rounds or [None] * len(prepared)
     for party, model, means, first in zip(prepared, models, others_means, first_rounds, strict=True):
-        share = len(party.train) / max(1, ratings)
-        device = party.train.user.device
-        alone = train_alone(party.party, party.parts, config, share, device, watch=watch, stop=stop)
+        alone = train_own(party, config, watch=watch, stop=stop)
         if config.gradients.mechanism == "skellam":
             model = refit_items(model, party.input)
         gated.append(gate_party(party, model, alone, means, config, first))
     return gated
 
 
+def train_own(
+    party: Prepared, config: Config, *, watch: Watcher | None = None, stop: Stop = never
+) -> dict[str, PartyModel]:
+    """Train a party's own models, for ratings or for lists, and return them by name."""
+    if config.training.ranks:
+        return {"alone": own_list_model(party.input, config.seed, watch=watch, stop=stop)}
+    return own_rating_models(party.input, config.seed, watch=watch, stop=stop)
+
+
 def gate_party(
     party: Prepared,
     federated: PartyModel,
-    alone: PartyModel,
+    alone: dict[str, PartyModel],
     others_means: Tensor | None,
     config: Config,
     first_rounds: PartyModel | None = None,
@@ -95,7 +101,7 @@ def gate_party(
     return Gated(mix_parts(parts, party, mixed, first_rounds, ranks=ranks), mixed)
 
 
-def gate_alone(party: Prepared, alone: PartyModel, config: Config) -> Stacked:
+def gate_alone(party: Prepared, alone: dict[str, PartyModel], config: Config) -> Stacked:
     """Return the mixture of a party that has not joined."""
     ranks = config.training.ranks
     parts = list_parts(party, alone, None) if ranks else rating_parts(party, alone, None, None, config)
@@ -141,7 +147,7 @@ def unseen_parts(
 
 def rating_parts(
     party: Prepared,
-    alone: PartyModel,
+    alone: dict[str, PartyModel],
     federated: PartyModel | None,
     others_means: Tensor | None,
     config: Config,
@@ -155,14 +161,15 @@ def rating_parts(
         others = others_means.cpu().double().numpy()
         offset = means.federated_offset(others, scale_unit(data.scale), data.valid, data.scale)
         parts["federated means"] = means_model(means, offset, device)
-    parts |= split_models("alone", alone, config)
+    parts |= alone
     if federated is not None:
-        parts |= split_models("federated", federated, config)
+        parts |= split_models(federated, config)
     return parts
 
 
-def split_models(name: str, model: PartyModel, config: Config) -> dict[str, PartyModel]:
-    """Return the two models that a trained model with `model.raters` averages, or the model itself, by name."""
+def split_models(model: PartyModel, config: Config) -> dict[str, PartyModel]:
+    """Return the two models that a federated model with `model.raters` averages, or the model itself, by name."""
+    name = FEDERATED[1]
     own = config.model.dim + 2
     both = own + config.model.raters + 2
     if not config.model.raters or model.users.shape[1] != both + 1:
@@ -175,10 +182,11 @@ def split_models(name: str, model: PartyModel, config: Config) -> dict[str, Part
     return found
 
 
-def list_parts(party: Prepared, alone: PartyModel, federated: PartyModel | None) -> dict[str, PartyModel]:
+def list_parts(
+    party: Prepared, alone: dict[str, PartyModel], federated: PartyModel | None
+) -> dict[str, PartyModel]:
     """Return the models that a party can mix to order lists, by name; the simplest comes first."""
-    parts = {"popularity": popularity_model(party.input), "EASE": ease_model(party.input)}
-    parts["alone"] = alone
+    parts = {"popularity": popularity_model(party.input), "EASE": ease_model(party.input)} | alone
     if federated is not None:
         parts["federated"] = federated
     return parts

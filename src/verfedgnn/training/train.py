@@ -233,7 +233,6 @@ def _gated_run(
             models,
             trained.others_means,
             config,
-            trained.ratings,
             first_rounds=trained.first_rounds,
             watch=watch,
             stop=stop,

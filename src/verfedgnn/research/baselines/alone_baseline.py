@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn.research.baselines.solo_training import solo_config, train_alone
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.training.alone import solo_config, train_alone
 
 
 class Alone(Method):

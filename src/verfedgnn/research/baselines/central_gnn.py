@@ -12,10 +12,10 @@ import torch
 from verfedgnn.config import Config
 from verfedgnn.data import PartyData, Ratings, find_pooled_items, pool_parties
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn.research.baselines.solo_training import solo_config
 from verfedgnn.runs.ledger import Ledger
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.prepared_data import split_ratings
-from verfedgnn.training.alone import solo_config
 from verfedgnn.training.train import train
 
 RATING_BYTES = 12

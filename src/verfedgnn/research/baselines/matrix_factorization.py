@@ -10,9 +10,9 @@ from verfedgnn.config import Config
 from verfedgnn.data import PartyData
 from verfedgnn.research.baselines.central_gnn import CENTRAL, pooled
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn.research.baselines.solo_training import solo_config
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run_evaluation import evaluate
-from verfedgnn.training.alone import solo_config
 
 _DECLARED = Declaration(
     high_order=False, gradient_protection=False, cross_graph=False, storage="central", protects=CENTRAL

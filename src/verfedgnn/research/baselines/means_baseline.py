@@ -11,8 +11,8 @@ from verfedgnn.config import Config
 from verfedgnn.data import PartyData, pool_parties
 from verfedgnn.research.baselines.central_gnn import CENTRAL, cut, handed_over
 from verfedgnn.research.baselines.method import Declaration, Method, MethodResult, Where
+from verfedgnn.research.baselines.solo_training import solo_config
 from verfedgnn.runs.prepared_data import prepare, split_ratings
-from verfedgnn.training.alone import solo_config
 from verfedgnn.training.simple_models import fit_party_means, means_model
 
 

@@ -40,7 +40,7 @@ def train_alone(
     own = PartyData(data.name, data.ratings.select_users(known))
     name = f"{data.name} alone, lists" if config.training.ranks else f"{data.name} alone"
     renamed = None if watch is None else lambda event: watch(replace(event, label=label or name))
-    solo = solo_config(home_config(config), share)
+    solo = solo_config(config, share)
     (model,) = (
         TrainingLoop(prepare([own], solo, device, [parts]), solo, stack=stack).run(renamed, stop).models
     )
@@ -54,23 +54,10 @@ def _for_all(users: Tensor, known: NDArray[np.int64], count: int) -> Tensor:
     return whole
 
 
-def home_config(config: Config) -> Config:
-    """Return the settings of a party's own model: those of `config`, and preset best for a training with noise.
-
-    Bounds, few rounds and small vectors spare the privacy budget. At home there is no budget to spare.
-    """
-    if config.gradients.mechanism != "skellam":
-        return config
-    best = Config.preset("best")
-    per_round = best.training.epochs / Config.preset("private").training.epochs
-    epochs = config.training.alone_epochs or config.training.epochs
-    return best.with_values({"seed": config.seed, "training.epochs": math.ceil(per_round * epochs)})
-
-
 def solo_config(config: Config, share: float) -> Config:
     """Return `config` without exchange, protection, gate and lists, and with batches scaled to `share`."""
     batch = config.training.batch
-    epochs = config.training.alone_epochs or config.training.epochs
+    epochs = config.training.first_epochs or config.training.epochs
     return config.with_values(
         {
             "masking": False,
@@ -82,7 +69,7 @@ def solo_config(config: Config, share: float) -> Config:
             **({"model.own_messages": True} if config.model.form == "messages" else {}),
             "lists": False,
             "training.epochs": epochs,
-            "training.alone_epochs": None,
+            "training.first_epochs": None,
             "training.reads": 1,
             "training.gate": False,
             "training.participation": 1.0,

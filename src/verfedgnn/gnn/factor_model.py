@@ -1,0 +1,198 @@
+r"""Biased matrix factorisation in few rounds: items are solved exactly at home, users take one preconditioned step in public.
+
+.. math::
+    \hat r_{uv} = e_u \cdot e_v + b_u + b_v, \qquad a_u = (e_u, b_u) \sim N(0, \Lambda^{-1}), \qquad
+    (e_v, b_v) \sim N(0, \mathrm{diag}(\lambda_p)^{-1}), \qquad r_{uv} \sim N(\hat r_{uv}, \sigma_p^2)
+
+Strengths are not chosen: they follow from the data by variational Bayes (docs/model.md). A party knows its items' posterior exactly,
+and estimates its own noise :math:`\sigma_p^2` and prior :math:`\lambda_p` at home. A user's posterior covariance follows from public
+numbers: the number of ratings :math:`n_u`, and the curvature of an average rating,
+
+.. math::
+    C_u = (n_u G + \Lambda)^{-1}, \qquad
+    G = \tfrac{1}{n} \sum_p \sigma_p^{-2} \sum_v n_v \, E[x_v x_v^\top], \qquad x_v = (e_v, 1),
+
+where G is one small matrix, summed over the parties. The public step of a round is :math:`C_u g_u` with momentum, where
+:math:`g_u` sums the parties' gradients and the prior's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verfedgnn.core.graph import Graph
+from verfedgnn.gnn.item_grams import item_grams
+
+STEP = 0.7
+"""Share of the preconditioned step that is taken. The exact one overshoots, since all users move at once."""
+MOMENTUM = 0.6
+"""Share of the last round's step that is repeated."""
+ITEM_PRIOR = 40.0
+"""Prior precision of an item's vector before the party has estimated its own."""
+BIAS_PRIOR = 4.0
+"""Prior precision of biases before they are estimated."""
+FIRST_NOISE = 0.8
+"""Variance of a rating around its prediction before it is estimated, in units of the party's scale."""
+ROUNDS_BEFORE_PRIOR = 12
+"""Rounds in which items keep the first prior. Users who have not found their direction yet would teach a party that its items do not differ."""
+
+
+@dataclass(frozen=True)
+class UserBasis:
+    r"""The basis in which all users' covariances are diagonal: :math:`C_u = S \,\mathrm{diag}(1 / (1 + n_u d)) S^\top`."""
+
+    vectors: Tensor
+    """S (K, K)."""
+    curvature: Tensor
+    """d (K,)."""
+
+    @classmethod
+    def of(cls, gram: Tensor, prior: Tensor) -> UserBasis:
+        """Diagonalise G and Lambda (K, K) together."""
+        root = torch.linalg.inv(torch.linalg.cholesky(prior.double()))
+        values, vectors = torch.linalg.eigh(root @ gram.double() @ root.T)
+        return cls((root.T @ vectors).to(gram), values.clamp(min=0).to(gram))
+
+    def spread(self, counts: Tensor) -> Tensor:
+        """Return the diagonals of C_u in this basis (N, K), for users with `counts` ratings (N,)."""
+        return 1 / (1 + counts.unsqueeze(1) * self.curvature)
+
+    def covariance(self, diagonal: Tensor) -> Tensor:
+        """Return S diag(x) S^T (..., K, K) for diagonals x (..., K)."""
+        return (self.vectors * diagonal.unsqueeze(-2)) @ self.vectors.T
+
+
+@dataclass(frozen=True)
+class PublicFactors:
+    """The public side: every user's vector and bias, and what is known about them."""
+
+    users: Tensor
+    """a_u = (e_u, b_u) (N, K)."""
+    velocity: Tensor
+    """The last step (N, K)."""
+    counts: Tensor
+    """n_u, the number of training ratings of each user at all parties (N,)."""
+    gram: Tensor
+    """G (K, K)."""
+    prior: Tensor
+    """Lambda (K, K)."""
+
+    @classmethod
+    def initial(cls, vectors: Tensor, biases: Tensor, counts: Tensor) -> PublicFactors:
+        """Start from random vectors e_u (N, D) and the means b_u (N,)."""
+        users = torch.cat([vectors, biases.unsqueeze(1)], 1)
+        columns = users.shape[1]
+        prior = torch.eye(columns).to(users)
+        prior[-1, -1] = BIAS_PRIOR
+        gram = 0.1 / (columns - 1) * torch.eye(columns).to(users)
+        return cls(users, torch.zeros_like(users), counts, gram, prior)
+
+    @property
+    def basis(self) -> UserBasis:
+        """The basis of the users' covariances."""
+        return UserBasis.of(self.gram, self.prior)
+
+    def step(self, gradient: Tensor, gram: Tensor) -> PublicFactors:
+        """Take the public step with the parties' summed gradients (N, K) and curvatures (K, K), and estimate Lambda again."""
+        gram = gram / self.counts.sum().clamp(min=1)
+        basis = UserBasis.of(gram, self.prior)
+        spread = basis.spread(self.counts)
+        downhill = ((gradient - self.users @ self.prior) @ basis.vectors) * spread @ basis.vectors.T
+        velocity = MOMENTUM * self.velocity + STEP * downhill
+        users = self.users + velocity
+        rated = self.counts > 0
+        moments = users[rated].T @ users[rated] / rated.sum() + basis.covariance(spread[rated].mean(0))
+        prior = torch.linalg.inv(moments.double()).to(users)
+        return PublicFactors(users, velocity, self.counts, gram, (prior + prior.T) / 2)
+
+
+@dataclass(frozen=True)
+class ItemFactors:
+    """What a party keeps at home: its items, and its estimates of noise and prior."""
+
+    items: Tensor
+    """(e_v, b_v) (M_p, K)."""
+    noise: float = FIRST_NOISE
+    """sigma_p^2."""
+    prior: Tensor | None = None
+    """lambda_p (K,); None before it is estimated."""
+    rounds: int = 0
+    """Number of times that the items were solved."""
+
+
+@dataclass(frozen=True)
+class HomeStep:
+    """One round at home: the solved items, and what the public step needs."""
+
+    home: ItemFactors
+    gradient: Tensor
+    """The party's gradient of the log likelihood of a_u (N, K)."""
+    gram: Tensor
+    """The party's summed curvature (K, K)."""
+
+
+def solve_factors(graph: Graph, targets: Tensor, public: PublicFactors, home: ItemFactors) -> HomeStep:
+    """Solve a party's items given the users, then return the gradient and curvature of the users given the items.
+
+    `targets` are the ratings in units of the party's scale, in the order of the graph's edges by user (E,).
+    """
+    columns = public.users.shape[1]
+    last = columns - 1
+    biases = public.users[:, last]
+    ones = torch.ones_like(biases).unsqueeze(1)
+    inputs = torch.cat([public.users[:, :last], ones], 1)
+    basis = public.basis
+    uncertain = graph.sum_users(basis.spread(public.counts))[0]
+    edge_users = graph.edge_users.long()
+    moments = graph.sum_users(inputs, targets - biases[edge_users])[0]
+    degree = graph.by_item[0].diff().to(inputs)
+    first = torch.full((columns,), ITEM_PRIOR).to(inputs)
+    first[last] = BIAS_PRIOR
+    prior = first if home.prior is None else home.prior
+    items = torch.zeros((graph.items, columns)).to(inputs)
+    curvature = inputs.new_zeros((columns, columns))
+    shrinkage = inputs.new_zeros((columns, columns))
+    squares = inputs.new_zeros(columns)
+    variance = 0.0
+    for group, gram in item_grams(graph, inputs):
+        spread = basis.covariance(uncertain[group])
+        precision = gram.clone()
+        precision[:, :last, :last] += spread[:, :last, :last]
+        precision = precision / home.noise + torch.diag(prior)
+        right = moments[group].clone()
+        right[:, :last] -= spread[:, :last, last]
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+        solved = (covariance @ (right / home.noise).unsqueeze(2)).squeeze(2)
+        items[group] = solved
+        regressors = torch.cat([solved[:, :last], torch.ones_like(solved[:, :1])], 1)
+        second = regressors.unsqueeze(2) * regressors.unsqueeze(1)
+        second[:, :last, :last] += covariance[:, :last, :last]
+        count = degree[group]
+        variance += float((spread * second).sum() + (gram * covariance).sum())
+        squares += ((solved.square() + covariance.diagonal(dim1=1, dim2=2)) * (count > 0).unsqueeze(1)).sum(0)
+        curvature += (second * count.view(-1, 1, 1)).sum(0)
+        shrinkage[:last] += (covariance[:, :last] * count.view(-1, 1, 1)).sum(0)
+    errors = targets - predict_edges(graph, public.users, items)
+    ratings = max(1, len(targets))
+    noise = max(float(errors.square().sum()) + variance, 1e-3 * ratings) / ratings
+    gradient = graph.sum_items(torch.cat([items[:, :last], torch.ones_like(items[:, :1])], 1), errors)[0]
+    pull = (public.users[:, :last] @ shrinkage[:last, :last] + shrinkage[:last, last]) / ratings
+    gradient[:, :last] -= graph.user_degree[0] * pull
+    if home.rounds + 1 > ROUNDS_BEFORE_PRIOR:
+        prior = (degree > 0).sum() / squares.clamp(min=1e-9)
+    kept = replace(home, items=items, noise=noise, prior=prior, rounds=home.rounds + 1)
+    return HomeStep(kept, gradient / noise, curvature / noise)
+
+
+def predict_edges(graph: Graph, users: Tensor, items: Tensor) -> Tensor:
+    """Return e_u . e_v + b_u + b_v for every edge, in the order by user (E,)."""
+    return graph.products(*as_product(users, items))
+
+
+def as_product(users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (e_u, b_u, 1) and (e_v, 1, b_v), whose product is the prediction."""
+    ones = torch.ones((len(users), 1)).to(users), torch.ones((len(items), 1)).to(items)
+    return torch.cat([users, ones[0]], 1), torch.cat([items[:, :-1], ones[1], items[:, -1:]], 1)

@@ -1,0 +1,97 @@
+r"""Lists in few rounds: weighted least squares over all pairs (iALS), with items solved at home and users stepped in public.
+
+.. math::
+    L = \sum_{(u, v)} c_{uv} (1 - x_u \cdot x_v)^2 + \alpha \sum_u \sum_v (x_u \cdot x_v)^2
+        + \lambda \sum_u (c_u + \alpha M) |x_u|^2 + \lambda \sum_v (c_v + \alpha N) |x_v|^2
+
+A rated pair has the weight :math:`c_{uv} = 1/2`, a liked one 1; :math:`c_u` and :math:`c_v` are sums of these weights. As for ratings
+(`factor_model.py`), the Hessian of a user is almost known without sending it, :math:`c_u G + \alpha \sum_v x_v x_v^\top` and the
+regulariser, where G is the mean of :math:`x_v x_v^\top` over the weighted pairs of all parties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from verfedgnn.core.graph import Graph
+from verfedgnn.gnn.factor_model import UserBasis
+from verfedgnn.gnn.item_grams import item_grams
+
+UNSEEN = 0.05
+"""alpha, the weight of a pair without a rating."""
+STRENGTH = 0.02
+"""lambda."""
+STEP = 0.7
+"""Share of the preconditioned step that is taken."""
+MOMENTUM = 0.5
+"""Share of the last round's step that is repeated."""
+START = 0.1
+"""Norm of a user's vector before the first round."""
+
+
+def pair_weights(rating: Tensor, liked_from: float) -> Tensor:
+    """Return c_uv of rated pairs: 1 for a liked one, else 1/2."""
+    return torch.where(rating >= liked_from, 1.0, 0.5)
+
+
+@dataclass(frozen=True)
+class PublicLists:
+    """The public side: every user's vector, and the sum of its pairs' weights."""
+
+    users: Tensor
+    """x_u (N, D)."""
+    velocity: Tensor
+    """The last step (N, D)."""
+    weights: Tensor
+    """c_u, summed over all parties (N,)."""
+    items: int
+    """M, the number of items of all parties."""
+
+    def step(self, gradient: Tensor, grams: Tensor) -> PublicLists:
+        """Take the public step with the parties' summed gradients (N, D) and their two sums of products (2, D, D)."""
+        columns = self.users.shape[1]
+        seen, every = grams
+        unseen = UNSEEN * (every + STRENGTH * self.items * torch.eye(columns).to(every))
+        mean = seen / self.weights.sum().clamp(min=1e-6) + STRENGTH * torch.eye(columns).to(seen)
+        basis = UserBasis.of(mean, unseen)
+        strength = STRENGTH * (self.weights + UNSEEN * self.items)
+        downhill = (gradient - strength.unsqueeze(1) * self.users) @ basis.vectors
+        velocity = MOMENTUM * self.velocity + STEP * (downhill * basis.spread(self.weights) @ basis.vectors.T)
+        return PublicLists(self.users + velocity, velocity, self.weights, self.items)
+
+
+@dataclass(frozen=True)
+class ListStep:
+    """One round at home: the solved items, and what the public step needs."""
+
+    items: Tensor
+    """x_v (M_p, D)."""
+    gradient: Tensor
+    """Half the party's negative gradient of x_u, without the regulariser (N, D)."""
+    grams: Tensor
+    """Sums of x_v x_v^T over weighted pairs, and over all items (2, D, D)."""
+
+
+def solve_lists(graph: Graph, weights: Tensor, users: Tensor) -> ListStep:
+    """Solve a party's items given x_u (N, D), then return the users' gradient given the items.
+
+    `weights` are c_uv in the order of the graph's edges by user (E,).
+    """
+    columns = users.shape[1]
+    everybody = UNSEEN * users.T @ users
+    by_item = graph.sum_users(torch.ones_like(users[:, :1]), weights)[0]
+    strength = STRENGTH * (by_item + UNSEEN * graph.users)
+    right = graph.sum_users(users, weights)[0]
+    items = torch.zeros((graph.items, columns)).to(users)
+    for group, gram in item_grams(graph, users, weights):
+        matrix = gram + everybody + torch.diag_embed(strength[group].expand(-1, columns))
+        items[group] = torch.cholesky_solve(right[group].unsqueeze(2), torch.linalg.cholesky(matrix)).squeeze(
+            2
+        )
+    every = items.T @ items
+    missing = weights * (1 - graph.products(users, items))
+    gradient = graph.sum_items(items, missing)[0] - UNSEEN * users @ every
+    return ListStep(items, gradient, torch.stack([(items * by_item).T @ items, every]))
