@@ -16,7 +16,7 @@ from verfedgnn.core.option_names import on_command_line
 
 
 def test_presets_are_complete_and_distinct() -> None:
-    assert presets() == ["best", "lean", "paper", "private", "ranking"]
+    assert presets() == ["best", "lean", "paper", "private", "ranking", "solved"]
     paper = Config.preset("paper", model="gat")
     assert (paper.model.gnn, paper.model.dim, paper.model.layers) == ("gat", 6, 2)
     assert (paper.training.lr, paper.gradients.r, paper.gradients.clip, paper.exchange.ratio) == (
@@ -69,7 +69,7 @@ def test_files_and_settings_override_in_order(tmp_path: Path) -> None:
         (["dim=0"], "model.dim must be at least 1"),
         (["dim=big"], r"model\.dim must be a whole number \(it is 'big'\)"),
         (["gate=maybe"], "training.gate must be true or false"),
-        (["mechanism=magic"], "'ternary', 'laplace', 'skellam' or 'none'"),
+        (["mechanism=magic"], "'ternary', 'laplace', 'skellam', 'none' or 'rounded'"),
         (["fractions=[0.5,0.1,0.1]"], "add up to 1"),
         (["lr=nan"], "finite"),
         (["lr=inf"], "finite"),

@@ -326,6 +326,37 @@ def test_rounds_about_some_users_with_kills(
     assert_same(federated, local(small_parties, config))
 
 
+SOLVED: dict[str, Any] = {"epochs": 7, "dim": 6, "raters": 4, "lists": False, "unprotected": ["noise"]}
+
+
+@pytest.mark.parametrize("objective", ["ratings", "lists"])
+def test_a_solved_model_equals_the_local_runtime(
+    tmp_path: Path, small_parties: list[vf.PartyData], objective: str
+) -> None:
+    config = vf.Config.preset("solved").with_values(SOLVED)
+    chosen = config if objective == "ratings" else config.for_lists()
+    federated = trial(tmp_path, small_parties, chosen)
+    federated.run()
+    run = local(small_parties, chosen)
+    assert run.metrics["rounds"] == 7
+    assert_same(federated, run)
+
+
+@pytest.mark.parametrize(
+    ("who", "sends"),
+    [(SERVER, (9, 21, 33)), (SERVER, (12, 24, 36)), ("party", (3, 8, 13)), ("party", (4, 9, 14))],
+)
+def test_a_solved_model_with_kills(
+    tmp_path: Path, small_parties: list[vf.PartyData], sends: tuple[int, ...], who: str
+) -> None:
+    """Noise and prior that a party has estimated survive, so the result is bit-identical."""
+    config = vf.Config.preset("solved").with_values(SOLVED | {"gate": False, "checkpoint_every": 2})
+    federated = trial(tmp_path, small_parties, config)
+    name = SERVER if who == SERVER else small_parties[1].name
+    federated.run({name: killed_at(*sends)})
+    assert_same(federated, local(small_parties, config))
+
+
 PRIVATE: dict[str, Any] = {"epochs": 4, "evaluate_every": 2, "unprotected": ["noise"]}
 
 

@@ -346,7 +346,9 @@ def _report(
 def _describe_two_parties(chosen: Config) -> str:
     """Say what was chosen for two parties, and what they can and cannot hide from each other."""
     config = chosen.for_parties(2)
-    gradients = {"ternary": "ternary", "none": "exact"}.get(config.gradients.mechanism, "noised")
+    gradients = {"ternary": "ternary", "rounded": "rounded", "none": "exact"}.get(
+        config.gradients.mechanism, "noised"
+    )
     seen = f"{gradients} gradients"
     if config.exchange.mode != "off":
         seen += f" and {config.exchange.mode} neighbourhoods"

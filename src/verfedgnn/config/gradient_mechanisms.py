@@ -90,7 +90,20 @@ class OpenGradients(_RescaledGradients):
     """Largest absolute value of a coordinate before it is protected (paper: 0.5). Mechanism none also takes unset: no limit."""
 
 
+class RoundedGradients(_AnyMechanism):
+    """Gradients of solved models, rounded at random to 8 bits."""
+
+    mechanism: Literal["rounded"] = "rounded"
+    """rounded: round each coordinate at random to 8 bits, in a unit from the last public sum. Masks hide it; it has no guarantee of
+    its own."""
+    clip: ClassVar[None] = None
+    rescale_users: ClassVar[float] = 1.0
+    rescale_weights: ClassVar[float] = 1.0
+    rescale_by_ratings: ClassVar[bool] = False
+
+
 GradientConfig = Annotated[
-    TernaryGradients | LaplaceGradients | SkellamGradients | OpenGradients, Field(discriminator="mechanism")
+    TernaryGradients | LaplaceGradients | SkellamGradients | OpenGradients | RoundedGradients,
+    Field(discriminator="mechanism"),
 ]
 """The protection of the gradients of public parameters (Sec. 4.5), by one of its mechanisms."""

@@ -120,5 +120,24 @@ class FactorModel(_AnyForm):
     own_messages: ClassVar[bool] = True
 
 
-ModelConfig = Annotated[PropagationModel | MessageModel | FactorModel, Field(discriminator="form")]
+class SolvedModel(_AnyForm):
+    """Embeddings whose items are solved at home, and whose users take one preconditioned step a round (docs/model.md)."""
+
+    form: Literal["solved"] = "solved"
+    """solved: items are solved at home, and users take one preconditioned step a round (docs/model.md)."""
+    biases: bool = True
+    """Add a private bias per item and a public bias per user to the product of embeddings (docs/model.md)."""
+    raters: int = Field(0, ge=0, le=4096)
+    """H, the size of a second model that computes an item's vector from the ratings of its raters (docs/model.md). 0: none."""
+    layers: ClassVar[int] = 0
+    activation: ClassVar[Activation] = "identity"
+    init_mix: ClassVar[float] = 1.0
+    estimators: ClassVar[bool] = True
+    generator: ClassVar[bool] = False
+    own_messages: ClassVar[bool] = True
+
+
+ModelConfig = Annotated[
+    PropagationModel | MessageModel | FactorModel | SolvedModel, Field(discriminator="form")
+]
 """The graph neural network (Sec. 3.2), in one of its forms."""

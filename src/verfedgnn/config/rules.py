@@ -57,8 +57,8 @@ def _mismatch(config: Config) -> str | None:
     """Return the settings of two sections that do not fit together."""
     exchange = config.exchange
     model = config.model
-    if model.form == "factors" and exchange.mode != "off":
-        return "model.form = factors has no neighbourhoods to exchange; set exchange.mode = off"
+    if model.form in ("factors", "solved") and exchange.mode != "off":
+        return f"model.form = {model.form} has no neighbourhoods to exchange; set exchange.mode = off"
     if model.generator and exchange.mode == "off":
         return "model.generator learns from exchanged neighbourhoods; choose an exchange.mode other than off"
     if exchange.backward and model.form != "messages":
@@ -67,7 +67,11 @@ def _mismatch(config: Config) -> str | None:
         return "exchange.backward does not work with exact degrees; set model.estimators = true"
     training = config.training
     every_rating = not training.batch and training.user_blocks == 1 and not training.ranks
-    if model.raters and not (model.biases and model.threshold == "all" and every_rating):
+    if (
+        model.raters
+        and model.form != "solved"
+        and not (model.biases and model.threshold == "all" and every_rating)
+    ):
         return (
             "model.raters needs every rating in every round: model.biases = true, model.threshold = all, training.batch = 0, "
             "user_blocks = 1 and objective = rating; otherwise set model.raters = 0"
@@ -76,11 +80,37 @@ def _mismatch(config: Config) -> str | None:
         return "training.from_means starts the biases; set model.biases = true"
     if exchange.bits < 32 and not model.estimators:
         return f"exchange.bits = {exchange.bits} is too small for exact degrees; use 32 or 64"
-    if config.masking and config.gradients.mechanism not in ("ternary", "skellam"):
+    problem = _mismatch_of_solved(config)
+    if problem:
+        return problem
+    if config.masking and config.gradients.mechanism not in ("ternary", "skellam", "rounded"):
         return (
             f"masking needs integers, and {config.gradients.mechanism} gradients are not; "
-            "use ternary or skellam, or set masking = false"
+            "use ternary, skellam or rounded, or set masking = false"
         )
+    return None
+
+
+def _mismatch_of_solved(config: Config) -> str | None:
+    """Return the settings that do not fit a model whose items are solved at home."""
+    solved = config.model.form == "solved"
+    mechanism = config.gradients.mechanism
+    if solved != (mechanism == "rounded") and (not solved or mechanism != "none"):
+        return "model.form = solved and gradients.mechanism = rounded belong together; set both"
+    if solved and config.model.dim < 6:
+        return "model.form = solved needs vectors of at least 6 numbers, which carry the first sums, too; raise model.dim"
+    training = config.training
+    if solved and (
+        training.batch or training.user_blocks > 1 or training.average or training.participation < 1
+    ):
+        return (
+            "model.form = solved needs every rating and every party in every round: training.batch = 0, user_blocks = 1, "
+            "average = 0 and participation = 1"
+        )
+    if solved and config.model.raters and training.ranks:
+        return "a model of lists has no raters; set model.raters = 0"
+    if solved and config.model.biases == training.ranks:
+        return "a solved model of ratings has biases, and one of lists has none; set model.biases"
     return None
 
 

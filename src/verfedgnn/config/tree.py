@@ -140,6 +140,9 @@ class Config(Section):
 
     def for_lists(self) -> Config:
         """Return the configuration of the model that orders lists: preset ranking, with what protects and costs as here."""
+        if self.model.form == "solved":
+            lists = {"model.biases": False, "model.raters": 0, "model.dim": 2 * self.model.dim}
+            return self.with_values(lists | {"training.objective": "ranking", "lists": False})
         gnn = (
             "gcn" if self.model.gnn in plugins.GNNS else self.model.gnn
         )  # the best of the built-in GNNs for lists

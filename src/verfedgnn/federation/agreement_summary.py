@@ -35,6 +35,7 @@ def describe_two_parties(agreement: Agreement) -> str | None:
     config = agreement.training_config
     gradients = {
         "ternary": "ternary gradients",
+        "rounded": "gradients rounded to 8 bits",
         "laplace": "gradients with Laplace noise",
         "skellam": "gradients with Skellam noise",
         "none": "exact gradients",

@@ -214,7 +214,7 @@ def _mask_by_default(
     if "masking" in chosen:
         return config, None
     mechanism = config.gradients.mechanism
-    if mechanism not in ("ternary", "skellam"):
+    if mechanism not in ("ternary", "skellam", "rounded"):
         return config, f"it needs ternary or Skellam gradients, and these are {mechanism}"
     return config.with_values({"masking": True}), None
 

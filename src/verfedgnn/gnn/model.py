@@ -23,6 +23,7 @@ from verfedgnn.gnn.message_operators import MessageGAT, MessageGCN, MessageGGNN
 from verfedgnn.gnn.neighbourhood_generator import NeighbourhoodGenerator
 from verfedgnn.gnn.operator import Operator, Others
 from verfedgnn.gnn.rater_model import RaterModel
+from verfedgnn.gnn.solved_layout import SolvedLayout
 
 OPERATORS: dict[str, dict[str, type[Operator]]] = {
     "propagation": {cls.name: cls for cls in (GCN, GAT, GGNN)},
@@ -93,9 +94,13 @@ class Model:
         )
         self.shapes: dict[str, tuple[int, ...]] = {"users": (users, config.dim)}
         """Shapes of the public parameters by name."""
-        if config.biases:
+        if config.biases and config.form != "solved":
             self.shapes["user_bias"] = (users, 1)
-        self.raters = RaterModel(config.raters) if config.raters else None
+        self.solved = SolvedLayout(users, config) if config.form == "solved" else None
+        """Layout of the public parameters of a model that is solved; None for one that is trained by gradients."""
+        if self.solved is not None:
+            self.shapes = self.solved.per_user
+        self.raters = RaterModel(config.raters) if config.raters and self.solved is None else None
         if self.raters is not None:
             self.shapes |= self.raters.per_user(users)
         self.per_user = tuple(self.shapes)
@@ -104,7 +109,9 @@ class Model:
         """Number of public parameters that belong to users. They come first."""
         if config.form == "propagation":
             self.shapes["mix"] = (config.layers + 1,)
-        if config.form != "factors":
+        if self.solved is not None:
+            self.shapes["sums"] = (self.solved.slots,)
+        elif config.form != "factors":
             self.shapes |= self.operator.weights()
         if self.generator is not None:
             self.shapes |= self.generator.weights()
@@ -112,11 +119,13 @@ class Model:
             self.shapes |= self.raters.weights()
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
         """Number of public parameters."""
-        self.private_per_item: dict[str, int] = {"items": config.dim}
+        self.private_per_item: dict[str, int] = {
+            "items": config.dim if self.solved is None else self.solved.columns
+        }
         """Columns of each private parameter that has a row per item of the party."""
         if config.form == "messages":
             self.private_per_item["messages"] = config.dim
-        if config.biases:
+        if config.biases and self.solved is None:
             self.private_per_item["item_bias"] = 1
         if self.raters is not None:
             self.private_per_item["rater_item_bias"] = 1
@@ -130,7 +139,10 @@ class Model:
     def private_shapes(self, items: int) -> dict[str, tuple[int, int]]:
         """Return the shapes of the private parameters of a party with `items` items: per item, then per user."""
         per_item = {name: (items, columns) for name, columns in self.private_per_item.items()}
-        return per_item | {name: (self.users, columns) for name, columns in self.private_per_user.items()}
+        home = {} if self.solved is None else {"home": (1, self.solved.columns + 2)}
+        return (
+            per_item | {name: (self.users, columns) for name, columns in self.private_per_user.items()} | home
+        )
 
     def map_private_users(
         self, private: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]
@@ -164,6 +176,9 @@ class Model:
         """Draw the public parameters before the first round; `typical` (see `typical_rating`) is public."""
         rng = shared_generator(seed, SharedStream.PUBLIC_PARAMETERS)
         flat = torch.zeros(self.size)
+        if self.solved is not None:
+            self.solved.draw(self.views(flat), rng)
+            return flat
         for name, view in self.views(flat).items():
             if name == "users":
                 view.copy_(self.initial_embeddings(rng, self.users, typical))
@@ -182,6 +197,8 @@ class Model:
     def initial_private(self, rng: np.random.Generator, items: int, typical: float) -> dict[str, Tensor]:
         """Draw the private parameters before the first round: random item embeddings, the rest 0."""
         private = {name: torch.zeros(shape) for name, shape in self.private_shapes(items).items()}
+        if self.solved is not None:
+            return private
         return private | {"items": self.initial_embeddings(rng, items, typical)}
 
     def initial_embeddings(self, rng: np.random.Generator, rows: int, typical: float) -> Tensor:

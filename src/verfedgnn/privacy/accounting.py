@@ -168,6 +168,9 @@ def _gradients(config: Config, sent: list[Release], releases: int, validations: 
         return report | _single_ratings(config, releases, validations)
     if settings.mechanism == "none":
         return report | {"guarantee": "none: the coordinator receives each party's exact gradients"}
+    if settings.mechanism == "rounded":
+        seen = "sums over all parties" if config.masking else "each party's gradients"
+        return report | {"guarantee": f"none: the coordinator sees {seen}, rounded to 8 bits"}
     report["neighbouring"] = (
         "two gradients of one party that differ by at most 1 in l1 after rescaling and clipping"
     )

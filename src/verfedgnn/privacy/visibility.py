@@ -40,6 +40,7 @@ def who_sees_what(config: Config, parties: int | None = None) -> list[tuple[str,
 def _gradient(config: Config) -> tuple[str, str]:
     how = {
         "ternary": "quantized to -1, 0, 1",
+        "rounded": "rounded to 8 bits",
         "laplace": "with Laplace noise",
         "skellam": "with Skellam noise",
         "none": "exact",

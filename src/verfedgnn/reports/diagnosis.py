@@ -158,7 +158,7 @@ def _means(metrics: Mapping[str, Any], config: Config) -> Finding | None:
             f"{text} Preset best adds the means to the model, and lists.",
             Step("train", ("--preset", "best")),
         )
-    if config.base == "private":
+    if config.base == "private" and "noise" not in config.unprotected:
         return Finding(
             "means win",
             f"{text} The noise of the privacy budget hides more than the ratings show; more customers or a larger "

@@ -26,6 +26,7 @@ from verfedgnn.protocol.round.aggregation import (
 )
 from verfedgnn.protocol.round.mask_context import mask_context, sum_digest
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
+from verfedgnn.protocol.round.solved_round import compute_update
 from verfedgnn.protocol.round.user_starts import user_starts
 from verfedgnn.protocol.wire.messages import RoundReply, RoundStart
 
@@ -142,6 +143,15 @@ class PublicRows:
         summed = self._summed
         assert summed is not None, "some party trains in every round"
         self._summed = None
+        if self.replica.model.solved is not None:
+            summed = compute_update(
+                self.replica.model,
+                self.replica.parameters,
+                self.replica.accumulator,
+                torch.from_numpy(summed).to(self.best.device),
+                ratings=self.replica.ratings,
+                items=sum(self.replica.items),
+            )
         self.replica.apply(torch.from_numpy(summed).to(self.best.device), parties, round, start)
         self.log.add(Update(round, parties, summed, start))
 

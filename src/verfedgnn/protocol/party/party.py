@@ -23,7 +23,7 @@ from verfedgnn.core.errors import DivergedError, ProtocolError
 from verfedgnn.core.graph import Graph
 from verfedgnn.core.metrics import squared_errors
 from verfedgnn.core.pairs import PartyInput
-from verfedgnn.core.random_streams import NoiseStream
+from verfedgnn.core.random_streams import NoiseStream, PartyStream
 from verfedgnn.gnn.model import Model
 from verfedgnn.privacy import masking
 from verfedgnn.privacy.projection import IdentityProjection, Projection
@@ -52,11 +52,13 @@ from verfedgnn.protocol.party.party_states import PARTY_STATES, PartyState
 from verfedgnn.protocol.party.release_ledger import GRADIENT, NEIGHBOURHOODS, VALIDATION, ReleaseLedger
 from verfedgnn.protocol.party.stacked_round import answer_trip, evaluate_all_users
 from verfedgnn.protocol.party.training_ratings import TrainingRatings
+from verfedgnn.protocol.round.aggregation import gradient_bits, update_type
 from verfedgnn.protocol.round.forward_backward import PassInputs, PassResult
 from verfedgnn.protocol.round.loss import Batch
 from verfedgnn.protocol.round.mask_context import mask_context
 from verfedgnn.protocol.round.message_checks import check_public, check_start
 from verfedgnn.protocol.round.replica import Replica, parameters_digest
+from verfedgnn.protocol.round.solved_round import encode_release, solve_at_home
 from verfedgnn.protocol.round.user_blocks import UserBlock, computes_single_blocks
 from verfedgnn.protocol.round.user_shards import UserShard
 from verfedgnn.protocol.round.user_starts import mean_scale
@@ -68,7 +70,7 @@ from verfedgnn.protocol.round.worker_orders import (
     receive_message,
     share_streams,
 )
-from verfedgnn.protocol.wire.fixed_point import smallest_integer_type, sum_bits, to_residues
+from verfedgnn.protocol.wire.fixed_point import to_residues
 from verfedgnn.protocol.wire.messages import (
     Finish,
     Finished,
@@ -372,6 +374,38 @@ class Party:
             return encode_noised_gradient(gradient, message, self.setup, self.parties)
         return encode_gradient(gradient, message, self.setup, subset, self.replica.rescale)
 
+    def solve(self, message: RoundStart) -> RoundReply:
+        """Answer a round of a model whose items are solved at home."""
+        self.begin(message)
+        ratings = self.present_ratings
+        setup = ratings.setup
+        rng = setup.randomness.generator(PartyStream.READ_RATINGS, message.round)
+        drawn = torch.from_numpy(rng.random(len(setup.solved_targets), np.float32)).to(setup.device)
+        private = self.progress.private
+        step = solve_at_home(
+            self.model,
+            self.replica.parameters,
+            private.parameters,
+            ratings.graph,
+            setup.solved_targets,
+            drawn,
+            ratings=self.replica.ratings,
+            items=sum(self.replica.items),
+        )
+        made: dict[str, NDArray[Any]] = {}
+        for name, values in step.private.items():
+            private.parameters[name].copy_(values)
+        if message.evaluate:
+            made[VALIDATION] = self._validate(
+                message, PassResult(None, None, True, None, step.users, step.items)
+            )
+        if message.train:
+            stream = None
+            if self.config.gradients.mechanism == "rounded":
+                stream = noise_key(setup, NoiseStream.GRADIENT, message, [step.gradient]).stream("rounded")
+            made[GRADIENT] = encode_release(self.model, self.replica.parameters, step, stream)
+        return self._reply(message, self._release(message, made))
+
     def _release(self, message: RoundStart, made: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return the values that leave the party, before masks, and remember what the exchange needs of them."""
         released = made
@@ -409,10 +443,9 @@ class Party:
     def _mask_gradient(self, values: NDArray[Any], message: RoundStart) -> NDArray[Any]:
         if not self.config.masking:
             return values
-        if self.setup.protects_ratings:
-            return to_residues(self._mask(values, message, masking.GRADIENT), 32)
-        whole = values.astype(smallest_integer_type(self.parties))
-        return to_residues(self._mask(whole, message, masking.GRADIENT), sum_bits(self.parties))
+        bits = gradient_bits(self.config, self.parties)
+        whole = values.astype(update_type(self.config, self.parties))
+        return to_residues(self._mask(whole, message, masking.GRADIENT), bits)
 
     def _mask(self, values: NDArray[Any], message: RoundStart, use: int) -> NDArray[Any]:
         """Add this party's masks of a trip to `values`."""
@@ -473,13 +506,32 @@ class Party:
         progress = self.progress
         progress.keep_best(message.best_round)
         if progress.best is None or progress.best[0] != message.best_round:
-            (result,) = evaluate_all_users([self], public, self.subset)
+            (result,) = (
+                [self._evaluate(public)]
+                if self.model.solved
+                else evaluate_all_users([self], public, self.subset)
+            )
             progress.best = (message.best_round, self._served(result))
         reply = Finished(digest=message.digest)
         first = None if progress.first_rounds is None else progress.first_rounds[1]
         return FinishedTraining(
             reply, public, self.replica.accumulator, progress.best[1], self.others_means, first
         )
+
+    def _evaluate(self, public: Tensor) -> PassResult:
+        """Return the model of some public parameters, with items that are solved for them."""
+        setup = self.setup
+        step = solve_at_home(
+            self.model,
+            public,
+            self.progress.private.parameters,
+            self.graph,
+            setup.solved_targets,
+            torch.zeros_like(setup.solved_targets),
+            ratings=self.replica.ratings,
+            items=sum(self.replica.items),
+        )
+        return PassResult(None, None, True, None, step.users, step.items)
 
     def _best_parameters(self, message: Finish) -> Tensor:
         """Return the public parameters of the best validation: those of the message, or the copy that this party kept."""

@@ -17,7 +17,8 @@ from verfedgnn.core.option_names import option
 from verfedgnn.core.pairs import Pairs, PartyInput
 from verfedgnn.core.random_streams import PartyRandomness
 from verfedgnn.core.rating_means import Means, arrays, fit_means
-from verfedgnn.core.rating_scale import scale_unit
+from verfedgnn.core.rating_scale import scale_unit, upper_quarter
+from verfedgnn.gnn.list_model import pair_weights
 from verfedgnn.gnn.model import Model, neighbour_from
 from verfedgnn.protocol.party.policy import Policy
 from verfedgnn.protocol.party.targets import Targets
@@ -130,16 +131,26 @@ class PartySetup:
         """Biases that items start with (M_p, 1): their means, in units of the party's scale."""
         return torch.from_numpy(self.means.item_offset / scale_unit(self.data.scale)).float().unsqueeze(1)
 
+    @cached_property
+    def solved_targets(self) -> Tensor:
+        """What the solver of items fits, in the order of the graph's edges by user (E,): targets, or for lists the pairs' weights."""
+        if not self.targets.ranks:
+            return self.targets.train.rating.to(self.device)
+        train = self.data.train
+        order = torch.argsort(train.user.long() * self.data.items + train.item.long())
+        return pair_weights(train.rating[order], upper_quarter(self.data.scale)).to(self.device)
+
     def make_graph(self, all_items: int) -> Graph:
         """Build the party's graph from its training ratings; `all_items` counts the items of all parties."""
         train = self.data.train
         neighbour = (train.rating >= self.threshold).cpu().numpy()
+        share = 1.0 if self.model.solved is None else 0.5
         graph = build_graph(
             train.user.cpu().numpy()[neighbour],
             train.item.cpu().numpy()[neighbour],
             users=self.data.users,
             items=self.data.items,
             ratio=all_items / self.data.items,
-            values=deviations(train, self.data)[neighbour] if self.config.model.raters else None,
+            values=deviations(train, self.data)[neighbour] * share if self.config.model.raters else None,
         )
         return move_graph(graph, self.device)

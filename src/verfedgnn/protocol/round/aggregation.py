@@ -30,9 +30,15 @@ def gradient_type(config: Config, parties: int) -> np.dtype[Any]:
     return np.dtype(np.int8) if config.gradients.mechanism == "ternary" else update_type(config, parties)
 
 
+def gradient_bits(config: Config, parties: int) -> int:
+    """Return the bits of a masked value, in which the sum of `parties` protected gradients has room."""
+    rounded = 8 + math.ceil(math.log2(max(2, parties)))
+    return {"skellam": 32, "rounded": rounded}.get(config.gradients.mechanism, sum_bits(parties))
+
+
 def update_type(config: Config, parties: int) -> np.dtype[Any]:
     """Return the array type of a sum of protected gradients."""
-    types = {"ternary": smallest_integer_type(parties), "skellam": np.int32}
+    types = {"ternary": smallest_integer_type(parties), "skellam": np.int32, "rounded": np.int16}
     return np.dtype(types.get(config.gradients.mechanism, np.float32))
 
 
@@ -82,7 +88,7 @@ def sum_gradients(
     total = unmask(total)
     mechanism = config.gradients.mechanism
     if config.masking:
-        total = wrap_signed(total, 32 if mechanism == "skellam" else sum_bits(parties))
+        total = wrap_signed(total, gradient_bits(config, parties))
     if mechanism == "ternary":
         largest = max(int(total.max(initial=0)), -int(total.min(initial=0)))
         if largest > len(gradients):

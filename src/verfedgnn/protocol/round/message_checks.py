@@ -132,7 +132,8 @@ def check_full_copy(message: Welcome | RoundStart, config: Config, model: Model)
         check_public(values, model)
     if accumulator is None or accumulator.shape != (model.size,):
         raise ProtocolError("the public parameters received do not have the size of this model's")
-    if not (accumulator.min() >= 0 and accumulator.max() < np.inf):
+    signed = model.solved is not None  # its last step, instead of sums of squares
+    if not ((signed or accumulator.min() >= 0) and np.isfinite(accumulator).all()):
         raise _refused("the optimiser's sums of squares are negative or not finite")
 
 
