@@ -521,7 +521,7 @@ def test_an_agreement_for_nights_has_a_tenth_of_the_rounds(tmp_path: Path, comma
     assert after.config == before.config.for_night()
     assert after.with_values(config=before.config) == before
     assert after.digest() != before.digest()
-    assert "the federation trains for 30 epochs, and each party's own model for 300 epochs" in lines
+    assert "the federation trains for 30 epochs" in lines
     assert "coordinator hub --from LAST --out NEXT" in lines
     with pytest.raises(ConfigError, match=r"settings of nights already, with 30 epochs; pass --set epochs=N"):
         command("night", "hub")
