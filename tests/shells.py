@@ -20,6 +20,14 @@ import verfedgnn as vf
 from verfedgnn.cli.main import app
 
 NAMES = ["film", "book", "music"]
+INSIDE = """
+import ctypes, os, runpy, sys
+NETWORK = 0x40000000
+assert ctypes.CDLL(None).setns(os.open(f"/run/netns/{sys.argv[1]}", os.O_RDONLY), NETWORK) == 0
+sys.argv = ["verfedgnn", *sys.argv[2:]]
+runpy.run_module("verfedgnn", run_name="__main__", alter_sys=True)
+"""
+"""Python code that runs a command in a network namespace."""
 
 
 def free_port() -> int:
@@ -43,16 +51,21 @@ class Shells:
         return done.stdout
 
     def start(
-        self, *words: object, inside: Sequence[str] = (), launcher: Sequence[str] = ()
+        self, *words: object, inside: str = "", launcher: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        """A command in the background, run by the command `inside` or instead of Python by a `launcher` if one is given."""
+        """A command in the background, in the network namespace `inside` or run by a `launcher` instead of Python if given.
+
+        Its process group is its own, so that `os.killpg` reaches it behind the executable of the warm Python.
+        """
         log = (self.folder / f"log-{len(self.running)}.txt").open("w")
         command = self._command(words)
         if launcher:
             command = [*launcher, *command[1:]]
-        if inside:  # the server of the warm Python would fork the process elsewhere
-            command[0] = str(Path(sys.prefix) / "bin" / "python")
-        process = subprocess.Popen([*inside, *command], cwd=self.folder, text=True, stdout=log, stderr=log)
+        if inside:
+            command = [sys.executable, "-c", INSIDE, inside, *map(str, words)]
+        process = subprocess.Popen(
+            command, cwd=self.folder, text=True, stdout=log, stderr=log, process_group=0
+        )
         log.close()
         self.running.append(process)
         return process
@@ -78,14 +91,17 @@ def wait_for_round(shells: Shells, status: str, round: int) -> None:
     wait_until(shells, status, lambda about: about.get("round", 0) >= round, f"round {round} is not reached")
 
 
-def wait_until(shells: Shells, status: str, wanted: Callable[[dict[str, Any]], bool], otherwise: str) -> None:
-    """Until the status page at `status` shows what is wanted."""
+def wait_until(
+    shells: Shells, status: str, wanted: Callable[[dict[str, Any]], bool], otherwise: str
+) -> dict[str, Any]:
+    """Until the status page at `status` shows what is wanted; return what it shows."""
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{status}/status.json", timeout=2) as answer:
-                if wanted(json.load(answer)):
-                    return
+                about: dict[str, Any] = json.load(answer)
+            if wanted(about):
+                return about
         except OSError:
             pass
         time.sleep(0.1)

@@ -51,7 +51,7 @@ def test_train_evaluate_recommend(command: Command, ratings: Path, tmp_path: Pat
     assert json.loads(out) == []
 
 
-SHORT = ("--set", "epochs=3", "--set", "dim=4")
+SHORT = ("--set", "epochs=3", "--set", "list_epochs=0.34", "--set", "dim=4")
 
 
 @pytest.fixture

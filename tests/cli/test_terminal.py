@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parties = vf.split_items(vf.data.synthetic_ratings(users=120, items=60, ratings=3000, seed=2), parties=3)
     vf.train(
         parties,
-        vf.Config.preset("best").with_values({"epochs": 6, "gate": False, "dim": 8}),
+        vf.Config.preset("best").with_values({"epochs": 6, "list_epochs": 0.4, "gate": False, "dim": 8}),
         out=folder / "run",
     )
     rows = [f"u{u},i{i},{1 + (u * i + u) % 5}" for u in range(40) for i in range(12)]

@@ -21,7 +21,7 @@ from verfedgnn.federation.agreement import load_agreement, save_agreement
 pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
 
 
-ROUNDS = 140
+ROUNDS = 80
 
 
 def ip(*words: object, check: bool = True) -> int:
@@ -74,7 +74,7 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
         "--set",
         f"epochs={ROUNDS}",
         "--set",
-        "evaluate_every=50",
+        "evaluate_every=40",
     ]
     shells.now("federation", "init", "home", "--address", f"10.219.0.1:{port}", "--min-parties", 2, *settings)
     for name in NAMES:
@@ -95,24 +95,26 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
             f"{name}.csv",
             "--federation",
             name,
-            inside=["ip", "netns", "exec", f"vfgn-{name}"],
+            inside=f"vfgn-{name}",
         )
         for name in NAMES
     }
     status = f"http://127.0.0.1:{page}"
-    wait_for_round(shells, status, 20)
+    wait_for_round(shells, status, 10)
     ip("link", "set", hosts["book"], "down")
-    wait_until(shells, status, lambda about: not about["parties"]["book"]["here"], "nobody misses book")
-    wait_for_round(shells, status, 50)
-    assert "away" in (shown := shells.now("status", status)) or "slow" in shown
+    missed = wait_until(
+        shells, status, lambda about: not about["parties"]["book"]["here"], "nobody misses book"
+    )["round"]
+    wait_for_round(shells, status, missed + 12)
     others = [parties["film"], parties["music"]]
     for process in others:
-        process.send_signal(signal.SIGSTOP)  # no round can end without them: the rest is kept for book
+        os.killpg(process.pid, signal.SIGSTOP)  # no round can end without them: the rest is kept for book
+    assert "away" in (shown := shells.now("status", status)) or "slow" in shown
     time.sleep(3.5)  # longer than the link's timeout: both ends give the connection up
     ip("link", "set", hosts["book"], "up")
     wait_until(shells, status, lambda about: about["parties"]["book"]["here"], "book does not come back")
     for process in others:
-        process.send_signal(signal.SIGCONT)
+        os.killpg(process.pid, signal.SIGCONT)
     for process in (coordinator, *parties.values()):
         assert process.wait(timeout=180) == 0, shells.logs()
     runs = [vf.Run.load(tmp_path / name / "run") for name in NAMES]
@@ -121,6 +123,6 @@ def test_a_cut_link(shells: Shells, tmp_path: Path, hosts: dict[str, str]) -> No
     assert "party is late" in logs or "party disconnected" in logs
     assert logs.count("taking part") >= 4, "book joined a second time"
     metrics = runs[1].metrics
-    assert 70 < metrics["privacy"]["gradients"]["releases"] < ROUNDS - 10, (
+    assert missed + 5 < metrics["privacy"]["gradients"]["releases"] < ROUNDS - 10, (
         "book took part before and after, not in between"
     )

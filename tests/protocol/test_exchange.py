@@ -34,7 +34,7 @@ SIGMAS = 5
 
 def best(**values: Any) -> vf.Config:
     return vf.Config.preset("best").with_values(
-        {"epochs": 12, "evaluate_every": 3, "dim": 4, "gate": False} | values
+        {"epochs": 12, "list_epochs": 0.25, "evaluate_every": 3, "dim": 4, "gate": False} | values
     )
 
 

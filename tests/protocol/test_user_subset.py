@@ -20,8 +20,8 @@ from verfedgnn.training.local_runtime import LocalRuntime
 
 @pytest.fixture(scope="module")
 def sparse_parties() -> list[vf.PartyData]:
-    """Ten parties, each with training ratings of less than half of the users."""
-    return vf.split_items(synthetic_ratings(users=300, items=90, ratings=500), parties=10)
+    """Four parties, each with training ratings of less than half of the users."""
+    return vf.split_items(synthetic_ratings(users=300, items=90, ratings=200), parties=4)
 
 
 def messages(**values: Any) -> vf.Config:
@@ -111,7 +111,7 @@ def test_masks_cancel(sparse_parties: list[vf.PartyData]) -> None:
 
 def test_a_part_without_anybodys_ratings(sparse_parties: list[vf.PartyData]) -> None:
     """Nobody to compute for: as if there were no choice."""
-    runtime = rounds(federation(sparse_parties, messages(user_blocks=50), stack=False), 60)
+    runtime = rounds(federation(sparse_parties, messages(user_blocks=30), stack=False), 30)
     counts = [
         len(s.rows)
         for p in runtime.parties.values()
@@ -119,13 +119,13 @@ def test_a_part_without_anybodys_ratings(sparse_parties: list[vf.PartyData]) -> 
         if s.rows is not None
     ]
     assert min(counts) == 1
-    assert len(counts) < 10 * 50
+    assert len(counts) < 4 * 30
 
 
 def test_a_round_about_nobody_a_party_has_ratings_of() -> None:
     """Propagation goes over all of a party's users; its gradient is of those whose turn it is, here of none."""
-    parties = vf.split_items(synthetic_ratings(users=300, items=90, ratings=120), parties=10)
-    runtime = rounds(federation(parties, config(block=5, user_blocks=50), stack=False), 50)
+    parties = vf.split_items(synthetic_ratings(users=300, items=90, ratings=48), parties=4)
+    runtime = rounds(federation(parties, config(block=5, user_blocks=20), stack=False), 20)
     turns = [
         len(p.subset(p.replica.blocks.all_users, True).within(block)[1].rows)
         for p in runtime.parties.values()

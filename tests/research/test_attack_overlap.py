@@ -130,7 +130,7 @@ def audited(folder: Path, rounds: int) -> Audit:
 def test_the_audit_says_what_a_party_learns_about_its_own_users(
     few: list[vf.PartyData], tmp_path: Path
 ) -> None:
-    config = vf.Config.preset("best").with_values({"epochs": 12, "dim": 4})
+    config = vf.Config.preset("best").with_values({"epochs": 12, "list_epochs": 0.1, "dim": 4})
     vf.train(few, config, out=tmp_path / "run")
     work = audited(tmp_path / "run", 11)
     (reached,) = (each for each in strongest(work.found[THIS]) if each.attacker == "overlap")

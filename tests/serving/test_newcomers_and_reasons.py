@@ -92,7 +92,7 @@ def test_newcomers_come_near_the_trained() -> None:
     parties = vf.split_items(
         synthetic_ratings(users=400, items=120, ratings=16000, seed=7), parties=3, seed=7
     )
-    config = vf.Config.preset("best", epochs=80, gate=False)
+    config = vf.Config.preset("best", epochs=80, gate=False, lists=False)
     parts = [split_ratings(party, config.split, 0) for party in parties]
     new = np.arange(400) % 5 == 0
     kept = [part[~new[party.ratings.user]] for party, part in zip(parties, parts, strict=True)]

@@ -27,7 +27,7 @@ def test_same_bits_for_large_rounds_too(gnn: Gnn) -> None:
     """Rounds of all ratings, long enough for torch to share sums out to threads."""
     table = vf.read_ratings("synthetic", users=600, items=600, ratings=36_000)
     parties = vf.split_items(table, parties=3)
-    chosen = vf.Config.preset("best", model=gnn, epochs=3, lists=False, gate=False)
+    chosen = vf.Config.preset("best", model=gnn, epochs=2, lists=False, gate=False)
     first = vf.train(parties, chosen)
     torch.set_num_threads(2)
     try:
