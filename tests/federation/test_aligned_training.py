@@ -69,7 +69,7 @@ def test_align_then_train(
     """With every rule, public parameters and models equal those of one machine, bit for bit."""
     need(method)
     federated = trial(
-        tmp_path, spelled(small_parties, share), training_settings(users=rule), alignment=method
+        tmp_path, spelled(small_parties, share), training_settings(users=rule, epochs=4), alignment=method
     )
     federated.run()
     run = on_one_machine(federated, stack=False)
@@ -77,14 +77,14 @@ def test_align_then_train(
     assert run.metrics["users"] == federated.runs["party-0"].metrics["users"] == len(run.models[0].users)
 
 
-REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "list_epochs": 1, "evaluate_every": 3}
+REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "list_epochs": 0.5, "evaluate_every": 3, "dim": 4}
 
 
 @pytest.mark.parametrize(
     ("preset", "values"),
     [
-        ("best", {"gate": False}),
-        ("private", {}),
+        ("best", {"gate": False, "raters": 3}),
+        ("private", {"alone_epochs": 1}),
         ("ranking", {}),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_training_continued_with_more_users_equals_one_machine(
     tmp_path: Path, small_parties: list[vf.PartyData]
 ) -> None:
     """Ratings and lists, bit for bit, also with kills; every member records the run that it starts from."""
-    config = vf.Config.preset("best", **REPEATABLE, reads=2)
+    config = vf.Config.preset("best", **REPEATABLE, reads=2, raters=3)
     first, second = continued(tmp_path, small_parties, config)
     second.run({"party-1": killed_at(9), SERVER: killed_at(30)})
     assert not second.errors
@@ -215,7 +215,7 @@ def test_an_agreement_for_nights_without_a_start_is_named(
     tmp_path: Path, small_parties: list[vf.PartyData], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tenth of the rounds from nothing gives a bad model; the coordinator says so at once."""
-    config = vf.Config.preset("best", **REPEATABLE, gate=False).for_night()
+    config = vf.Config.preset("best", **REPEATABLE, gate=False, raters=3).for_night()
     _, second = continued(tmp_path, small_parties, config)
     said = "this agreement is for nights, but the training starts from nothing; stop it and pass --from"
     assert caplog.text.count(said) == 1
@@ -267,7 +267,7 @@ def test_a_forgotten_user_is_new_to_every_member(
         replicas.append((replica.parameters.clone(), replica.accumulator.clone()))
 
     monkeypatch.setattr(PublicStart, "load_into", note)
-    config = vf.Config.preset("best", **REPEATABLE, lists=False)
+    config = vf.Config.preset("best", **REPEATABLE, lists=False, raters=3)
     first, second = continued(tmp_path, small_parties, config)
     folder = tmp_path / "first" / "run-party-1"
     table = first.runs["party-1"].parties[0].ratings
@@ -298,7 +298,7 @@ def test_a_forgotten_user_is_new_to_every_member(
 def test_a_coordinator_that_keeps_a_forgotten_row_is_refused(
     tmp_path: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = vf.Config.preset("best", **REPEATABLE, lists=False)
+    config = vf.Config.preset("best", **REPEATABLE, lists=False, raters=3)
     first, second = continued(tmp_path, small_parties, config)
     table = first.runs["party-1"].parties[0].ratings
     forget_users(tmp_path / "first" / "run-party-1", [str(table.user_ids[table.known_users[0]])])

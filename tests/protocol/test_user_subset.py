@@ -20,8 +20,8 @@ from verfedgnn.training.local_runtime import LocalRuntime
 
 @pytest.fixture(scope="module")
 def sparse_parties() -> list[vf.PartyData]:
-    """Four parties, each with training ratings of less than half of the users."""
-    return vf.split_items(synthetic_ratings(users=300, items=90, ratings=200), parties=4)
+    """Four of ten parties, each with training ratings of less than half of the users."""
+    return vf.split_items(synthetic_ratings(users=300, items=90, ratings=500), parties=10)[2:6]
 
 
 def messages(**values: Any) -> vf.Config:
@@ -43,7 +43,13 @@ def rounds(runtime: LocalRuntime, count: int = 5) -> LocalRuntime:
     return runtime
 
 
-PLAIN: dict[str, Any] = {"mechanism": "none", "optimizer": "sgd", "lr": 0.001, "evaluate_every": 3}
+PLAIN: dict[str, Any] = {
+    "epochs": 9,
+    "mechanism": "none",
+    "optimizer": "sgd",
+    "lr": 0.001,
+    "evaluate_every": 3,
+}
 UNMASKED: dict[str, Any] = {**PLAIN, "masking": False, "exchange.mode": "projected", "exchange.block": 20}
 
 
@@ -124,7 +130,7 @@ def test_a_part_without_anybodys_ratings(sparse_parties: list[vf.PartyData]) -> 
 
 def test_a_round_about_nobody_a_party_has_ratings_of() -> None:
     """Propagation goes over all of a party's users; its gradient is of those whose turn it is, here of none."""
-    parties = vf.split_items(synthetic_ratings(users=300, items=90, ratings=48), parties=4)
+    parties = vf.split_items(synthetic_ratings(users=300, items=90, ratings=120), parties=10)[2:6]
     runtime = rounds(federation(parties, config(block=5, user_blocks=20), stack=False), 20)
     turns = [
         len(p.subset(p.replica.blocks.all_users, True).within(block)[1].rows)
@@ -144,7 +150,13 @@ def test_noise_is_on_everybody_and_a_generator_learns_from_everybody(
 
 
 @pytest.mark.parametrize(
-    "chosen", [config(), config(block=20, user_blocks=5), messages(), messages(gnn="ggnn", user_blocks=3)]
+    "chosen",
+    [
+        config(epochs=9),
+        config(block=20, user_blocks=5),
+        messages(),
+        messages(gnn="ggnn", user_blocks=3),
+    ],
 )
 def test_a_reply_is_no_larger_than_the_coordinator_unpacks(
     sparse_parties: list[vf.PartyData], chosen: vf.Config

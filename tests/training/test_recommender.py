@@ -19,7 +19,7 @@ from verfedgnn.cli.main import app
 from verfedgnn.data import TEST, pool_parties, synthetic_ratings
 from verfedgnn.data.data_frames import as_ratings
 
-SHORT: dict[str, Any] = {"epochs": 20, "dim": 8}
+SHORT: dict[str, Any] = {"epochs": 20, "list_epochs": 0.2, "dim": 8}
 
 
 class Frame:
