@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import verfedgnn as vf
 from verfedgnn.privacy import id_matching
 from verfedgnn.privacy.id_matching import (
+    _ORDER,
     POINT,
     CurveKey,
     Sealer,
@@ -296,11 +297,14 @@ def test_equal_ids_become_equal_points_once_all_keys_are_applied() -> None:
 
 @pytest.mark.usefixtures("psi")
 def test_every_key_can_be_removed() -> None:
-    """Keys whose bytes begin with zeros among them."""
+    """Also a key whose bytes begin with a zero, as one in 256 does, and one whose inverse does."""
     other = CurveKey()
     points = other.blind([b"ann"])
-    for _ in range(300):
+    zero = b"\0" + other._key[1:]
+    inverse = pow(int.from_bytes(zero), -1, _ORDER).to_bytes(32)
+    for chosen in (None, zero, zero[1:], inverse):
         key = CurveKey()
+        key._key = chosen or key._key
         assert key.remove(key.apply(points)) == points
 
 
