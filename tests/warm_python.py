@@ -31,6 +31,9 @@ from typing import Any
 
 LOADED = (
     "fastapi",
+    "pandas",
+    "pyarrow.dataset",
+    "scipy.optimize",
     "verfedgnn.federation.transport.websocket_transport",
     "uvicorn",
     "verfedgnn.cli.main",

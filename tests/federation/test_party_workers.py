@@ -175,7 +175,7 @@ def test_users_of_all_workers_are_forgotten(
 
 def private(**values: Any) -> vf.Config:
     """Return preset private, short and with repeatable noise."""
-    chosen = {"epochs": 4, "evaluate_every": 2, "gate": False, "unprotected": ["noise", "sums"]}
+    chosen = {"epochs": 6, "evaluate_every": 3, "gate": False, "unprotected": ["noise", "sums"]}
     return vf.Config.preset("private", **chosen | values)
 
 
