@@ -14,7 +14,7 @@ from verfedgnn.reports import round_progress
 from verfedgnn.reports.round_progress import NotebookProgress, RoundProgress, watching
 from verfedgnn.training.progress import Progress
 
-SHORT: dict[str, Any] = {"epochs": 5, "dim": 4}
+SHORT: dict[str, Any] = {"epochs": 5, "list_epochs": 0.4, "dim": 4}
 
 
 @pytest.fixture(scope="module")

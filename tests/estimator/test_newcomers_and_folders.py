@@ -19,7 +19,7 @@ from verfedgnn.data import TRAIN, synthetic_ratings
 @pytest.fixture(scope="module")
 def fitted() -> vf.VerFedRecommender:
     table = synthetic_ratings(users=120, items=45, ratings=2500, seed=1)
-    return vf.VerFedRecommender(epochs=5, dim=4).fit(table, by="category")
+    return vf.VerFedRecommender(epochs=5, list_epochs=0.4, dim=4).fit(table, by="category")
 
 
 def rated_by(run: vf.Run, user: int) -> dict[str, dict[str, float]]:

@@ -34,6 +34,8 @@ def test_three_organisations_end_to_end(shells: Shells, tmp_path: Path) -> None:
         "--set",
         "epochs=30",
         "--set",
+        "list_epochs=0.2",
+        "--set",
         "evaluate_every=5",
         "--set",
         "unprotected=noise",

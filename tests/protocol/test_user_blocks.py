@@ -26,7 +26,7 @@ from verfedgnn.training.train import resume
 
 def best(**values: Any) -> vf.Config:
     return vf.Config.preset("best").with_values(
-        {"dim": 4, "raters": 0, "gate": False, "epochs": 6, "evaluate_every": 4, **values}
+        {"dim": 4, "raters": 0, "gate": False, "lists": False, "epochs": 6, "evaluate_every": 4, **values}
     )
 
 
