@@ -50,9 +50,7 @@ class Shells:
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    def start(
-        self, *words: object, inside: str = "", launcher: Sequence[str] = ()
-    ) -> subprocess.Popen[str]:
+    def start(self, *words: object, inside: str = "", launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
         """A command in the background, in the network namespace `inside` or run by a `launcher` instead of Python if given.
 
         Its process group is its own, so that `os.killpg` reaches it behind the executable of the warm Python.

@@ -23,7 +23,12 @@ for operator in (GCN, GAT, GGNN, MessageGCN, MessageGAT, MessageGGNN):
     name = f"Test{operator.__name__}"
     globals()[name] = type(name, (GNNContract,), {"gnn": operator})
 
-SHORT = {"training.batch": 0, "training.epochs": 16, "training.evaluate_every": 8, "training.list_epochs": 0.1}
+SHORT = {
+    "training.batch": 0,
+    "training.epochs": 16,
+    "training.evaluate_every": 8,
+    "training.list_epochs": 0.1,
+}
 OWN = {
     "bias": {"rmse": (0.97, 0.98), "settings": {}},
     "alone": {"sends": False, "rmse": (0.9, 1.1)},

@@ -60,7 +60,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audited") / "run"
     parties = vf.split_items(vf.data.synthetic_ratings(users=100, items=60, ratings=2500, seed=2), parties=3)
     vf.train(
-        parties, vf.Config.preset("best").with_values({"epochs": 12, "list_epochs": 0.2, "gate": False, "dim": 4}), out=folder
+        parties,
+        vf.Config.preset("best").with_values({"epochs": 12, "list_epochs": 0.2, "gate": False, "dim": 4}),
+        out=folder,
     )
     return folder
 

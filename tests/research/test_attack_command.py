@@ -16,7 +16,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attacked") / "run"
     parties = vf.split_items(vf.data.synthetic_ratings(users=120, items=60, ratings=3000, seed=2), parties=3)
     vf.train(
-        parties, vf.Config.preset("best").with_values({"epochs": 12, "list_epochs": 0.1, "gate": False, "dim": 8}), out=folder
+        parties,
+        vf.Config.preset("best").with_values({"epochs": 12, "list_epochs": 0.1, "gate": False, "dim": 8}),
+        out=folder,
     )
     return folder
 

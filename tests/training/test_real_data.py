@@ -27,7 +27,10 @@ def test_preset_best_keeps_its_accuracy(
     """The regression check of results/best.md: ML-100K, ten parties, 16 rounds, within 0.004 of what was measured."""
     parties = vf.read_parties(str(real_data / "ml-100k"), parties=10, seed=0)
     run = vf.train(
-        parties, vf.Config.preset("best", model=gnn).with_values({"epochs": 16, "gate": False, "lists": False} | settings)
+        parties,
+        vf.Config.preset("best", model=gnn).with_values(
+            {"epochs": 16, "gate": False, "lists": False} | settings
+        ),
     )
     assert band[0] < run.metrics["test"]["rmse"] < band[1]
 

@@ -237,7 +237,10 @@ def scores(run: vf.Run, party: vf.PartyData, users: Any, items: Any) -> None:
 def test_parts_of_a_vector(
     small_parties: list[vf.PartyData], preset: str, settings: Any, parts: dict[str, int]
 ) -> None:
-    run = vf.train(small_parties, vf.Config.preset(preset, **{"dim": 8, "epochs": 6, "list_epochs": 0.2, "batch": 0} | settings))
+    run = vf.train(
+        small_parties,
+        vf.Config.preset(preset, **{"dim": 8, "epochs": 6, "list_epochs": 0.2, "batch": 0} | settings),
+    )
     found = run.embeddings("party-1")
     wanted = parts | ({"user bias": 1, "item bias": 1} if run.config.model.biases else {})
     assert {name: part.stop - part.start for name, part in found.parts.items()} == wanted

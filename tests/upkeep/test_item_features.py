@@ -112,7 +112,19 @@ def test_an_item_without_ratings_is_recommended_after_a_training_with_features(
     run = files / "run"
     features = f"film={files / 'items.parquet'}"
     code, _, err = command(
-        *["train", *data, "--features", features, "--set", "epochs=10", "--set", "list_epochs=0.2", "--out", run, "--quiet"]
+        *[
+            "train",
+            *data,
+            "--features",
+            features,
+            "--set",
+            "epochs=10",
+            "--set",
+            "list_epochs=0.2",
+            "--out",
+            run,
+            "--quiet",
+        ]
     )
     assert code == 0, err
     loaded = vf.Run.load(run)
