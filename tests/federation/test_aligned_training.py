@@ -84,7 +84,7 @@ REPEATABLE = {"unprotected": ["noise"], "epochs": 6, "list_epochs": 0.5, "evalua
     ("preset", "values"),
     [
         ("best", {"gate": False, "raters": 3}),
-        ("private", {"alone_epochs": 1}),
+        ("private", {}),
         ("ranking", {}),
     ],
 )
