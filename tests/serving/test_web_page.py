@@ -55,7 +55,7 @@ def run() -> vf.Run:
     known = replace(
         first, ratings=first.ratings.take(first.ratings.user < 110)
     )  # ten customers are new to it
-    return vf.train([known, *others], vf.Config.preset("best", epochs=20, list_epochs=0.2))
+    return vf.train([known, *others], vf.Config.preset("best", epochs=40, list_epochs=1))
 
 
 @pytest.fixture(scope="module")
