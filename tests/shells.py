@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ sys.argv = ["verfedgnn", *sys.argv[2:]]
 runpy.run_module("verfedgnn", run_name="__main__", alter_sys=True)
 """
 """Python code that runs a command in a network namespace."""
+
+
+@contextlib.contextmanager
+def only_one_on_this_machine(what: str) -> Iterator[None]:
+    """Wait until no other test run on this machine uses `what`, such as network namespaces of the same names."""
+    with open(Path(tempfile.gettempdir()) / f"verfedgnn-tests-{what}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def free_port() -> int:

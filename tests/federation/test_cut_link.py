@@ -14,7 +14,15 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from shells import NAMES, Shells, free_port, wait_for_round, wait_until, write_table
+from shells import (
+    NAMES,
+    Shells,
+    free_port,
+    only_one_on_this_machine,
+    wait_for_round,
+    wait_until,
+    write_table,
+)
 from verfedgnn.data import synthetic_ratings
 from verfedgnn.federation.agreement import load_agreement, save_agreement
 
@@ -41,6 +49,11 @@ def hosts() -> Iterator[dict[str, str]]:
     """Create a network namespace per party; yield the host's end of each party's cable by name."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
+    with only_one_on_this_machine("namespaces"):
+        yield from _connect_hosts()
+
+
+def _connect_hosts() -> Iterator[dict[str, str]]:
     remove_namespaces()  # a killed test run leaves its own behind
     if ip("netns", "add", "vfgn-probe", check=False) != 0:
         pytest.skip("this machine does not allow network namespaces")

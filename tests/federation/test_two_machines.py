@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import verfedgnn as vf
-from shells import NAMES, Shells, free_port, write_table
+from shells import NAMES, Shells, free_port, only_one_on_this_machine, write_table
 from verfedgnn.data import synthetic_ratings
 
 pytest.importorskip("websockets", reason="the extra 'federation' is not installed")
@@ -38,6 +38,11 @@ def machines() -> Iterator[None]:
     """Create two machines with a cable between them; only the first one reaches the coordinator."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
+    with only_one_on_this_machine("namespaces"):
+        yield from _connect_machines()
+
+
+def _connect_machines() -> Iterator[None]:
     remove_machines()  # a killed test run leaves its own behind
     if ip("netns", "add", FIRST, check=False) != 0:
         pytest.skip("this machine does not allow network namespaces")
