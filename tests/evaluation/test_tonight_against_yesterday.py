@@ -22,6 +22,7 @@ from verfedgnn.evaluation.run_difference import compare_recommendations, differe
 from verfedgnn.runs.prepared_data import split_ratings
 from verfedgnn.runs.run_list import list_runs
 from verfedgnn.runs.start_from import read_ancestor, write_ancestor
+from verfedgnn.upkeep.forget import forget_users
 
 Command = Callable[..., tuple[int, str, str]]
 SHORT = vf.Config.preset("best", epochs=6, list_epochs=1, dim=4, evaluate_every=2)
@@ -248,6 +249,23 @@ def test_a_run_is_compared_with_the_one_that_is_served(
     assert code == 2
     assert f"leads to monday, but {tmp_path / 'wednesday'} would be compared" in " ".join(err.split())
     assert os.readlink(link) == "monday"
+
+
+def test_a_run_with_users_who_were_forgotten_in_the_served_one_is_not_promoted(
+    nights: Path, tmp_path: Path, command: Command
+) -> None:
+    """Its training had begun before the users were forgotten."""
+    shutil.copytree(nights, tmp_path, symlinks=True, dirs_exist_ok=True)
+    link = tmp_path / "current"
+    user = str(vf.Run.load(link).parties[0].ratings.user_ids[0])
+    forget_users(link, [user])
+    words = ("promote", tmp_path / "tuesday", "--over", link, "--link", link, "--tolerance", "100")
+    code, _, err = command(*words)
+    assert (code, "has 1 user forgotten in" in " ".join(err.split())) == (2, True), err
+    assert user not in err
+    assert os.readlink(link) == "monday"
+    forget_users(tmp_path / "tuesday", [user])
+    assert command(*words)[0] == 0
 
 
 def spoil(folder: Path, share: float) -> None:

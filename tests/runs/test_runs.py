@@ -115,9 +115,11 @@ def test_overwrite_waits_until_it_can_write(small_parties: list[vf.PartyData], t
         vf.train(small_parties, config(), out=tmp_path / "run", overwrite=True, device="meta")
     assert vf.Run.load(tmp_path / "run")
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "config.toml").write_text('title = "my pages"')
-    with pytest.raises(vf.RunError, match="not a run folder"):
-        vf.train(small_parties, config(), out=tmp_path / "site", overwrite=True)
+    for text in ('title = "my pages"', config().to_toml()):  # the second is for `--config`
+        (tmp_path / "site" / "config.toml").write_text(text)
+        with pytest.raises(vf.RunError, match="not a run folder"):
+            vf.train(small_parties, config(), out=tmp_path / "site", overwrite=True)
+    assert (tmp_path / "site" / "config.toml").exists()
 
 
 def test_an_unfinished_checkpoint_leaves_the_last_good_one(

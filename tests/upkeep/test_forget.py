@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -20,8 +21,11 @@ from verfedgnn.evaluation.seeds import lift_over_seeds
 from verfedgnn.protocol.checkpoint_state import CheckpointState
 from verfedgnn.runs.added_items import AddedItem, added_file, read_added
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
-from verfedgnn.runs.run import write_json
+from verfedgnn.runs.forget_record import note_forgotten
+from verfedgnn.runs.run import read_run_config, write_json
+from verfedgnn.runs.run_folder import empty_run
 from verfedgnn.runs.run_layout import FORGET_JOURNAL
+from verfedgnn.runs.start_from import read_ancestor
 from verfedgnn.upkeep import forget as forgetting
 from verfedgnn.upkeep.forget import EXCHANGED
 from verfedgnn.upkeep.new_items import NewItems
@@ -181,6 +185,24 @@ def test_later_trainings_leave_a_forgotten_user_out(
     assert traces(tmp_path / "next") == traces(tmp_path / "third") == []
 
 
+def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
+    folder: Path, small_parties: list[vf.PartyData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_forgotten(folder, np.array([USER]))
+    config = vf.Config.preset("paper", epochs=1)
+
+    def die(folder: Path) -> NoReturn:
+        empty_run(folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("verfedgnn.training.train.empty_run", die)
+        with pytest.raises(KeyboardInterrupt):
+            vf.train(small_parties, config, out=folder, overwrite=True)
+    run = vf.train(small_parties, config, out=folder)
+    assert USER not in run.parties[0].ratings.user_ids
+
+
 def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text(f"{USER}\nnobody\n")
@@ -209,6 +231,15 @@ def test_a_night_says_that_it_leaves_forgotten_users_out(tmp_path: Path, command
 def journal_of(folder: Path) -> None:
     """Leave a request unfinished, as a kill would."""
     write_json(folder / FORGET_JOURNAL, {"users": [1], "items": {}, "ratings": {}, "who": ["x"]})
+
+
+def test_no_training_continues_a_run_in_which_a_forget_was_killed(folder: Path) -> None:
+    """The record, from which a party names the rows that everybody resets, is written last."""
+    config = read_run_config(folder)
+    read_ancestor(folder, config)
+    journal_of(folder)
+    with pytest.raises(RunError, match="still holds what is being forgotten; finish with"):
+        read_ancestor(folder, config)
 
 
 @pytest.mark.parametrize("name", ["seeds", ".lock", "added", "lists/last-release"])

@@ -58,9 +58,11 @@ def promote(
     The exit code is 0 if the challenger is promoted and 5 if the champion is kept.
     """
     from verfedgnn.core.files import switch_link
+    from verfedgnn.data.ratings import format_count
     from verfedgnn.evaluation.promotion import judge_challenger, read_best, write_best
     from verfedgnn.reports.difference_view import figure_tables
     from verfedgnn.reports.night_metrics import write_textfile
+    from verfedgnn.runs.forget_record import is_federated, read_forgotten_users
     from verfedgnn.runs.run import Run
 
     output = Output(quiet=quiet, as_json=as_json)
@@ -74,6 +76,10 @@ def promote(
         )
     champion = Run.load(over, added=False)
     run = Run.load(challenger, added=False)
+    gone = read_forgotten_users(over).find(run.parties[0].ratings.user_ids, federated=is_federated(over))
+    if gone.any():
+        count = format_count(int(gone.sum()), "user")
+        raise RunError(f"{challenger} has {count} forgotten in {over}; forget them in {challenger}, too")
     best = read_best(over.resolve())
     others = {path: Run.load(path, added=False) for path in set(best.values()) - {over.resolve()}}
     with output.busy("comparing"):

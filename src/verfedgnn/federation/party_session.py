@@ -23,9 +23,10 @@ from verfedgnn.federation.party_store import PartyStore
 from verfedgnn.federation.status_server import StatusPublisher
 from verfedgnn.federation.transcript import ALIGNMENT
 from verfedgnn.privacy.id_matching import Each
-from verfedgnn.runs.forget_record import FORGOTTEN, ForgottenUsers, gather_forgotten
+from verfedgnn.runs.forget_record import ForgottenUsers, gather_forgotten
 from verfedgnn.runs.prepared_data import prepare
 from verfedgnn.runs.run import Run
+from verfedgnn.runs.run_layout import FORGOTTEN
 from verfedgnn.runs.start_from import claim_ancestor
 
 

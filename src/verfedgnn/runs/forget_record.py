@@ -27,10 +27,8 @@ from verfedgnn.data.ids import StrArray
 from verfedgnn.data.number_parsing import Mask
 from verfedgnn.privacy.identifiers import normalise_ids
 from verfedgnn.runs.run import write_json
-from verfedgnn.runs.run_layout import FORGET_RECORD
+from verfedgnn.runs.run_layout import FORGET_RECORD, FORGOTTEN
 
-FORGOTTEN = "forgotten.json"
-"""File in a run folder with its list of forgotten users."""
 _FEDERATED = "federation.txt"
 """File in the run folder of one party of a federation."""
 

@@ -527,8 +527,8 @@ def begin_folder(
     try:
         with writing(folder):
             make_folder(folder)
-            write_bytes(folder / "config.toml", config.to_toml().encode())
             write_history(folder, [])
+            write_bytes(folder / "config.toml", config.to_toml().encode())
             write_party_tables(folder / "parties", parties, parts)
     except RunError:
         # An incomplete run could not be resumed. Other files in the folder are not ours.

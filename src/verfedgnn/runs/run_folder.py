@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from verfedgnn.config import load_config
 from verfedgnn.core.errors import ConfigError, RunError
 from verfedgnn.core.files import LOCK, check_writable, writing
 from verfedgnn.core.option_names import option
+from verfedgnn.runs.run_layout import FORGOTTEN
+
+_KEPT = (LOCK, FORGOTTEN)
+"""Files that stay when a run is overwritten; without others, a folder counts as empty."""
 
 
 def holds_run(folder: Path, overwrite: bool) -> bool:
     """Return whether `folder` holds a run to overwrite; raise `RunError` if it holds anything else or cannot be written."""
     check_writable(folder)
-    if not folder.exists() or (folder.is_dir() and all(each.name == LOCK for each in folder.iterdir())):
+    if not folder.exists() or (folder.is_dir() and all(each.name in _KEPT for each in folder.iterdir())):
         return False
     if not overwrite:
         raise RunError(
             f"{folder} exists already; choose another folder, resume it, or replace it with {option('overwrite', True)}"
         )
-    try:
-        load_config(folder / "config.toml")
-    except ConfigError:
-        raise RunError(
-            f"{folder} is not a run folder, so {option('overwrite', True)} leaves it alone; choose another folder"
-        ) from None
-    return True
+    with suppress(ConfigError):
+        load_config(folder / "config.toml")  # settings for `--config` may have this name, too
+        if (folder / "history.jsonl").is_file():
+            return True
+    raise RunError(
+        f"{folder} is not a run folder, so {option('overwrite', True)} leaves it alone; choose another folder"
+    )
 
 
 def check_outside(out: Path) -> None:
@@ -40,10 +45,10 @@ def check_outside(out: Path) -> None:
 
 
 def empty_run(folder: Path) -> None:
-    """Remove everything in a locked run folder but its lock."""
+    """Remove the run in a locked folder; what makes it a run folder goes last, in case of a kill."""
     with writing(folder):
-        for each in folder.iterdir():
+        for each in sorted(folder.iterdir(), key=lambda each: each.name in ("config.toml", "history.jsonl")):
             if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each)
-            elif each.name != LOCK:
+            elif each.name not in _KEPT:
                 each.unlink()

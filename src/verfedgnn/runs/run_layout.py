@@ -14,5 +14,7 @@ LIFT_FORMAT = 3
 """Format of the `lift` part of metrics.json. A lift of another format is left out when a run is read."""
 FORGET_RECORD = "forget.json"
 """File in a run's folder that says which users were forgotten, by keyed hashes."""
+FORGOTTEN = "forgotten.json"
+"""File in a run's folder with its list of forgotten users, which stays when the run is overwritten."""
 FORGET_JOURNAL = "forget.journal.json"
 """File in a run's folder while users or items are being forgotten."""

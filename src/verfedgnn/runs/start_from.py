@@ -28,7 +28,7 @@ from verfedgnn.runs.checkpoint import read_checkpoint
 from verfedgnn.runs.checkpoint_slots import CheckpointSlots
 from verfedgnn.runs.party_tables import read_party_tables, safe_names
 from verfedgnn.runs.run import read_public, read_run_config, write_json
-from verfedgnn.runs.run_layout import FORGET_RECORD, LISTS
+from verfedgnn.runs.run_layout import FORGET_JOURNAL, FORGET_RECORD, LISTS
 
 _RECORD = "from.json"
 """File in a run folder that names the run it starts from."""
@@ -73,6 +73,10 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
     before = read_run_config(folder)
     if not (folder / "metrics.json").is_file():
         raise RunError(f"{folder} is not finished; finish it with {resume_words(folder)}")
+    if (folder / FORGET_JOURNAL).exists():
+        raise RunError(
+            f"{folder} still holds what is being forgotten; finish with `verfedgnn forget {folder}`"
+        )
     if before.model != config.model:
         raise ConfigError(
             f"{folder} was trained with other settings of the model; use the same preset, GNN and settings of the model"

@@ -19,13 +19,13 @@ from verfedgnn.data.ratings import format_count
 from verfedgnn.privacy.accounting import SIMULATED, privacy_report
 from verfedgnn.protocol.party.party import Party
 from verfedgnn.protocol.round.replica import parameters_digest
-from verfedgnn.runs.forget_record import FORGOTTEN, ForgottenUsers, read_forgotten_users
+from verfedgnn.runs.forget_record import ForgottenUsers, read_forgotten_users
 from verfedgnn.runs.metrics_file import build_metrics
 from verfedgnn.runs.party_tables import read_party_tables
 from verfedgnn.runs.prepared_data import Prepared, prepare
 from verfedgnn.runs.run import Run, begin_folder, describe_code_change, read_run_config, write_history
 from verfedgnn.runs.run_folder import empty_run, holds_run
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import FORGOTTEN, LISTS
 from verfedgnn.runs.start_from import (
     count_spent,
     measure_run_drift,
@@ -80,7 +80,7 @@ def train(
         raise ConfigError("a run folder does not record a subclass of Party; leave out `out`")
     replaced = folder is not None and holds_run(folder, overwrite)
     earlier = Path(start_from) if start_from is not None else None
-    forgotten = read_forgotten_users(earlier, folder if replaced else None)
+    forgotten = read_forgotten_users(earlier, folder)
     parties, parts = _leave_out(parties, parts, forgotten)
     ancestor = (
         None if earlier is None else read_ancestor(earlier, config) | measure_run_drift(earlier, parties)

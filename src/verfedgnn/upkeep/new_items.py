@@ -24,11 +24,11 @@ from verfedgnn.runs.added_items import (
     rewrite_added,
 )
 from verfedgnn.runs.feature_table import features_file, read_features, write_features
-from verfedgnn.runs.forget_record import FORGOTTEN, ForgottenUsers, is_federated
+from verfedgnn.runs.forget_record import ForgottenUsers, is_federated
 from verfedgnn.runs.party_model import PartyModel
 from verfedgnn.runs.party_tables import safe_names
 from verfedgnn.runs.run import Run
-from verfedgnn.runs.run_layout import LISTS
+from verfedgnn.runs.run_layout import FORGOTTEN, LISTS
 from verfedgnn.upkeep.feature_encoder import FeatureEncoder, fit_encoder
 from verfedgnn.upkeep.item_features import FeaturePrior, fit_feature_prior
 from verfedgnn.upkeep.item_prior import (
