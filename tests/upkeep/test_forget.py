@@ -203,6 +203,14 @@ def test_a_kill_while_a_run_is_overwritten_does_not_bring_a_forgotten_user_back(
     assert USER not in run.parties[0].ratings.user_ids
 
 
+def test_a_run_in_memory_does_not_bring_a_forgotten_user_back(folder: Path) -> None:
+    run = vf.Run.load(folder)
+    note_forgotten(folder, np.array([USER]))
+    with pytest.raises(RunError, match="1 user of this run forgotten in"):
+        run.save(folder, overwrite=True)
+    assert vf.Run.load(folder)
+
+
 def test_unknown_users_are_refused(folder: Path, command: Command, tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text(f"{USER}\nnobody\n")
