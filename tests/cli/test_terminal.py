@@ -558,7 +558,7 @@ def test_every_setting_is_explained(command: Command) -> None:
     for path in settings():
         assert f"\n{path}: " in f"\n{out}"
     table = out[out.index("In each preset") :].splitlines()
-    assert table[1].split() == ["setting", "paper", "best", "lean", "private", "ranking"]
+    assert table[1].split() == ["setting", "paper", "best", "lean", "private", "ranking", "solved"]
     assert next(line.split() for line in table if "exchange.mode" in line) == [
         *("exchange.mode", "projected", "masked", "masked", "off", "masked")
     ]
