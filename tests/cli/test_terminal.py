@@ -560,7 +560,7 @@ def test_every_setting_is_explained(command: Command) -> None:
     table = out[out.index("In each preset") :].splitlines()
     assert table[1].split() == ["setting", "paper", "best", "lean", "private", "ranking", "solved"]
     assert next(line.split() for line in table if "exchange.mode" in line) == [
-        *("exchange.mode", "projected", "masked", "masked", "off", "masked")
+        *("exchange.mode", "projected", "masked", "masked", "off", "masked", "off")
     ]
     assert len(table) == len(settings()) + 2
     code, out, _ = command("settings", "--json")
