@@ -248,6 +248,7 @@ def stop_at(send: int, action: Callable[[], None]) -> Fault:
         ("paper", {"batch": 400}, "training.batch"),
         ("paper", {}, "exchange.mode = projected"),
         ("best", {"residual": True}, "model.residual"),
+        ("solved", {}, "model.form = solved"),
     ],
 )
 def test_trainings_that_cannot_be_divided_are_refused(

@@ -177,3 +177,10 @@ def test_a_stopped_training_resumes_to_the_same_bits(
 def test_settings_that_do_not_fit_are_refused(values: dict[str, object], complaint: str) -> None:
     with pytest.raises(vf.ConfigError, match=complaint):
         solved(**values)
+
+
+def test_a_solved_training_continues_no_other(small_parties: list[vf.PartyData], tmp_path: Path) -> None:
+    config = solved(epochs=2)
+    vf.train(small_parties, config, out=tmp_path / "run")
+    with pytest.raises(vf.ConfigError, match="starts from nothing"):
+        vf.train(small_parties, config, start_from=tmp_path / "run")

@@ -26,11 +26,11 @@ from verfedgnn.gnn.factor_model import UserBasis
 HIDDEN = 32
 """H, the size of an item's vector."""
 STRENGTH_USERS = 40.0
-"""lambda_w."""
+"""lambda_w, the strength that pulls w_u towards 0."""
 STRENGTH_BIAS = 3.0
-"""The same for b."""
+"""Strength that pulls b_u towards 0."""
 STRENGTH_READ = 12.0
-"""lambda_z."""
+"""lambda_z, the strength that pulls z_u and y_u towards 0."""
 STEP_USERS = 0.1
 """Share of the preconditioned step of w and b that is taken."""
 STEP_READ = 0.06

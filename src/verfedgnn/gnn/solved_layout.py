@@ -28,7 +28,7 @@ class SolvedLayout:
     """
 
     number: int
-    """N."""
+    """Number of users N."""
     config: ModelConfig
 
     @property

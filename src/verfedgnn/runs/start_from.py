@@ -77,6 +77,10 @@ def read_ancestor(folder: Path, config: Config) -> dict[str, Any]:
         raise RunError(
             f"{folder} still holds what is being forgotten; finish with `verfedgnn forget {folder}`"
         )
+    if config.model.form == "solved":
+        raise ConfigError(
+            "a training with model.form = solved starts from nothing, since it needs only tens of rounds; leave out --from"
+        )
     if before.model != config.model:
         raise ConfigError(
             f"{folder} was trained with other settings of the model; use the same preset, GNN and settings of the model"

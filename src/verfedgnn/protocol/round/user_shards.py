@@ -36,6 +36,7 @@ def check_party(config: Config) -> None:
         "training.batch": config.training.batch > 0,
         "model.residual": config.model.residual,
         "exchange.mode = projected": config.exchange.mode == "projected",
+        "model.form = solved": config.model.form == "solved",
     }
     found = [name for name, refused in reasons.items() if refused]
     if found:
